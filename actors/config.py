@@ -1,0 +1,164 @@
+"""Settings of what runs as Ray actors. Imports neither Ray, torch nor vLLM: the command line reads this at start."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from envs.settings import Settings
+
+Statistic = Literal[
+    "reward_variance", "reward_std", "reward_sum", "reward_mean", "entropy", "entropy_variance", "length"
+]
+Rule = Literal["none", "top_p", "top_p_softmax", "top_k", "min_p", "band"]
+
+
+class SamplingConfig(Settings):
+    """How tokens are drawn. top_p = 1, top_k off and min_p = 0 are fixed, so that stored log-probabilities
+    are those of the distribution that was sampled from."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Softmax temperature of training rollouts."""
+    max_tokens_per_turn: int = Field(48, ge=1)
+    """Sampled tokens in one turn; a turn cut here is closed with masked ids and counts as badly formatted."""
+    group_size: int = Field(16, ge=1)
+    """G, trajectories per task (paper, section 4.1)."""
+
+
+class EnvironmentActorConfig(Settings):
+    """Environment actors: they play tickets."""
+
+    count: int = Field(1, ge=1)
+    """Environment actors."""
+    num_cpus: float = Field(0.25, ge=0)
+    """Ray CPUs that each asks for."""
+    step_timeout_s: float = Field(10.0, gt=0)
+    """Seconds one environment step or reset may take; past it that trajectory fails with reason `step_timeout`."""
+    generation_timeout_s: float = Field(120.0, gt=0)
+    """Seconds one turn's generation may take; past it that trajectory fails with reason `generation_timeout`."""
+    episode_timeout_s: float = Field(300.0, gt=0)
+    """Seconds one episode may take; past it that trajectory fails with reason `episode_timeout`."""
+
+
+class RolloutConfig(Settings):
+    """Rollout workers: one vLLM engine each."""
+
+    count: int = Field(1, ge=1)
+    """Rollout workers."""
+    num_cpus: float = Field(0.5, ge=0)
+    """Ray CPUs that each asks for."""
+    num_gpus: float = Field(0.0, ge=0)
+    """Ray GPUs that each asks for; 0 runs vLLM's CPU build."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the rollout weights."""
+    max_model_len: int = Field(1024, ge=32)
+    """Context length in tokens: prompt and all turns."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Sequences decoded together."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """GiB of the key-value cache on CPU."""
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    enforce_eager: bool = True
+    """Skip torch.compile and CUDA graphs. On CPU compilation costs more than it gives on tiny models."""
+    num_threads: int = Field(1, ge=1)
+    """OpenMP threads of the engine on CPU."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Seconds until the engine must be ready."""
+    update_timeout_s: float = Field(120.0, gt=0)
+    """Seconds one weight update may take, parity probe included."""
+    parity_bound: float = Field(1e-3, gt=0)
+    """Largest mean absolute difference in log-probability (nats) between worker and learner on the probe; a
+    larger one fails the update."""
+    pause: Literal["keep", "wait"] = "keep"
+    """What happens to requests in flight at a weight update: `keep` continues them under the new weights (the turn
+    is stamped with both versions), `wait` lets them end first."""
+    linger_s: float = Field(0.01, ge=0)
+    """Seconds that a finished sequence waits for others, so that calls carry lists."""
+
+
+class FilterConfig(Settings):
+    """Which groups are learned from (paper, section 3.3 and appendix G; design decision 2)."""
+
+    statistic: Statistic = "reward_variance"
+    rule: Rule = "top_p"
+    rho: float = Field(0.9, gt=0, le=1)
+    """top_p: kept mass. top_k: kept share of groups. min_p: share of the largest score."""
+    band: tuple[float, float] = (0.0, 1.0)
+    """`band` rule: lower and upper quantile of the scores that are kept."""
+    keep: Literal["largest", "smallest"] = "largest"
+    include_zero: bool = False
+    """Whether groups whose |score| <= 1e-10 may be kept."""
+    epsilon: float = Field(0.01, ge=0)
+    """top_p: absolute slack on the threshold, in the statistic's unit."""
+    compat: Literal["paper", "ragen"] = "paper"
+    """`ragen`: the authors' released code (std, format penalties inside the reward, at least one group for top_k)."""
+    window: Literal["whole", "sliding"] = "whole"
+    """Whole: a step's groups are ranked together. Sliding: each on arrival, against the last `window_size`."""
+    window_size: int = Field(64, ge=1)
+    """Groups in the sliding window."""
+    refill: bool = False
+    """Ask for as many further groups as were dropped, up to `max_refill_rounds` times."""
+    max_refill_rounds: int = Field(3, ge=0)
+    on_no_signal: Literal["warn", "abort", "passthrough"] = "warn"
+    """When nothing is selected: skip the update, end the run, or learn from all valid groups."""
+    no_signal_limit: int = Field(5, ge=1)
+    """Steps in a row without signal after which the run ends whatever `on_no_signal` says."""
+
+
+class ScorerConfig(Settings):
+    """The scorer: how far reasoning depends on its input (paper, section 2.3, appendix F)."""
+
+    enabled: bool = True
+    every: int = Field(5, ge=1)
+    """Steps between two scorings; step 1 is always scored."""
+    num_cpus: float = Field(0.25, ge=0)
+    """Ray CPUs that the scorer asks for."""
+    max_prompts: int = Field(64, ge=2)
+    """First-turn scope: at most so many distinct prompts (N)."""
+    samples_per_prompt: int = Field(8, ge=1)
+    """First-turn scope: reasonings drawn from each group (K)."""
+    trajectory_draws: int = Field(32, ge=2)
+    """Trajectory scope: draws (uniform trajectory, then uniform turn), each its own column (N, K = 1)."""
+    token_budget: int = Field(16384, ge=64)
+    """Tokens in one scoring batch."""
+    ema_alpha: float = Field(0.9, ge=0, lt=1)
+    """alpha of MI-ZScore-EMA (section 2.3)."""
+    zscore_epsilon: float = Field(1e-3, gt=0)
+    timeout_s: float = Field(120.0, gt=0)
+    """Seconds one scoring may take before it is reported late."""
+
+
+class RecorderConfig(Settings):
+    """Archive and metrics endpoint."""
+
+    host: str = "127.0.0.1"
+    """Address the metrics endpoint listens on."""
+    port: int = Field(9464, ge=0, le=65535)
+    """Port of `/metrics`; 0 takes a free one."""
+    archive_validation: bool = False
+    """Archive validation trajectories too."""
+
+
+class ActorsConfig(Settings):
+    """All of the actors' room."""
+
+    sampling: SamplingConfig = SamplingConfig()
+    environment: EnvironmentActorConfig = EnvironmentActorConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    filter: FilterConfig = FilterConfig()
+    scorer: ScorerConfig = ScorerConfig()
+    recorder: RecorderConfig = RecorderConfig()
+
+    @model_validator(mode="after")
+    def _variance_needs_a_group(self) -> "ActorsConfig":
+        needs_two = self.filter.rule != "none" and self.filter.statistic in (
+            "reward_variance",
+            "reward_std",
+            "entropy_variance",
+        )
+        if needs_two and self.sampling.group_size < 2:
+            raise ValueError(
+                f"sampling.group_size is 1, but filter.statistic={self.filter.statistic} needs at least 2 "
+                "trajectories per group; raise group_size or set filter.rule=none"
+            )
+        return self

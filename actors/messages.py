@@ -1,0 +1,85 @@
+"""Plain messages that cross between actors. Arrays are numpy, so that they pickle cheaply."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One turn to be sampled. `prompt_ids`: (num_tokens,) int32, everything fed so far; `seed` is the request's own."""
+
+    request_id: str
+    prompt_ids: np.ndarray
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A sampled turn. `token_ids`: (num_sampled,) int32, the end token included when it was sampled; `log_probs`:
+    (num_sampled,) float32, nats, under the distribution sampled from (processed, at the temperature)."""
+
+    request_id: str
+    token_ids: np.ndarray
+    log_probs: np.ndarray
+    finish_reason: str
+    """`stop` (end token sampled), `length` (cut at its token limit) or `error`."""
+    version_min: int
+    version_max: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class WeightBundle:
+    """One version of the policy's weights, in the Ray object store.
+
+    `chunks` are object references; each resolves to a dict of parameter name to a contiguous numpy array (bfloat16 as
+    uint16 with its name in `bfloat16_names`). `checksum` is over all names and bytes in order. The probe is a fixed token
+    sequence (num_probe,) with the learner's own log-probabilities (num_probe - 1,) of tokens 1.. under these weights at
+    temperature 1.
+    """
+
+    version: int
+    chunks: tuple[Any, ...]
+    checksum: str
+    probe_ids: np.ndarray
+    probe_log_probs: np.ndarray
+    num_bytes: int = 0
+    bfloat16_names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What one weight update of one rollout worker took and proved."""
+
+    worker: str
+    version: int
+    checksum: str
+    parity: float
+    """Mean absolute difference of log-probabilities on the probe, nats."""
+    parity_max: float
+    seconds_paused: float
+    seconds_loaded: float
+    seconds_probe: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one training step of the learner did. Means are over kept sampled tokens unless said otherwise."""
+
+    step: int
+    updated: bool
+    optimizer_steps: int
+    num_trajectories: int
+    num_tokens: int
+    """Sampled tokens learned from."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """loss, policy_loss, entropy, kl, ratio_mean, ratio_max, clip_fraction_low, clip_fraction_high, grad_norm,
+    learning_rate, mismatch_abs, mismatch_k3, advantage_std."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """fetch, prepare, forward_backward, optimizer, recompute, reference."""
+    refused: str | None = None
+    """Why the step was refused, e.g. `non-finite gradient in group 000003-002`."""

@@ -1,0 +1,271 @@
+"""Records: what one trajectory and one group are, and the Arrow schema in which they travel and rest.
+
+Invariants:
+
+- A trajectory is one append-only sequence of the exact token ids that were fed and sampled. `loss_mask` is true at
+  sampled ids only; `log_probs` holds, at those ids, the log-probability (nats) under the distribution they were drawn
+  from, and 0 elsewhere.
+- Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:sample_start]`, which ends with the
+  opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn whose reasoning is empty or was never
+  closed has `reasoning_start == reasoning_end`.
+- A group's identity is its ticket's id, assigned by the coordinator; it is never derived from text.
+- A failed trajectory keeps its row, with `failure` set and whatever tokens it had; it is never learned from.
+
+The schema (`TRAJECTORY_SCHEMA`) is one row a trajectory; other trainers can write it too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+TURN_TYPE = pa.struct(
+    [
+        ("sample_start", pa.int32()),  # first sampled position
+        ("sample_end", pa.int32()),  # one past the last sampled position
+        ("reasoning_start", pa.int32()),
+        ("reasoning_end", pa.int32()),
+        ("reward", pa.float64()),  # sum of the environment's rewards in this turn, penalty left out
+        ("format_penalty", pa.float64()),  # 0 or negative
+        ("format_valid", pa.bool_()),
+        ("truncated", pa.bool_()),  # cut at the token limit
+        ("num_actions", pa.int32()),
+        ("version_min", pa.int32()),  # oldest and newest policy version that sampled a token
+        ("version_max", pa.int32()),
+    ]
+)
+
+TRAJECTORY_SCHEMA = pa.schema(
+    [
+        ("group_id", pa.string()),
+        ("trajectory", pa.int32()),  # index in the group
+        ("step", pa.int32()),  # training step that the ticket belongs to
+        ("environment", pa.string()),
+        ("split", pa.string()),
+        ("task_seed", pa.int64()),
+        ("task_options", pa.string()),  # JSON
+        ("task_key", pa.string()),  # digest of the task's content
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("log_probs", pa.list_(pa.float32())),
+        ("turns", pa.list_(TURN_TYPE)),
+        ("episode_return", pa.float64()),  # sum of rewards, penalty left out
+        ("format_penalty", pa.float64()),  # sum over turns
+        ("success", pa.bool_()),
+        ("truncated", pa.bool_()),  # ended at the turn limit or by a time-out of the environment
+        ("failure", pa.string()),  # null, or the reason
+        ("worker", pa.string()),  # rollout worker that generated
+    ]
+)
+
+DECISION_FIELDS = [
+    pa.field("score", pa.float64()),
+    pa.field("decision", pa.string()),  # kept | dropped | refused
+    pa.field("reason", pa.string()),
+    pa.field("filter", pa.string()),  # the rule and its settings, as text
+]
+
+ARCHIVE_SCHEMA = pa.schema([*TRAJECTORY_SCHEMA, *DECISION_FIELDS])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One environment instance to be solved: it determines the episode but for the environment's declared noise."""
+
+    environment: str
+    seed: int
+    split: str = "train"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def options_json(self) -> str:
+        return json.dumps(dict(self.options), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """The right to play one task for one training step.
+
+    `ticket_id` is also the group's id. `worker` names the rollout worker that the whole group stays on.
+    """
+
+    ticket_id: str
+    step: int
+    task: Task
+    group_size: int
+    seed: int
+    temperature: float = 1.0
+    worker: str = ""
+
+
+@dataclass
+class Turn:
+    """One turn of a trajectory; positions index the trajectory's `token_ids`. See `TURN_TYPE`."""
+
+    sample_start: int
+    sample_end: int
+    reasoning_start: int
+    reasoning_end: int
+    reward: float
+    format_penalty: float
+    format_valid: bool
+    truncated: bool
+    num_actions: int
+    version_min: int
+    version_max: int
+
+
+@dataclass
+class Trajectory:
+    """One episode. Arrays are 1-D of equal length: `token_ids` int32, `loss_mask` bool, `log_probs` float32 (nats)."""
+
+    index: int
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+    log_probs: np.ndarray
+    turns: list[Turn]
+    success: bool
+    truncated: bool
+    failure: str | None = None
+    worker: str = ""
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of rewards, format penalty left out."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def format_penalty(self) -> float:
+        return float(sum(turn.format_penalty for turn in self.turns))
+
+
+@dataclass
+class Group:
+    """The trajectories of one ticket, in order of their index."""
+
+    ticket: Ticket
+    task_key: str
+    trajectories: list[Trajectory]
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """What the filter, the ledger and the metrics need of a group; the payload stays where it is.
+
+    Arrays have one entry per surviving trajectory, in order of `indices`.
+    """
+
+    group_id: str
+    step: int
+    environment: str
+    task_key: str
+    group_size: int
+    indices: tuple[int, ...]
+    returns: np.ndarray  # float64, format penalty left out
+    format_penalties: np.ndarray  # float64, <= 0
+    lengths: np.ndarray  # int64, sampled tokens
+    surprisals: np.ndarray  # float64, mean -log p (nats) of the sampled tokens
+    successes: np.ndarray  # bool
+    truncations: np.ndarray  # bool, the episode ended at the turn limit
+    format_valid_turns: int
+    num_turns: int
+    num_tokens: int  # all tokens, fed ones included
+    reasoning_tokens: int
+    version_min: int
+    version_max: int
+    failures: tuple[str, ...] = field(default=())
+    """Reasons of the trajectories that failed."""
+    worker: str = ""
+    seconds_environment: float = 0.0
+    seconds_generation: float = 0.0
+
+
+def summarise(group: Group) -> GroupSummary:
+    """The summary of a group; failed trajectories count only in `failures`."""
+    alive = [t for t in group.trajectories if t.failure is None]
+    turns = [turn for t in alive for turn in t.turns]
+    lengths = np.array([int(t.loss_mask.sum()) for t in alive], dtype=np.int64)
+    sums = np.array([-float(t.log_probs[t.loss_mask].sum(dtype=np.float64)) for t in alive])
+    return GroupSummary(
+        group_id=group.ticket.ticket_id,
+        step=group.ticket.step,
+        environment=group.ticket.task.environment,
+        task_key=group.task_key,
+        group_size=group.ticket.group_size,
+        indices=tuple(t.index for t in alive),
+        returns=np.array([t.episode_return for t in alive], dtype=np.float64),
+        format_penalties=np.array([t.format_penalty for t in alive], dtype=np.float64),
+        lengths=lengths,
+        surprisals=sums / np.maximum(lengths, 1),
+        successes=np.array([t.success for t in alive], dtype=bool),
+        truncations=np.array([t.truncated for t in alive], dtype=bool),
+        format_valid_turns=sum(turn.format_valid for turn in turns),
+        num_turns=len(turns),
+        num_tokens=sum(len(t.token_ids) for t in alive),
+        reasoning_tokens=sum(turn.reasoning_end - turn.reasoning_start for turn in turns),
+        version_min=min((turn.version_min for turn in turns), default=-1),
+        version_max=max((turn.version_max for turn in turns), default=-1),
+        failures=tuple(t.failure for t in group.trajectories if t.failure is not None),
+        worker=group.ticket.worker,
+    )
+
+
+def to_table(group: Group) -> pa.Table:
+    """The group as a table of `TRAJECTORY_SCHEMA`, one row a trajectory."""
+    ticket, task = group.ticket, group.ticket.task
+    rows = [
+        {
+            "group_id": ticket.ticket_id,
+            "trajectory": t.index,
+            "step": ticket.step,
+            "environment": task.environment,
+            "split": task.split,
+            "task_seed": task.seed,
+            "task_options": task.options_json,
+            "task_key": group.task_key,
+            "token_ids": t.token_ids,
+            "loss_mask": t.loss_mask,
+            "log_probs": t.log_probs,
+            "turns": [vars(turn) for turn in t.turns],
+            "episode_return": t.episode_return,
+            "format_penalty": t.format_penalty,
+            "success": t.success,
+            "truncated": t.truncated,
+            "failure": t.failure,
+            "worker": t.worker,
+        }
+        for t in group.trajectories
+    ]
+    return pa.Table.from_pylist(rows, schema=TRAJECTORY_SCHEMA)
+
+
+def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
+    """A list column as one numpy array a row, without a Python object per element."""
+    column = table.column(name).combine_chunks()
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def from_table(table: pa.Table) -> list[Trajectory]:
+    """The trajectories of a table, in its row order; inverse of `to_table` up to the ticket."""
+    ids, masks, log_probs = (list_column(table, name) for name in ("token_ids", "loss_mask", "log_probs"))
+    small = table.select(["trajectory", "turns", "success", "truncated", "failure", "worker"]).to_pylist()
+    return [
+        Trajectory(
+            index=row["trajectory"],
+            token_ids=ids[i],
+            loss_mask=masks[i],
+            log_probs=log_probs[i],
+            turns=[Turn(**turn) for turn in row["turns"]],
+            success=row["success"],
+            truncated=row["truncated"],
+            failure=row["failure"],
+            worker=row["worker"],
+        )
+        for i, row in enumerate(small)
+    ]

@@ -1,0 +1,32 @@
+"""What is played: which environment, with which options, and how long an episode may last."""
+
+from typing import Any
+
+from pydantic import Field
+
+from envs.settings import Settings
+
+
+class FormatConfig(Settings):
+    """The turn format of `envs.format`, shared by all environments."""
+
+    format_penalty: float = Field(-0.1, le=0)
+    """Added once for each turn whose output is not well formed (paper, appendix B.2). Never enters the reward variance."""
+    max_turns: int = Field(5, ge=1)
+    """Turns in one episode (appendix B.2)."""
+    max_actions_per_turn: int = Field(2, ge=1)
+    """Actions that one answer may hold, separated by `||`; further ones are ignored and the turn is badly formatted."""
+
+
+class EnvironmentConfig(Settings):
+    """One environment and its tasks."""
+
+    name: str = "FrozenLake"
+    """Registered name, without the namespace: `FrozenLake` is `squelch/FrozenLake-v0`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Task options of that environment; checked against its own `Options` model before anything starts."""
+    format: FormatConfig = FormatConfig()
+    train_seed: int = Field(0, ge=0)
+    """The k-th training task has seed `train_seed + k`."""
+    validation_seed: int = Field(1_000_000_000, ge=0)
+    """The k-th validation task has seed `validation_seed + k`. Splits are disjoint by content whatever the seeds."""
