@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from envs.settings import Settings
 
@@ -137,28 +137,3 @@ class RecorderConfig(Settings):
     """Port of `/metrics`; 0 takes a free one."""
     archive_validation: bool = False
     """Archive validation trajectories too."""
-
-
-class ActorsConfig(Settings):
-    """All of the actors' room."""
-
-    sampling: SamplingConfig = SamplingConfig()
-    environment: EnvironmentActorConfig = EnvironmentActorConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    filter: FilterConfig = FilterConfig()
-    scorer: ScorerConfig = ScorerConfig()
-    recorder: RecorderConfig = RecorderConfig()
-
-    @model_validator(mode="after")
-    def _variance_needs_a_group(self) -> "ActorsConfig":
-        needs_two = self.filter.rule != "none" and self.filter.statistic in (
-            "reward_variance",
-            "reward_std",
-            "entropy_variance",
-        )
-        if needs_two and self.sampling.group_size < 2:
-            raise ValueError(
-                f"sampling.group_size is 1, but filter.statistic={self.filter.statistic} needs at least 2 "
-                "trajectories per group; raise group_size or set filter.rule=none"
-            )
-        return self

@@ -1,0 +1,102 @@
+"""Admission: when the tickets of a training step may be issued, and which tasks they are for. Pure.
+
+Steps are numbered from 1. `clock` counts completed steps: those whose weights reached every rollout worker, and those
+that selected nothing and so published nothing. The tickets of step s are issued only while
+
+    s - 1 - clock <= S                                                     (S = max_staleness)
+
+and step s is not trained before each of its tickets has ended.
+
+Staleness of a group = version the learner updates - oldest version that sampled any of its tokens <= S:
+let c be the clock when step s was issued, so c >= s - 1 - S. Workers held version(c) by then and never go back, so every
+token of the group was sampled by a version >= version(c). Step s is trained when the clock is s - 1. The version grows by
+at most one per tick of the clock, so version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0 both are equal: on policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.records import Task, Ticket
+
+
+class Admission:
+    """The clock of completed steps, the policy version, and the next step to be issued."""
+
+    def __init__(self, max_staleness: int, last_step: int, clock: int = 0, version: int = 0) -> None:
+        self.max_staleness = max_staleness
+        self.last_step = last_step
+        self.clock = clock
+        self.version = version
+        self.next_step = clock + 1
+
+    def open(self) -> bool:
+        """Whether the next step's tickets may be issued now."""
+        return self.next_step <= self.last_step and self.next_step - 1 - self.clock <= self.max_staleness
+
+    def issue(self) -> int:
+        """Takes the next step's number; it must be open."""
+        if not self.open():
+            raise RuntimeError(f"step {self.next_step} is not open: clock {self.clock}, S {self.max_staleness}")
+        self.next_step += 1
+        return self.next_step - 1
+
+    def complete(self, step: int, published: bool) -> None:
+        """Step `step` is over; `published` says whether its new version has reached every rollout worker."""
+        if step != self.clock + 1:
+            raise RuntimeError(f"step {step} completed out of order: clock {self.clock}")
+        self.clock = step
+        self.version += published
+
+    def check_staleness(self, version_min: int) -> int:
+        """Staleness of a group about to be trained on; raises RuntimeError when the bound is broken."""
+        staleness = self.version - version_min
+        if not 0 <= staleness <= self.max_staleness:
+            raise RuntimeError(
+                f"staleness {staleness} (learner at version {self.version}, group sampled from {version_min}) "
+                f"outside [0, {self.max_staleness}]"
+            )
+        return staleness
+
+
+@dataclass
+class TicketSource:
+    """Hands out tickets: the k-th one ever is for the k-th training task. `cursor` is k."""
+
+    environment: str
+    options: dict[str, Any]
+    first_seed: int
+    group_size: int
+    run_seed: int
+    temperature: float
+    cursor: int = 0
+
+    def take(self, step: int, count: int, first_index: int = 0) -> list[Ticket]:
+        """`count` tickets of a step; `first_index` continues the numbering in a refill round."""
+        tickets = [
+            Ticket(
+                ticket_id=f"{step:06d}-{first_index + i:03d}",
+                step=step,
+                task=Task(
+                    self.environment, self.first_seed + self.cursor + i, "train", tuple(sorted(self.options.items()))
+                ),
+                group_size=self.group_size,
+                seed=self.run_seed,
+                temperature=self.temperature,
+            )
+            for i in range(count)
+        ]
+        self.cursor += count
+        return tickets
+
+
+def validation_tickets(
+    environment: str, options: dict[str, Any], first_seed: int, count: int, run_seed: int, temperature: float
+) -> list[Ticket]:
+    """The fixed validation set: one trajectory a task, the same tasks and request seeds at every validation."""
+    settings = tuple(sorted(options.items()))
+    return [
+        Ticket(f"v-{i:05d}", 0, Task(environment, first_seed + i, "validation", settings), 1, run_seed, temperature)
+        for i in range(count)
+    ]

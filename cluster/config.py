@@ -1,0 +1,244 @@
+"""The configuration tree of a run: every room's own settings, composed; YAML recipes and dotted overrides.
+
+A recipe is a YAML file of this tree; it may start from another (`extends: NAME`). `load` reads it, applies overrides
+(`filter.rho=0.5`), validates everything, and fails with one paragraph that names the key and the nearest valid one,
+before anything starts. Imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from actors.config import (
+    EnvironmentActorConfig,
+    FilterConfig,
+    RecorderConfig,
+    RolloutConfig,
+    SamplingConfig,
+    ScorerConfig,
+)
+from cluster.errors import UserError
+from envs.config import EnvironmentConfig
+from envs.settings import Settings
+from learner.config import LearnerConfig
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class ModelConfig(Settings):
+    """The initial policy."""
+
+    path: str = "tiny"
+    """A Hugging Face folder (decoder-only causal LM, safetensors, with a chat template), or `tiny`: the embedded
+    policy, warmed up on the spot for the environment and cached."""
+    cache: str = ".cache/tiny"
+    """Where tiny policies are kept."""
+    tiny_seed: int = Field(0, ge=0)
+    """Seed of the tiny policy's initialisation and demonstrations."""
+
+
+class LoopConfig(Settings):
+    """The training loop."""
+
+    steps: int = Field(60, ge=1)
+    """Training steps; one window filtered and learned from each."""
+    prompts: int = Field(8, ge=1)
+    """P, tasks per training step (paper, section 4.1)."""
+    max_staleness: int = Field(0, ge=0)
+    """S: step s is issued once the published version is at least s - S. 0 is synchronous and on policy."""
+    group_timeout_s: float = Field(600.0, gt=0)
+    """Seconds one group may take; past it its actor is named and the ticket fails."""
+    max_attempts: int = Field(3, ge=1)
+    """Times a ticket is played when its actor dies or is late; then it fails with the reason."""
+    checkpoint_every: int = Field(20, ge=1)
+    """Steps between two checkpoints; the last step is always checkpointed."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints kept besides the best."""
+
+
+class ValidationConfig(Settings):
+    """Validation on a fixed set of tasks (appendix B.2)."""
+
+    every: int = Field(20, ge=0)
+    """Steps between two validations; 0 turns it off. The first is before step 1 and the last after the last step."""
+    tasks: int = Field(512, ge=1)
+    """Fixed validation tasks, one trajectory each."""
+    temperature: float = Field(0.5, gt=0)
+    collapse_threshold: float = Field(0.01, ge=0, le=1)
+    """Success below this raises the collapse flag."""
+    early_stop: Literal["off", "paper", "ragen"] = "off"
+    """Appendix B.2. `paper`: mean reward variance below 10% of its mean over the first 10 steps for 5 steps, or
+    validation success below the collapse threshold 5 times in a row. `ragen`: the authors' code, std and 10 steps."""
+
+
+class ClusterConfig(Settings):
+    """Where it runs."""
+
+    address: str = ""
+    """Ray cluster to join (`auto`, or host:port); empty starts one on this machine."""
+    num_cpus: float = Field(0, ge=0)
+    """CPUs a cluster started here offers; 0 takes what it needs or has, whichever is more."""
+    object_store_mib: int = Field(256, ge=80)
+    """MiB of a locally started object store."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Seconds until every actor must be ready; the late ones are named."""
+    max_restarts: int = Field(3, ge=0)
+    """Times one environment actor or rollout worker is replaced after its death."""
+
+
+class RunConfig(Settings):
+    """One run."""
+
+    name: str = "run"
+    """Folder under `runs_dir`."""
+    runs_dir: str = "runs"
+    seed: int = Field(0, ge=0)
+    """Every request's seed comes from (seed, ticket, trajectory, turn)."""
+    model: ModelConfig = ModelConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    loop: LoopConfig = LoopConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    filter: FilterConfig = FilterConfig()
+    learner: LearnerConfig = LearnerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    environment_actor: EnvironmentActorConfig = EnvironmentActorConfig()
+    scorer: ScorerConfig = ScorerConfig()
+    recorder: RecorderConfig = RecorderConfig()
+    validation: ValidationConfig = ValidationConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.runs_dir) / self.name
+
+    @model_validator(mode="after")
+    def _variance_needs_a_group(self) -> RunConfig:
+        spread = self.filter.statistic in ("reward_variance", "reward_std", "entropy_variance")
+        if self.filter.rule != "none" and spread and self.sampling.group_size < 2:
+            raise ValueError(
+                f"sampling.group_size is 1, but filter.statistic={self.filter.statistic} needs at least 2 trajectories "
+                "a group; raise sampling.group_size or set filter.rule=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_fit_the_context(self) -> RunConfig:
+        sampled = self.sampling.max_tokens_per_turn * self.environment.format.max_turns
+        if sampled >= self.rollout.max_model_len:
+            raise ValueError(
+                f"rollout.max_model_len={self.rollout.max_model_len} cannot hold "
+                f"environment.format.max_turns x sampling.max_tokens_per_turn = {sampled} sampled tokens and their "
+                "prompts; raise rollout.max_model_len or lower the others"
+            )
+        return self
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with Squelch."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
+    """The validated configuration of a recipe (a shipped name or a YAML file) under dotted overrides.
+
+    Raises:
+        UserError: the file, a key or a value is wrong; the text names it and what would be right.
+    """
+    tree = read_recipe(recipe)
+    for override in overrides or []:
+        _apply(tree, override)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(_explain(error)) from error
+    _check_environment(config)
+    return config
+
+
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """The recipe's tree as plain data, with what it extends merged beneath it."""
+    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"no recipe {recipe!r}: {path} does not exist. {_nearest(recipe, recipe_names())} "
+            f"Shipped recipes: {', '.join(recipe_names())}; a path ending in .yaml works too."
+        )
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
+    base = tree.pop("extends", None)
+    return _merge(read_recipe(base), tree) if base else tree
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved configuration as YAML; `load` reads it back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r} is not of the form key.sub=value, e.g. filter.rho=0.5")
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise UserError(f"override {override!r}: {parent} holds a value, not a block of settings")
+    try:
+        node[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"override {override!r}: {text!r} is not a YAML value: {error}") from error
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "configuration"
+        if item["type"] == "extra_forbidden":
+            siblings = _fields_at(item["loc"][:-1])
+            lines.append(f"{where}: unknown key. {_nearest(str(item['loc'][-1]), siblings)}".strip())
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {item['input']!r})"
+            lines.append(f"{where}: {message}{given}")
+    return "configuration: " + "; ".join(lines)
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        candidates = (annotation, *get_args(annotation))
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)
+
+
+def _nearest(word: str, valid: list[str]) -> str:
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.4)
+    return f"Did you mean {close[0]!r}?" if close else f"Valid keys: {', '.join(valid)}."
+
+
+def _check_environment(config: RunConfig) -> None:
+    from envs.base import make  # registers and checks the options; kept out of the offline commands' start
+
+    try:
+        make(config.environment.name, "train", config.environment.options)
+    except (ValueError, ValidationError) as error:
+        raise UserError(f"environment: {error}") from error
