@@ -1,0 +1,161 @@
+"""Figures of a training step from group summaries: rewards, success, format, staleness; intervals; early stop. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from actors.records import GroupSummary
+
+Z95 = 1.959963984540054
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95% score interval of a binomial proportion (Wilson, 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    share, z2 = successes / trials, Z95**2
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
+    """Mean and 95% normal interval of a paired gain in success on the same tasks.
+
+    Args:
+        before, after: (num_tasks,) bool, success of the same tasks in the same order.
+    """
+    gain = after.astype(np.float64) - before.astype(np.float64)
+    half = Z95 * float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
+    return float(gain.mean()), float(gain.mean() - half), float(gain.mean() + half)
+
+
+def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of (start, end) intervals, seconds."""
+    total, reach = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        if end > reach:
+            total += end - max(start, reach)
+            reach = end
+    return total
+
+
+def clip_intervals(intervals: Iterable[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
+    """The parts of the intervals inside [start, end]."""
+    clipped = ((max(a, start), min(b, end)) for a, b in intervals)
+    return [(a, b) for a, b in clipped if b > a]
+
+
+def group_figures(summaries: Sequence[GroupSummary], kept: set[str]) -> dict[str, float]:
+    """Figures of one step's groups.
+
+    Args:
+        summaries: every group of the step, kept or not.
+        kept: ids of the groups learned from.
+    """
+    returns = _join(summaries, "returns")
+    kept_returns = _join([s for s in summaries if s.group_id in kept], "returns")
+    dropped_returns = _join([s for s in summaries if s.group_id not in kept], "returns")
+    variances = [float(np.var(s.returns, ddof=1)) for s in summaries if len(s.returns) > 1]
+    num_turns = sum(s.num_turns for s in summaries)
+    bands = [_band(s) for s in summaries if len(s.successes)]
+    return {
+        "success": _mean(_join(summaries, "successes")),
+        "reward_mean": _mean(returns),
+        "reward_mean_kept": _mean(kept_returns),
+        "reward_mean_dropped": _mean(dropped_returns),
+        "reward_variance_mean": _mean(np.array(variances)),
+        "tasks_all_fail": _share(bands, "all_fail"),
+        "tasks_mixed": _share(bands, "mixed"),
+        "tasks_all_succeed": _share(bands, "all_succeed"),
+        "format_validity": sum(s.format_valid_turns for s in summaries) / num_turns if num_turns else math.nan,
+        "format_penalty_mean": _mean(_join(summaries, "format_penalties")),
+        "reasoning_length": sum(s.reasoning_tokens for s in summaries) / num_turns if num_turns else math.nan,
+        "turns_per_trajectory": num_turns / len(returns) if len(returns) else math.nan,
+        "truncated_share": _mean(_join(summaries, "truncations")),
+        "rollout_entropy": _weighted(_join(summaries, "surprisals"), _join(summaries, "lengths")),
+        "tokens/sampled": float(_join(summaries, "lengths").sum()),
+        "tokens/total": float(sum(s.num_tokens for s in summaries)),
+        "trajectories": float(len(returns)),
+        "trajectories_failed": float(sum(len(s.failures) for s in summaries)),
+    }
+
+
+def reward_spread(summaries: Sequence[GroupSummary], kind: str) -> float:
+    """Mean reward variance of the groups (`paper`), or mean std (`ragen`)."""
+    values = [float(np.var(s.returns, ddof=1)) for s in summaries if len(s.returns) > 1]
+    return _mean(np.sqrt(values) if kind == "ragen" else np.array(values))
+
+
+def _join(summaries: Sequence[GroupSummary], name: str) -> np.ndarray:
+    return np.concatenate([vars(s)[name] for s in summaries]) if summaries else np.zeros(0)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def _weighted(values: np.ndarray, weights: np.ndarray) -> float:
+    return float(np.average(values, weights=weights)) if weights.sum() > 0 else math.nan
+
+
+def _band(summary: GroupSummary) -> str:
+    solved = int(summary.successes.sum())
+    return "all_fail" if solved == 0 else "all_succeed" if solved == len(summary.successes) else "mixed"
+
+
+def _share(bands: list[str], band: str) -> float:
+    return bands.count(band) / len(bands) if bands else math.nan
+
+
+@dataclass
+class EarlyStop:
+    """The two rules of appendix B.2.
+
+    (i) mean reward variance below 10% of its mean over the first 10 steps for 5 steps in a row (`ragen`: mean std, 10
+    steps); (ii) validation success below `collapse_threshold` at 5 validations in a row. `off` still counts, and never
+    stops.
+    """
+
+    kind: str
+    collapse_threshold: float
+    baseline: list[float] = field(default_factory=list)
+    low_steps: int = 0
+    low_validations: int = 0
+
+    def step(self, spread: float) -> str | None:
+        """Takes a step's `reward_spread`; returns why to stop, or None."""
+        if math.isnan(spread):
+            return None
+        if len(self.baseline) < 10:
+            self.baseline.append(spread)
+            return None
+        mean = sum(self.baseline) / len(self.baseline)
+        self.low_steps = self.low_steps + 1 if spread < 0.1 * mean else 0
+        limit = 10 if self.kind == "ragen" else 5
+        if self.kind == "off" or self.low_steps < limit:
+            return None
+        return f"reward variance below 10% of its baseline {mean:.4g} for {self.low_steps} steps"
+
+    def validation(self, success: float) -> str | None:
+        """Takes a validation success; returns why to stop, or None."""
+        self.low_validations = self.low_validations + 1 if success < self.collapse_threshold else 0
+        if self.kind == "off" or self.low_validations < 5:
+            return None
+        return f"validation success below {self.collapse_threshold:.0%} at {self.low_validations} validations in a row"
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "baseline": self.baseline,
+            "low_steps": self.low_steps,
+            "low_validations": self.low_validations,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.baseline = list(state["baseline"])
+        self.low_steps, self.low_validations = state["low_steps"], state["low_validations"]

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Sets up the virtual environment (cpu or gpu), or what the tests need besides it (test). Repeating it costs nothing:
+# a stamp in the environment holds the digest of what was asked for.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=${1:-cpu}
+venv=${VENV:-.venv}
+python=${PYTHON:-python3}
+torch_index=https://download.pytorch.org/whl/cpu
+
+fail() { echo "setup: $*" >&2; exit 2; }
+
+setup_environment() {
+    "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+        || fail "$("$python" --version) is not supported; set PYTHON to a Python 3.11, 3.12 or 3.13"
+    local stamp="$venv/.squelch-setup" want
+    want=$(cat pyproject.toml constraints.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)-$kind-$PWD
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
+    echo "setup: installing into $venv ($kind); about two minutes"
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
+        || fail "python venv failed; on Debian and Ubuntu install python3-venv"
+    local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt)
+    if [ "$kind" = cpu ]; then
+        # `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
+        "${pip[@]}" "torch==2.13.0+cpu" 2>/dev/null || "${pip[@]}" "torch==2.13.0+cpu" --extra-index-url "$torch_index" \
+            || fail "no CPU build of torch 2.13.0 in the configured index or $torch_index"
+    fi
+    "${pip[@]}" -e ".[$kind,test]"
+    if [ "$kind" = cpu ]; then
+        # vLLM pulls in CUDA builds of these, which do not load beside the CPU torch and break `import transformers`.
+        # Text models need none of them.
+        "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    fi
+    echo "$want" > "$stamp"
+}
+
+setup_tests() {
+    command -v prometheus >/dev/null && command -v promtool >/dev/null && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus >/dev/null
+    else
+        echo "setup: prometheus is not installed; tests that need it will say that they are skipped" \
+            "(as root on Debian: apt-get install prometheus)" >&2
+    fi
+}
+
+case "$kind" in
+    cpu | gpu) setup_environment ;;
+    test) setup_tests ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu or test" ;;
+esac
