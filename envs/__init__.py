@@ -1,0 +1,16 @@
+"""Environments. Importing this package registers them with Gymnasium as `squelch/<name>-v0`; it imports neither torch
+nor Ray."""
+
+from envs.base import TextEnv, environment_class, environment_names, make, task_seeds
+from envs.frozen_lake import FrozenLake
+from envs.wording import DemonstrationQuality
+
+__all__ = [
+    "DemonstrationQuality",
+    "FrozenLake",
+    "TextEnv",
+    "environment_class",
+    "environment_names",
+    "make",
+    "task_seeds",
+]

@@ -1,0 +1,98 @@
+"""One task being played: messages out, text in. No tokens, no Ray.
+
+Invariants: an episode ends when the environment terminates or after `max_turns` turns; every turn, well formed or not,
+counts as one. The format penalty is kept apart from the environment's rewards. The penalty of a turn cut at its token
+limit is that of a badly formatted one, and the episode goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from envs.base import TextEnv
+from envs.config import FormatConfig
+from envs.format import ParsedTurn, parse, system_message, turn_message
+
+Message = dict[str, str]
+Ending = Literal["terminated", "cut"]  # the environment's own `terminated` and `truncated`
+
+
+@dataclass(frozen=True)
+class TurnOutcome:
+    """What one turn did. `truncated`: the episode ended here without the environment terminating."""
+
+    reward: float
+    """Sum of the environment's rewards in this turn, format penalty left out."""
+    format_penalty: float
+    format_valid: bool
+    format_reason: str | None
+    """Why the turn is badly formatted; None when it is not."""
+    num_actions: int
+    """Actions executed."""
+    done: bool
+    success: bool
+    truncated: bool
+    next_message: Message | None
+    """What the policy is told next; None when the episode is over."""
+
+
+class Episode:
+    """Plays one task in `env`, which it resets; the trajectories of a group each need an environment of their own."""
+
+    def __init__(self, env: TextEnv, seed: int, noise_seed: int, config: FormatConfig) -> None:
+        self._env, self._config = env, config
+        self._seed, self._noise_seed = seed, noise_seed
+        self._actions_left = config.max_turns * config.max_actions_per_turn
+        self._turns = 0
+        self._done = True
+
+    @property
+    def task_key(self) -> str:
+        """Digest of the task's content; known after `start`."""
+        return self._env.task_key()
+
+    def start(self) -> list[Message]:
+        """Reset the environment; returns the system message and the first user message."""
+        observation, _ = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
+        self._actions_left = self._config.max_turns * self._config.max_actions_per_turn
+        self._turns, self._done = 0, False
+        return [
+            {"role": "system", "content": system_message(self._env, self._config)},
+            {"role": "user", "content": turn_message(observation, self._actions_left, None)},
+        ]
+
+    def act(self, text: str, truncated: bool = False) -> TurnOutcome:
+        """Play what the policy sampled after `<think>`; `truncated` says that it was cut at its token limit."""
+        if self._done:
+            raise RuntimeError(f"turn {self._turns + 1} was played in an episode that is not running")
+        parsed = parse(text, self._config, self._env.actions)
+        reward, played, success, ending = self._play(parsed)
+        self._turns += 1
+        self._actions_left -= played
+        self._done = ending is not None or self._turns >= self._config.max_turns
+        valid = parsed.valid and not truncated
+        return TurnOutcome(
+            reward=reward,
+            format_penalty=0.0 if valid else self._config.format_penalty,
+            format_valid=valid,
+            format_reason="cut at the token limit" if truncated else parsed.reason,
+            num_actions=played,
+            done=self._done,
+            success=success,
+            truncated=self._done and ending != "terminated",
+            next_message=None if self._done else self._message(reward),
+        )
+
+    def _play(self, parsed: ParsedTurn) -> tuple[float, int, bool, Ending | None]:
+        """(reward, actions executed, success, how the environment ended); actions after the end are dropped."""
+        reward, played = 0.0, 0
+        for action in parsed.actions:
+            _, step_reward, terminated, cut, info = self._env.step(action)
+            reward, played = reward + step_reward, played + 1
+            if terminated or cut:
+                return reward, played, bool(info["success"]), "terminated" if terminated else "cut"
+        return reward, played, False, None
+
+    def _message(self, reward: float) -> Message:
+        return {"role": "user", "content": turn_message(self._env.observation(), self._actions_left, reward)}

@@ -1,0 +1,121 @@
+"""The prompt and answer format that all environments share.
+
+The assistant's turn is opened with `<think>` by us, so that the opening belongs to X. The policy samples
+
+    reasoning </think> <answer> Up || Left </answer>
+
+and ends its turn. All text that we write is made of words separated by single spaces or newlines, punctuation included,
+so that a word-level tokenizer sees a small closed vocabulary.
+
+Parsing never raises and takes time linear in the text. What is executed and what counts as well formed are apart:
+
+- The answer is the text between the first `<answer>` after the first `</think>` and the first `</answer>` after that.
+  Its actions up to the first unknown one, and at most `max_actions_per_turn`, are executed. Without those three tags
+  nothing is.
+- The turn is well formed only if each of the tags occurs exactly once, `<think>` not again, nothing but white space
+  stands between the two blocks and after them, and every action is known and within the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envs.base import TextEnv
+from envs.config import FormatConfig
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+SEPARATOR = "||"
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """What the policy's text says. `actions` are to be executed, in the environment's own spelling."""
+
+    reasoning: str
+    actions: tuple[str, ...]
+    valid: bool
+    reason: str | None
+    """Why the turn is badly formatted; None when it is not."""
+
+
+def system_message(env: TextEnv, config: FormatConfig) -> str:
+    """The rules of the game, its actions, and how to answer."""
+    return f"{env.instruction()} Actions {' '.join(env.actions)} . {_format_rule(config)}"
+
+
+def _format_rule(config: FormatConfig) -> str:
+    count = config.max_actions_per_turn
+    how_many = "1 action" if count == 1 else f"{count} actions separated by {SEPARATOR}"
+    return f"Always output {THINK_OPEN} ... {THINK_CLOSE} {ANSWER_OPEN} ... {ANSWER_CLOSE} with at most {how_many} ."
+
+
+def turn_message(observation: str, actions_left: int, reward: float | None) -> str:
+    """What the policy is told before a turn; `reward` is that of the turn before, None at the first."""
+    told = "" if reward is None else f"reward {reward_text(reward)}\n"
+    return f"{told}{observation}\nactions left {actions_left}"
+
+
+def reward_text(reward: float) -> str:
+    """A reward with one decimal; zero has no sign."""
+    return f"{round(reward, 1) + 0.0:.1f}"
+
+
+def answer(actions: Sequence[str]) -> str:
+    """The end of a well-formed turn, from the closing of the reasoning on."""
+    return f"{THINK_CLOSE} {ANSWER_OPEN} {f' {SEPARATOR} '.join(actions)} {ANSWER_CLOSE}"
+
+
+def well_formed(reasoning: str, actions: Sequence[str]) -> str:
+    """The text that a policy samples to say `reasoning` and play `actions`."""
+    return f" {reasoning} {answer(actions)}"
+
+
+def phrases(environment: type[TextEnv], config: FormatConfig) -> list[str]:
+    """Text that covers every word that can be fed to, or demonstrated by, a policy in this environment."""
+    sums = {0.0}
+    for _ in range(config.max_actions_per_turn):
+        sums |= {round(total + reward, 1) for total in sums for reward in environment.step_rewards}
+    numbers = [str(left) for left in range(config.max_turns * config.max_actions_per_turn + 1)]
+    turns = ["reward actions left", *numbers, *map(reward_text, sorted(sums))]
+    rule = ["Actions", ".", _format_rule(config), answer(environment.actions)]
+    return [*environment.phrases(), *turns, *rule]
+
+
+def parse(text: str, config: FormatConfig, actions: Sequence[str]) -> ParsedTurn:
+    """What the policy said, whatever it said; see the module's head for the rules."""
+    reasoning, closed, rest = text.partition(THINK_CLOSE)
+    before, opened, inside = rest.partition(ANSWER_OPEN)
+    content, ended, after = inside.partition(ANSWER_CLOSE)
+    if not (closed and opened and ended):
+        missing = THINK_CLOSE if not closed else ANSWER_OPEN if not opened else ANSWER_CLOSE
+        return ParsedTurn(reasoning.strip(), (), False, f"no {missing}")
+    chosen, reason = _read_actions(content, config.max_actions_per_turn, actions)
+    reason = _misplaced(text, before, after) or reason
+    return ParsedTurn(reasoning.strip(), chosen, reason is None, reason)
+
+
+def _misplaced(text: str, before: str, after: str) -> str | None:
+    """What is wrong about the tags of a text that has a complete answer."""
+    if THINK_OPEN in text:
+        return f"{THINK_OPEN} again"
+    for tag in (THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE):
+        if text.count(tag) > 1:
+            return f"more than one {tag}"
+    if before and not before.isspace():
+        return f"text between {THINK_CLOSE} and {ANSWER_OPEN}"
+    return f"text after {ANSWER_CLOSE}" if after and not after.isspace() else None
+
+
+def _read_actions(content: str, limit: int, actions: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+    """The actions to be executed, and what is wrong with the answer, if anything."""
+    known = {action.lower(): action for action in actions}
+    pieces = content.split(SEPARATOR, limit)
+    chosen: list[str] = []
+    for piece in pieces[:limit]:
+        action = known.get(piece.strip().lower())
+        if action is None:
+            return tuple(chosen), "unknown action" if piece.strip() else "empty action"
+        chosen.append(action)
+    return tuple(chosen), f"more than {limit} actions" if len(pieces) > limit else None

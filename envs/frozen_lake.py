@@ -1,0 +1,228 @@
+"""FrozenLake with Gymnasium's dynamics on lakes whose start, goal and holes vary with the seed.
+
+Invariants: the goal can be reached without slipping, in at least `min_distance` moves. A hole or the goal ends the
+episode. Each action takes the same number of noise draws, so that under one noise seed the k-th action of every
+trajectory meets the same noise.
+
+Symbols: `P` player, `_` ice, `O` hole, `G` goal; only after the end, hence never before the policy, `X` player in a
+hole and `*` player on the goal.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from envs.base import MAX_DRAWS, Split, TextEnv, content_key, no_task, register, split_of
+from envs.settings import Settings
+from envs.wording import Cell, Rng, Wording, choose, draw_distinct
+
+LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
+HOLE_FACT_RATE = 0.3  # how often a grounded reasoning names a hole beside the player
+
+
+class FrozenLakeOptions(Settings):
+    """What a lake looks like and how slippery it is."""
+
+    size: int = Field(4, ge=3, le=10)
+    """Rows, and columns."""
+    slip: Literal["perpendicular", "uniform"] = "uniform"
+    """Where a slip goes: to one of the two perpendicular directions (Gymnasium's), or to one of the three others."""
+    slip_rate: float = Field(0.02, ge=0, le=1)
+    """Probability that an action slips. The paper's "2% random rate" is 0.02 uniform; Gymnasium's `is_slippery` is 2/3
+    perpendicular."""
+    shared_slip: bool = False
+    """Whether the trajectories of one group meet the same slips, so that their variance holds no environment noise."""
+    min_holes: int = Field(2, ge=0)
+    max_holes: int = Field(5, ge=0)
+    """The number of holes is uniform between the two."""
+    min_distance: int = Field(2, ge=1)
+    max_distance: int = Field(6, ge=1)
+    """Bounds, in moves, of the shortest safe path from start to goal."""
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> FrozenLakeOptions:
+        if self.min_holes > self.max_holes or self.max_holes > self.size**2 - 2:
+            raise ValueError(
+                f"min_holes={self.min_holes}, max_holes={self.max_holes}: need min_holes <= max_holes <= "
+                f"{self.size**2 - 2} on a lake of size {self.size}"
+            )
+        if self.min_distance > self.max_distance:
+            raise ValueError(f"min_distance={self.min_distance} is above max_distance={self.max_distance}")
+        return self
+
+
+@dataclass(frozen=True)
+class Lake:
+    """One task. Cells are numbered row by row; `distances[cell]` is the safe distance to the goal, -1 without a way."""
+
+    size: int
+    start: int
+    goal: int
+    holes: frozenset[int]
+    distances: tuple[int, ...]
+    key: str
+
+
+@lru_cache(maxsize=16)
+def moves(size: int) -> tuple[tuple[int, int, int, int], ...]:
+    """The cell that each action leads to, per cell; the edge holds the player back. Shape (size * size, 4)."""
+    cells = [(row, column) for row in range(size) for column in range(size)]
+    return tuple(
+        (
+            row * size + max(column - 1, 0),
+            min(row + 1, size - 1) * size + column,
+            row * size + min(column + 1, size - 1),
+            max(row - 1, 0) * size + column,
+        )
+        for row, column in cells
+    )
+
+
+def safe_distances(size: int, goal: int, holes: frozenset[int]) -> tuple[int, ...]:
+    """Moves from each cell to the goal without entering a hole, by breadth-first search; -1 where there is no way."""
+    table = moves(size)
+    distances = [-1] * size**2
+    distances[goal] = 0
+    queue = [goal]
+    for cell in queue:
+        for neighbour in table[cell]:  # moves between ice cells can be undone, so a neighbour leads back
+            if distances[neighbour] < 0 and neighbour not in holes:
+                distances[neighbour] = distances[cell] + 1
+                queue.append(neighbour)
+    return tuple(distances)
+
+
+def grid(size: int, player: int, goal: int, holes: frozenset[int]) -> str:
+    """The lake as text: one symbol a cell, cells separated by spaces, rows by newlines."""
+    cells = ["_"] * size**2
+    for hole in holes:
+        cells[hole] = "O"
+    cells[goal] = "G"
+    cells[player] = "*" if player == goal else "X" if player in holes else "P"
+    return "\n".join(" ".join(cells[i : i + size]) for i in range(0, size**2, size))
+
+
+@lru_cache(maxsize=4096)
+def generate(seed: int, split: Split, options: FrozenLakeOptions) -> Lake:
+    """The lake of `seed`: lakes are drawn until one belongs to `split` and its distance is within the bounds."""
+    rng = random.Random(f"FrozenLake {seed}")
+    for _ in range(MAX_DRAWS):
+        count = options.min_holes + int(rng.random() * (options.max_holes - options.min_holes + 1))
+        start, goal, *rest = draw_distinct(rng, count + 2, options.size**2)
+        holes = frozenset(rest)
+        key = content_key("FrozenLake", grid(options.size, start, goal, holes))
+        if split_of(key) != split:
+            continue
+        distances = safe_distances(options.size, goal, holes)
+        if options.min_distance <= distances[start] <= options.max_distance:
+            return Lake(options.size, start, goal, holes, distances, key)
+    raise no_task("FrozenLake", options)
+
+
+def outcomes(action: int, options: FrozenLakeOptions) -> list[tuple[float, int]]:
+    """(probability, direction) of what an action does; the intended direction comes first."""
+    others = [(action - 1) % 4, (action + 1) % 4]
+    if options.slip == "uniform":
+        others.append((action + 2) % 4)
+    return [(1 - options.slip_rate, action), *((options.slip_rate / len(others), other) for other in others)]
+
+
+@register
+class FrozenLake(TextEnv):
+    """Walk to the goal over slippery ice: +1 at the goal, else 0; a hole ends the episode."""
+
+    name = "FrozenLake"
+    Options = FrozenLakeOptions
+    actions = ("Left", "Down", "Right", "Up")
+    glyphs = "P_OGX*"
+    step_rewards = (0.0,)
+    options: FrozenLakeOptions
+    wording = Wording(
+        facts={
+            "player": ("i am at {}", "at {}", "player {}", "standing on {}", "now on {}"),
+            "goal": ("goal at {}", "goal {}", "need to reach {}", "must get to {}", "want {}"),
+            "hole": ("avoid {}", "hole at {}", "danger {}"),
+        },
+        plans=("so {}", "so go {}", "i move {}", "best is {}", "plan {}"),
+        generic=(
+            ("let me think", "okay", "i look around", "i must be careful", "first of all"),
+            ("the ice is slippery", "holes are dangerous", "every move counts", "the goal is near", "stay safe"),
+            ("so i move on", "and i try this way", "and keep going", "so take the best move", "step by step"),
+        ),
+    )
+
+    @property
+    def side(self) -> int:
+        return self.options.size
+
+    @property
+    def shared_noise(self) -> bool:
+        return self.options.shared_slip
+
+    def instruction(self) -> str:
+        slip = " You may slip ." if self.options.slip_rate > 0 else ""
+        return f"Walk to G . P you _ ice O hole G goal .{slip}"
+
+    @classmethod
+    def phrases(cls) -> list[str]:
+        return [*super().phrases(), cls(slip_rate=0.02).instruction()]
+
+    def observation(self) -> str:
+        return grid(self._lake.size, self._cell, self._lake.goal, self._lake.holes)
+
+    def task_key(self) -> str:
+        return self._lake.key
+
+    def solution(self) -> list[str] | None:
+        return self._shortest(self._lake.distances[self._cell], None)
+
+    def _shortest(self, count: int, rng: Rng | None) -> list[str] | None:
+        """The first `count` moves of a shortest safe path; among equally good ones `rng` chooses, else the first."""
+        distances, table = self._lake.distances, moves(self._lake.size)
+        if self._terminated() or distances[self._cell] < 0:
+            return None
+        path, cell = [], self._cell
+        for _ in range(min(count, distances[cell])):
+            best = [a for a in range(4) if distances[table[cell][a]] == distances[cell] - 1]
+            action = best[0] if rng is None else choose(rng, best)
+            path.append(self.actions[action])
+            cell = table[cell][action]
+        return path
+
+    def _plan(self, rng: Rng, count: int) -> list[str] | None:
+        return self._shortest(count, rng)
+
+    def _load(self, seed: int) -> dict[str, Any]:
+        self._lake = generate(seed, self.split, self.options)
+        self._cell = self._lake.start
+        return {"distance": self._lake.distances[self._cell]}
+
+    def _move(self, action: int) -> float:
+        self._cell = moves(self._lake.size)[self._cell][self._executed(action)]
+        return 1.0 if self._succeeded() else 0.0
+
+    def _executed(self, action: int) -> int:
+        """The direction that the noise makes of `action`, always from two draws."""
+        slips, where = self._noise.random() < self.options.slip_rate, self._noise.random()
+        if not slips:
+            return action
+        return outcomes(action, self.options)[1 + int(where * (2 if self.options.slip == "perpendicular" else 3))][1]
+
+    def _terminated(self) -> bool:
+        return self._cell == self._lake.goal or self._cell in self._lake.holes
+
+    def _succeeded(self) -> bool:
+        return self._cell == self._lake.goal
+
+    def _facts(self, rng: Rng) -> dict[str, Cell]:
+        size = self._lake.size
+        facts = {"player": divmod(self._cell, size), "goal": divmod(self._lake.goal, size)}
+        near = [cell for cell in moves(size)[self._cell] if cell in self._lake.holes]
+        if near and rng.random() < HOLE_FACT_RATE:
+            facts["hole"] = divmod(choose(rng, near), size)
+        return facts
