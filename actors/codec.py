@@ -101,7 +101,7 @@ class ChatCodec:
 
     def first_turn(self, messages: list[Message]) -> np.ndarray:
         """(num_tokens,) int32: the rendered messages, the generation prompt and the opening of the reasoning."""
-        return self._encode(self._open_reasoning(self._render(messages)))
+        return self.encode(self._open_reasoning(self._render(messages)))
 
     def next_turn(self, message: Message, closed: bool) -> np.ndarray:
         """(num_tokens,) int32: exactly what is fed between two sampled turns.
@@ -142,10 +142,10 @@ class ChatCodec:
         """Raise ValueError, naming the words, where a text does not survive encoding and decoding."""
         missing: list[str] = []
         for text in texts:
-            ids = self._encode(text)
+            ids = self.encode(text)
             if not self._lossy(text, ids):
                 continue
-            words = [word for word in text.split() if self._lossy(" " + word, self._encode(" " + word))]
+            words = [word for word in text.split() if self._lossy(" " + word, self.encode(" " + word))]
             missing.extend(words or [text])
         if missing:
             names = ", ".join(sorted({repr(word) for word in missing})[:20])
@@ -184,7 +184,7 @@ class ChatCodec:
 
     def _encode_between(self, role: str, content: str) -> np.ndarray:
         history = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-        return self._encode(self._after(history, {"role": role, "content": content}))
+        return self.encode(self._after(history, {"role": role, "content": content}))
 
     def _turn_end(self) -> int:
         """The id with which the template ends an assistant turn, after proving that the continuation is stable."""
@@ -197,7 +197,7 @@ class ChatCodec:
                 f"the chat template of {self._dir} continues a turn differently depending on earlier turns "
                 f"({after!r} after one turn, {self._after(longer, message)!r} after two); it must not"
             )
-        first = int(self._encode(after)[0])
+        first = int(self.encode(after)[0])
         if first not in self._added:
             raise ValueError(
                 f"the chat template of {self._dir} ends an assistant turn with {after[:12]!r}, which is not an added "
@@ -213,7 +213,8 @@ class ChatCodec:
 
     # --- the tokenizer ---
 
-    def _encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str) -> np.ndarray:
+        """(num_tokens,) int32, read-only: the text alone, nothing added. What was sampled is never passed here."""
         ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
         ids.setflags(write=False)
         return ids
