@@ -142,7 +142,7 @@ class _LineFile:
         self._path = path
         with _named(path):
             _drop_torn_line(path)
-            self._file = open(path, "ab", buffering=0)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (stays open as long as the archive)
 
     def append(self, record: Mapping[str, Any]) -> None:
         line, size = _line(record), self._file.tell()
