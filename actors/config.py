@@ -104,6 +104,13 @@ class FilterConfig(Settings):
     no_signal_limit: int = Field(5, ge=1)
     """Steps in a row without signal after which the run ends whatever `on_no_signal` says."""
 
+    @model_validator(mode="after")
+    def _band_is_ordered(self) -> "FilterConfig":
+        low, high = self.band
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"band is {low:g}..{high:g}; it needs two quantiles with 0 <= lower <= upper <= 1")
+        return self
+
 
 class ScorerConfig(Settings):
     """The scorer: how far reasoning depends on its input (paper, section 2.3, appendix F)."""

@@ -1,0 +1,277 @@
+"""Proxies of the mutual information between input and reasoning (paper, section 2.3, Eq. 1, Table 1, appendix F).
+
+Pure numpy in float64; imports neither torch, Ray nor vLLM. L holds natural-log likelihoods summed over the tokens of a
+reasoning: L[i, k, j] = log q(Z_ik | X_j). Invariants:
+
+- Identical prompts are merged with their multiplicity: in the mixture each column keeps its weight; in retrieval they
+  are one candidate, so that a hit on any of them is right.
+- A sample is either used in every figure or left out of all of them, counted under a reason.
+- H(Z) = MI-Est + H(Z|X), per token, over the samples used.
+
+`compat: paper` divides by |Z| after the mixture (Eq. 1); `ragen` mixes per-token means, as the authors' code does.
+Sequence estimates and retrieval do not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Compat = Literal["paper", "ragen"]
+
+RECALL_AT = (2, 4, 8)
+EMPTY = "empty reasoning"
+NON_FINITE = "non-finite log-likelihood"
+
+
+@dataclass
+class EmaState:
+    """sigma_EMA of Table 1: alpha * previous + (1 - alpha) * batch; starts at the first batch's std.
+
+    One per turn scope; it ticks once for each matrix that had at least one usable sample.
+    """
+
+    alpha: float = 0.9
+    value: float | None = None
+
+    def update(self, std: float) -> float:
+        """Takes a batch's std of the marginals (nats a token) and returns the average."""
+        self.value = std if self.value is None else self.alpha * self.value + (1 - self.alpha) * std
+        return self.value
+
+    def state(self) -> dict[str, float | None]:
+        return {"alpha": self.alpha, "value": self.value}
+
+    def restore(self, state: dict[str, float | None]) -> None:
+        """Takes up the average; alpha stays this run's own."""
+        self.value = state["value"]
+
+
+@dataclass(frozen=True)
+class Proxies:
+    """Table 1 from one score matrix. Entropies and MI-Est are nats a token, MI-Seq-Est nats a sequence; None where no
+    sample was usable."""
+
+    num_prompts: int
+    """Distinct prompts."""
+    num_samples: int
+    """Reasonings used."""
+    num_excluded: int
+    excluded: dict[str, int]
+    """Reasonings left out, by reason."""
+    compat: Compat
+    retrieval_accuracy: float | None
+    """[0, 1]; a tie counts one over its size."""
+    retrieval_chance: float
+    """One over the distinct prompts."""
+    recall: dict[int, float | None]
+    """By k, [0, 1]; ties by expected value."""
+    recall_chance: dict[int, float]
+    mi_est: float | None = None
+    mi_seq_est: float | None = None
+    mi_zscore: float | None = None
+    """MI-Est over (population std of the marginals + epsilon)."""
+    mi_zscore_ema: float | None = None
+    marginal_std: float | None = None
+    """sigma_batch, nats a token."""
+    conditional_entropy: float | None = None
+    """H(Z|X)."""
+    marginal_entropy: float | None = None
+    """H(Z)."""
+    upper_bound: float | None = None
+    """log N, the most that MI-Seq-Est can be."""
+    upper_bound_per_token: float | None = None
+    """log N * mean(1 / |Z|), the most that MI-Est can be under `paper`."""
+    prompt_entropy: float | None = None
+    """Mean over samples of -log(share of their prompt): the bound when prompts repeat; log N when none does."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Flat keys of the metric registry; figures that are None are left out."""
+        flat = {key: value for key, value in self.as_dict().items() if isinstance(value, (int, float))}
+        return flat | {f"recall@{k}": value for k, value in self.recall.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Usable part of a score matrix: `likelihood` (n, c), `lengths` (n,), `source` (n,) column of each sample,
+    `weights` (c,) summing to 1, `prompt` (c,) index of each column's distinct prompt."""
+
+    likelihood: np.ndarray
+    lengths: np.ndarray
+    source: np.ndarray
+    weights: np.ndarray
+    prompt: np.ndarray
+    excluded: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_prompts(self) -> int:
+        return int(self.prompt.max()) + 1
+
+
+def proxies(
+    log_likelihood: np.ndarray,
+    lengths: np.ndarray,
+    prompt_id: np.ndarray | None = None,
+    *,
+    ema: EmaState | None = None,
+    compat: Compat = "paper",
+    epsilon: float = 1e-3,
+) -> Proxies:
+    """Table 1 for N prompts with K reasonings each.
+
+    `log_likelihood`: (N, K, N), nats a sequence; `lengths`: (N, K), tokens; `prompt_id`: (N,), equal for identical
+    prompts, default all distinct. Raises ValueError naming the array whose shape does not fit.
+    """
+    matrix, tokens = np.asarray(log_likelihood, np.float64), np.asarray(lengths, np.float64)
+    if matrix.ndim != 3 or matrix.shape[0] != matrix.shape[2] or 0 in matrix.shape:
+        raise ValueError(f"log_likelihood has shape {matrix.shape}; it must be (N, K, N), none of them 0")
+    num_prompts, num_draws, _ = matrix.shape
+    if tokens.shape != (num_prompts, num_draws):
+        raise ValueError(f"lengths has shape {tokens.shape}; log_likelihood asks for {(num_prompts, num_draws)}")
+    source = np.repeat(np.arange(num_prompts), num_draws)
+    flat = matrix.reshape(-1, num_prompts)
+    return proxies_of_samples(
+        flat, tokens.ravel(), source, prompt_id=prompt_id, ema=ema, compat=compat, epsilon=epsilon
+    )
+
+
+def proxies_of_samples(
+    log_likelihood: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    *,
+    column_weights: np.ndarray | None = None,
+    prompt_id: np.ndarray | None = None,
+    ema: EmaState | None = None,
+    compat: Compat = "paper",
+    epsilon: float = 1e-3,
+) -> Proxies:
+    """Table 1 for samples in any number per prompt.
+
+    `log_likelihood`: (num_samples, num_columns); `lengths`: (num_samples,); `source`: (num_samples,) column that each
+    sample came from; `column_weights`: (num_columns,) multiplicity of each column in the mixture, default 1;
+    `prompt_id`: (num_columns,). `ema` is advanced in place. Raises ValueError naming the array that does not fit.
+    """
+    scores = usable(log_likelihood, lengths, source, column_weights, prompt_id)
+    ranks = np.array([expected_hits(scores, k) for k in (1, *RECALL_AT)])
+    empty = not len(scores.lengths)
+    found = [None if empty else float(rank) for rank in ranks.mean(axis=1)] if not empty else [None] * len(ranks)
+    num = scores.num_prompts
+    report = {
+        "num_prompts": num,
+        "num_samples": len(scores.lengths),
+        "num_excluded": sum(scores.excluded.values()),
+        "excluded": scores.excluded,
+        "compat": compat,
+        "retrieval_accuracy": found[0],
+        "retrieval_chance": 1 / num,
+        "recall": dict(zip(RECALL_AT, found[1:], strict=True)),
+        "recall_chance": {k: min(1.0, k / num) for k in RECALL_AT},
+    }
+    return Proxies(**report) if empty else Proxies(**report, **information(scores, ema, compat, epsilon))
+
+
+def usable(
+    log_likelihood: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    column_weights: np.ndarray | None = None,
+    prompt_id: np.ndarray | None = None,
+) -> Scores:
+    """Checks shapes, normalises weights, and leaves out samples with no tokens or a NaN or infinite likelihood."""
+    matrix = np.asarray(log_likelihood, np.float64)
+    tokens, column = np.asarray(lengths, np.float64), np.asarray(source)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"log_likelihood has shape {matrix.shape}; it must be (num_samples, num_columns), neither 0")
+    num_samples, num_columns = matrix.shape
+    weights = np.ones(num_columns) if column_weights is None else np.asarray(column_weights, np.float64)
+    prompt = np.arange(num_columns) if prompt_id is None else np.asarray(prompt_id)
+    _check_shapes(num_samples, num_columns, tokens, column, weights, prompt)
+    empty = ~(tokens > 0)
+    broken = ~np.isfinite(matrix).all(axis=1) & ~empty
+    excluded = {reason: int(mask.sum()) for reason, mask in ((EMPTY, empty), (NON_FINITE, broken)) if mask.any()}
+    keep = ~(empty | broken)
+    merged = np.unique(prompt, return_inverse=True)[1].reshape(-1)
+    return Scores(matrix[keep], tokens[keep], column[keep], weights / weights.sum(), merged, excluded)
+
+
+def _check_shapes(
+    num_samples: int,
+    num_columns: int,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    weights: np.ndarray,
+    prompt: np.ndarray,
+) -> None:
+    expected = {"lengths": (lengths, num_samples), "source": (source, num_samples)}
+    expected |= {"column_weights": (weights, num_columns), "prompt_id": (prompt, num_columns)}
+    for name, (array, size) in expected.items():
+        if array.shape != (size,):
+            raise ValueError(f"{name} has shape {array.shape}; log_likelihood asks for {(size,)}")
+    if source.min() < 0 or source.max() >= num_columns:
+        raise ValueError(f"source holds {source.min()} to {source.max()}; columns go from 0 to {num_columns - 1}")
+    if not (np.isfinite(weights).all() and (weights > 0).all()):
+        raise ValueError("column_weights must be positive and finite")
+
+
+def by_prompt(scores: Scores) -> np.ndarray:
+    """(n, num_prompts): a distinct prompt's likelihood is the largest of its columns (they differ by rounding only)."""
+    best = np.full((len(scores.lengths), scores.num_prompts), -np.inf)
+    for column, prompt in enumerate(scores.prompt):
+        np.maximum(best[:, prompt], scores.likelihood[:, column], out=best[:, prompt])
+    return best
+
+
+def expected_hits(scores: Scores, k: int) -> np.ndarray:
+    """(n,) probability that a sample's own prompt is among its k likeliest, ties broken at random (Table 1,
+    Retrieval-Acc at k = 1 and Recall@k)."""
+    candidates = by_prompt(scores)
+    own = candidates[np.arange(len(candidates)), scores.prompt[scores.source]][:, None]
+    num_better = (candidates > own).sum(axis=1)
+    num_tied = (candidates == own).sum(axis=1)
+    return np.clip((k - num_better) / num_tied, 0.0, 1.0)
+
+
+def log_mixture(likelihood: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(n, c), (c,) -> (n,): log sum_j w_j exp(l_j), the mixture score of definition F.3, stable."""
+    shifted = likelihood + np.log(weights)
+    top = shifted.max(axis=1)
+    return top + np.log(np.exp(shifted - top[:, None]).sum(axis=1))
+
+
+def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: float) -> dict[str, float]:
+    """The continuous proxies, entropies and bounds of at least one usable sample."""
+    lengths = scores.lengths
+    own = scores.likelihood[np.arange(len(lengths)), scores.source]
+    mixture = log_mixture(scores.likelihood, scores.weights)
+    matched = own / lengths
+    marginal = mixture / lengths
+    if compat == "ragen":
+        marginal = log_mixture(scores.likelihood / lengths[:, None], scores.weights)
+    mi_est, std = float((matched - marginal).mean()), float(marginal.std())
+    smooth = std if ema is None else ema.update(std)
+    bound = math.log(len(scores.weights))
+    return {
+        "mi_est": mi_est,
+        "mi_seq_est": float((own - mixture).mean()),
+        "mi_zscore": mi_est / (std + epsilon),
+        "mi_zscore_ema": mi_est / (smooth + epsilon),
+        "marginal_std": std,
+        "conditional_entropy": -float(matched.mean()),
+        "marginal_entropy": -float(marginal.mean()),
+        "upper_bound": bound,
+        "upper_bound_per_token": bound * float((1 / lengths).mean()),
+        "prompt_entropy": -float(np.log(prompt_shares(scores)[scores.source]).mean()),
+    }
+
+
+def prompt_shares(scores: Scores) -> np.ndarray:
+    """(c,) weight in the mixture of each column's distinct prompt."""
+    return np.bincount(scores.prompt, weights=scores.weights)[scores.prompt]
