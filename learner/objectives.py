@@ -1,0 +1,133 @@
+"""The policy objective on sampled tokens, in flat form: every argument has one entry a sampled token, (num_sampled,).
+
+Invariants:
+
+- Nothing here averages. A token's weight comes with it and already holds the normaliser of the WHOLE optimizer step
+  (all micro-batches, all ranks), so that losses and gradients of micro-batches only ever add up.
+- The loss scale multiplies the whole loss, regularisers included (section 4.1).
+- The anchor, the rollout's log-probabilities, the reference and the mismatch weight carry no gradient.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.config import KLConfig, ObjectiveConfig
+
+SUM_NAMES = (
+    "loss",
+    "policy_loss",
+    "entropy",
+    "kl",
+    "ratio_mean",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "advantage",
+    "advantage_squared",
+)
+"""Entries of `LossTerms.sums`; all but the two losses are plain sums over tokens."""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sampled tokens of one micro-batch; each field (num_sampled,), float32. `reference` is None with KL off."""
+
+    rollout: Tensor
+    """log p of the policy that sampled, at the sampling temperature."""
+    anchor: Tensor
+    """What the ratio is taken to: equal to `rollout`, or the learner's own at the start of the training step."""
+    advantages: Tensor
+    weights: Tensor
+    """Share of each token in the optimizer step's mean; sums to 1 over all of its micro-batches and ranks."""
+    reference: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """`loss`: scalar with gradient, to be summed over micro-batches. `sums`: (len(SUM_NAMES),) float64, detached."""
+
+    loss: Tensor
+    sums: Tensor
+    ratio_max: Tensor
+
+
+def token_weights(lengths: Tensor, aggregation: str, num_sequences: int, num_tokens: int) -> Tensor:
+    """Weight of each sampled token, (sum of lengths,), for sequences of `lengths` (num_rows,) sampled tokens.
+
+    `sequence_mean`: 1 / (num_sequences * length), GRPO's mean over sequences of the mean over their tokens.
+    `token_mean`: 1 / num_tokens. `num_sequences` and `num_tokens` are those of the whole optimizer step.
+    """
+    if aggregation == "token_mean":
+        return torch.full((int(lengths.sum()),), 1.0 / num_tokens)
+    return (1.0 / (lengths.double() * num_sequences)).repeat_interleave(lengths).float()
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) of each token (PPO's surrogate, asymmetric: appendix B.2)."""
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+
+def mismatch_weight(recomputed: Tensor, rollout: Tensor, cap: float) -> Tensor:
+    """min(exp(recomputed - rollout), cap), detached: how much likelier the learner finds the token than the sampler."""
+    return (recomputed - rollout).exp().clamp(max=cap).detach()
+
+
+def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """KL(policy || reference) at tokens sampled from the policy, nats (Schulman, "Approximating KL divergence").
+
+    With d = log reference - log policy: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d. k2 and k3 are never negative.
+    """
+    d = reference - log_probs
+    if estimator == "k1":
+        return -d
+    return d.square() / 2 if estimator == "k2" else d.exp() - 1 - d
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Exact entropy over the vocabulary, nats: logits (..., vocab_size) -> (...)."""
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def policy_loss(
+    log_probs: Tensor, entropies: Tensor, batch: TokenBatch, config: ObjectiveConfig, scale: float
+) -> LossTerms:
+    """The loss of one micro-batch: scale * sum_t w_t (surrogate - lambda_H H + lambda_KL KL).
+
+    With `anchor: recomputed` the surrogate is weighted by `mismatch_weight(anchor, rollout)` (decision: one ratio
+    to the learner at step start, corrected for the sampler's numerics).
+    """
+    ratio = (log_probs - batch.anchor).exp()
+    surrogate = clipped_surrogate(ratio, batch.advantages, config.clip_low, config.clip_high)
+    if config.anchor == "recomputed":
+        surrogate = surrogate * mismatch_weight(batch.anchor, batch.rollout, config.mismatch_cap)
+    kl = _kl(log_probs, batch.reference, config.kl)
+    policy = (batch.weights * surrogate).sum()
+    regulariser = config.kl.coefficient * kl - config.entropy_coefficient * entropies
+    loss = scale * (policy + (batch.weights * regulariser).sum())
+    return LossTerms(loss, *_statistics(loss, policy, ratio, entropies, kl, batch.advantages, config))
+
+
+def _kl(log_probs: Tensor, reference: Tensor | None, config: KLConfig) -> Tensor:
+    if reference is None:
+        return torch.zeros_like(log_probs)
+    return kl_estimate(log_probs, reference, config.estimator)
+
+
+@torch.no_grad()
+def _statistics(
+    loss: Tensor,
+    policy: Tensor,
+    ratio: Tensor,
+    entropies: Tensor,
+    kl: Tensor,
+    advantages: Tensor,
+    config: ObjectiveConfig,
+) -> tuple[Tensor, Tensor]:
+    """Sums in the order of `SUM_NAMES`, and the largest ratio. A clip counts only where it takes the gradient away."""
+    low = (ratio < 1 - config.clip_low) & (advantages < 0)
+    high = (ratio > 1 + config.clip_high) & (advantages > 0)
+    terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square())
+    sums = torch.stack([term.sum(dtype=torch.float64) for term in terms])
+    return sums, ratio.max() if len(ratio) else ratio.new_zeros(())

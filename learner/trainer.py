@@ -1,0 +1,294 @@
+"""One rank of the learner, without Ray: a training step from groups of trajectories to updated weights.
+
+Invariants:
+
+- Every rank calls `train_step` with the same groups, computes the same plan and runs the same number of micro-batches,
+  so that all collectives match. Waiting for a late rank is bounded by the process group's time-out.
+- A step with anything non-finite in it is refused as a whole: parameters, optimizer state and step counts are those of
+  before, and the report names the group.
+- Optimizer steps are counted here; policy versions are the coordinator's.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from actors.messages import StepReport
+from learner import batching
+from learner.batching import Groups, OptimizerStep, Row
+from learner.config import LearnerConfig, OptimizerConfig
+from learner.model import Policy, load_model, shard
+from learner.objectives import SUM_NAMES, policy_loss
+from learner.tensors import Batch, inputs_of, to_batch
+
+PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference")
+
+
+@dataclass
+class Clock:
+    """Seconds by part."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.seconds[name] += time.perf_counter() - start
+
+
+@dataclass
+class Totals:
+    """What a training step sums up over micro-batches and optimizer steps of this rank."""
+
+    sums: Tensor
+    mismatch: Tensor
+    """(3,) float64: |learner - rollout|, its k3, tokens."""
+    ratio_max: Tensor
+    grad_norms: list[float] = field(default_factory=list)
+
+    @classmethod
+    def zeros(cls, device: torch.device) -> "Totals":
+        make = torch.zeros
+        return cls(
+            make(len(SUM_NAMES), dtype=torch.float64, device=device),
+            make(3, dtype=torch.float64, device=device),
+            make((), device=device),
+        )
+
+
+def learning_rate(config: OptimizerConfig, taken: int) -> float:
+    """Rate of the optimizer step after `taken` steps: linear warm-up over `warmup_steps`, then constant."""
+    if config.warmup_steps == 0:
+        return config.learning_rate
+    return config.learning_rate * min(1.0, (taken + 1) / config.warmup_steps)
+
+
+class Trainer:
+    """One FSDP2 rank. The process group (see `learner.process_group`) has to be up.
+
+    `seed` orders the minibatches; `temperature` is the sampling temperature that rollout log-probabilities are at.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path | str,
+        config: LearnerConfig,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        temperature: float = 1.0,
+    ) -> None:
+        if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+            raise RuntimeError(
+                f"trainer is rank {rank} of {world_size}, its process group says rank {dist.get_rank()} of "
+                f"{dist.get_world_size()}"
+            )
+        self.model_dir, self.config, self.seed, self.temperature = Path(model_dir), config, seed, temperature
+        self.rank, self.world_size = rank, world_size
+        self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
+        self.mesh = init_device_mesh(self.device.type, (world_size,))
+        self.policy = self._load()
+        self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
+        settings = config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self.optimizer_steps = 0
+
+    def _load(self) -> Policy:
+        return shard(Policy(load_model(self.model_dir)).to(self.device), self.mesh, self.config.dtype)
+
+    def train_step(self, step: int, groups: Groups, loss_scale: float = 1.0) -> StepReport:
+        """Learn from the groups in up to `learner.minibatches` optimizer steps. See `StepReport`."""
+        clock = Clock()
+        with clock.part("prepare"):
+            reason = batching.non_finite(groups)
+            rows = [] if reason else batching.to_rows(groups, self.config.objective)
+            plan = batching.plan(
+                rows, self.config.minibatches, self.config.token_budget, self.world_size, self.seed, step
+            )
+        if reason or not plan:
+            return self._report(step, rows, 0, {}, clock, reason)
+        batches = self._prepare(rows, plan, clock)
+        totals = Totals.zeros(self.device)
+        groups_of = [
+            sorted({rows[i].group_id for hand in part.micro_batches for m in hand for i in m}) for part in plan
+        ]
+        reason = self._optimize(batches, groups_of, loss_scale, totals, clock)
+        if reason:
+            return self._report(step, rows, 0, {}, clock, reason)
+        return self._report(step, rows, len(plan), self._metrics(rows, totals, len(plan)), clock, None)
+
+    def _report(
+        self, step: int, rows: Sequence[Row], taken: int, metrics: dict[str, float], clock: Clock, reason: str | None
+    ) -> StepReport:
+        return StepReport(
+            step=step,
+            updated=taken > 0,
+            optimizer_steps=taken,
+            num_trajectories=len(rows),
+            num_tokens=sum(row.num_sampled for row in rows),
+            metrics=metrics,
+            seconds=clock.seconds,
+            refused=reason,
+        )
+
+    def _prepare(self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock) -> list[list[Batch]]:
+        """This rank's micro-batches of each optimizer step, with what stays fixed over the whole training step."""
+        return [[self._batch(rows, indices, part, clock) for indices in part.micro_batches[self.rank]] for part in plan]
+
+    def _batch(self, rows: Sequence[Row], indices: np.ndarray, part: OptimizerStep, clock: Clock) -> Batch:
+        with clock.part("prepare"):
+            micro = batching.collate([rows[i] for i in indices])
+            inputs = inputs_of(micro, self.device)
+        with clock.part("recompute"):
+            recomputed = self._score(self.policy, inputs) if self.config.objective.anchor == "recomputed" else None
+        with clock.part("reference"):
+            reference = self._score(self.reference, inputs) if self.reference is not None else None
+        return to_batch(micro, part, self.config.objective.aggregation, recomputed, reference, inputs)
+
+    @torch.no_grad()
+    def _score(self, policy: Policy, inputs: Sequence[Tensor]) -> Tensor:
+        log_probs = policy(*inputs, self.temperature, False)[0]
+        policy.reshard()  # without a backward pass the root's parameters would stay gathered
+        return log_probs
+
+    def _optimize(
+        self, prepared: list[list[Batch]], groups: list[list[str]], scale: float, totals: Totals, clock: Clock
+    ) -> str | None:
+        """All optimizer steps, or, with the reason returned, none of them. `groups`: ids in each, over all ranks."""
+        before = self._snapshot() if len(prepared) > 1 else None
+        for k, batches in enumerate(prepared):
+            with clock.part("forward_backward"):
+                loss = self._accumulate(batches, scale, totals, first=k == 0)
+            with clock.part("optimizer"):
+                finite = self._apply(loss, totals)
+            if not finite:
+                reason = self._culprit(batches, groups[k], scale)
+                self.optimizer.zero_grad()
+                if before is not None:
+                    self._restore(before)
+                return reason
+        return None
+
+    def _accumulate(self, batches: Sequence[Batch], scale: float, totals: Totals, first: bool) -> Tensor:
+        """Gradients of one optimizer step, summed over ranks; returns this rank's share of the loss, float64."""
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for batch in batches:
+            log_probs, entropies = self._forward(batch)
+            terms = policy_loss(log_probs, entropies, batch.tokens, self.config.objective, scale)
+            terms.loss.backward()
+            loss += terms.sums[0]
+            totals.sums += terms.sums
+            totals.ratio_max = torch.maximum(totals.ratio_max, terms.ratio_max)
+            self._count_mismatch(batch, log_probs.detach(), totals, first)
+        return loss
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        wants_gradient = self.config.objective.entropy_coefficient > 0
+        return self.policy(batch.input_ids, batch.positions, batch.targets, self.temperature, wants_gradient)
+
+    def _count_mismatch(self, batch: Batch, log_probs: Tensor, totals: Totals, first: bool) -> None:
+        """Learner against sampler at the same weights: recomputed on all tokens, else the first optimizer step's."""
+        own = batch.recomputed if batch.recomputed is not None else log_probs if first else None
+        if own is not None:
+            d = (own - batch.tokens.rollout).double()
+            count = torch.tensor(float(len(d)), dtype=torch.float64, device=self.device)
+            totals.mismatch += torch.stack([d.abs().sum(), (d.exp() - 1 - d).sum(), count])
+
+    def _apply(self, loss: Tensor, totals: Totals) -> bool:
+        """Clip and step; False, and nothing done, when the loss or the gradient of any rank is not finite."""
+        norm, finite = self._norm(loss)
+        if not finite:
+            return False
+        totals.grad_norms.append(norm)
+        if norm > self.config.optimizer.max_grad_norm:
+            torch._foreach_mul_(self._gradients(), self.config.optimizer.max_grad_norm / (norm + 1e-6))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.optimizer, self.optimizer_steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.optimizer_steps += 1
+        return True
+
+    def _gradients(self) -> list[Tensor]:
+        """This rank's shards, as plain tensors (DTensor dispatch costs more than the arithmetic on small models)."""
+        return [p.grad.to_local() for p in self.policy.parameters() if p.grad is not None]
+
+    def _norm(self, loss: Tensor) -> tuple[float, bool]:
+        """Global gradient norm, and whether it and the loss are finite on every rank."""
+        squares = torch.nn.utils.get_total_norm(self._gradients()).double().square()
+        both = torch.stack([squares, loss])
+        dist.all_reduce(both)
+        return math.sqrt(max(float(both[0]), 0.0)) if both.isfinite().all() else math.nan, bool(both.isfinite().all())
+
+    def _culprit(self, batches: Sequence[Batch], part: Sequence[str], scale: float) -> str:
+        """Name the first of the step's groups whose own loss or gradient is not finite, running one group at a time.
+
+        Every rank goes through all groups, so that ranks without a row of a group still take part in its gradients.
+        """
+        for group_id in part:
+            self.optimizer.zero_grad()
+            totals = Totals.zeros(self.device)
+            loss = self._accumulate([batch.only(group_id) for batch in batches], scale, totals, first=False)
+            if not self._norm(loss)[1]:
+                return f"non-finite {'gradient' if loss.isfinite() else 'loss'} in group {group_id}"
+        return "non-finite gradient of groups " + ", ".join(part) + " together, finite in each"
+
+    def _snapshot(self) -> dict[str, Any]:
+        """This rank's shards before the step, and the optimizer's state."""
+        state = {
+            p: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+            for p, values in self.optimizer.state.items()
+        }
+        shards = [p.to_local().detach().clone() for p in self.policy.parameters()]
+        return {"shards": shards, "state": state, "optimizer_steps": self.optimizer_steps}
+
+    @torch.no_grad()
+    def _restore(self, before: dict[str, Any]) -> None:
+        for p, saved in zip(self.policy.parameters(), before["shards"], strict=True):
+            p.to_local().copy_(saved)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(before["state"])
+        self.optimizer_steps = before["optimizer_steps"]
+
+    def _metrics(self, rows: Sequence[Row], totals: Totals, num_steps: int) -> dict[str, float]:
+        """Over all ranks. Losses are means over optimizer steps; the rest are means over tokens."""
+        summed = torch.cat([totals.sums, totals.mismatch])
+        dist.all_reduce(summed)
+        dist.all_reduce(totals.ratio_max, op=dist.ReduceOp.MAX)
+        values = dict(zip((*SUM_NAMES, "mismatch_abs", "mismatch_k3", "compared"), summed.tolist(), strict=True))
+        tokens = sum(row.num_sampled for row in rows)
+        means = {name: values[name] / tokens for name in SUM_NAMES[2:]}
+        compared = max(values["compared"], 1.0)
+        return {
+            "loss": values["loss"] / num_steps,
+            "policy_loss": values["policy_loss"] / num_steps,
+            **{
+                name: means[name] for name in ("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high")
+            },
+            "ratio_max": float(totals.ratio_max),
+            "grad_norm": sum(totals.grad_norms) / num_steps,
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+            "mismatch_abs": values["mismatch_abs"] / compared,
+            "mismatch_k3": values["mismatch_k3"] / compared,
+            "advantage_std": math.sqrt(max(means["advantage_squared"] - means["advantage"] ** 2, 0.0)),
+        }

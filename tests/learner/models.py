@@ -1,0 +1,64 @@
+"""Tiny random models and trajectories for the learner's tests, made on the spot."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from actors.records import Trajectory, Turn
+from learner.config import LearnerConfig
+
+VOCABULARY = 61
+
+
+def make_model(folder: Path, width: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, tied: bool = True) -> Path:
+    """Write a random Qwen2 model as a Hugging Face folder. Its weights are a function of the arguments."""
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_trajectory(rng: np.random.Generator, index: int, reward: float, turns: int = 2, fed: int = 6) -> Trajectory:
+    """`turns` turns of `fed` fed tokens and 2 to 9 sampled ones each."""
+    ids, mask, records = [], [], []
+    for turn in range(turns):
+        sampled = int(rng.integers(2, 10))
+        ids += rng.integers(0, VOCABULARY, fed + sampled).tolist()
+        mask += [False] * fed + [True] * sampled
+        end = len(ids)
+        value = reward if turn == turns - 1 else 0.0
+        records.append(Turn(end - sampled, end, end - sampled, end, value, 0.0, True, False, 1, 0, 0))
+    ids += rng.integers(0, VOCABULARY, 3).tolist()
+    mask += [False] * 3
+    loss_mask = np.array(mask)
+    log_probs = np.where(loss_mask, -4 + 0.3 * rng.standard_normal(len(ids)), 0).astype(np.float32)
+    return Trajectory(index, np.array(ids, dtype=np.int32), loss_mask, log_probs, records, False, False)
+
+
+def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, turns: int = 2) -> list[tuple[str, list[Trajectory]]]:
+    """Groups of random trajectories with rewards 0 or 1; sizes are unequal unless `size` is 1."""
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            f"000001-{g:03d}",
+            [make_trajectory(rng, i, float(i % 2), 1 + (i + g) % (2 * turns - 1)) for i in range(size + g % 2)],
+        )
+        for g in range(num_groups)
+    ]
+
+
+def make_config(**changes: object) -> LearnerConfig:
+    """Settings for tests: two optimizer steps, small micro-batches; `changes` replace top-level keys."""
+    return LearnerConfig.model_validate({"minibatches": 2, "token_budget": 128, **changes})
