@@ -3,11 +3,13 @@ nor Ray."""
 
 from envs.base import TextEnv, environment_class, environment_names, make, task_seeds
 from envs.frozen_lake import FrozenLake
+from envs.sokoban import Sokoban
 from envs.wording import DemonstrationQuality
 
 __all__ = [
     "DemonstrationQuality",
     "FrozenLake",
+    "Sokoban",
     "TextEnv",
     "environment_class",
     "environment_names",

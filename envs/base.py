@@ -24,8 +24,8 @@ from pydantic import ValidationError
 
 from envs.settings import Settings
 from envs.wording import (
-    SHORT_PLAN_RATE,
     DEFAULT_QUALITY,
+    SHORT_PLAN_RATE,
     Cell,
     DemonstrationQuality,
     Rng,
@@ -140,7 +140,8 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
         if valid and not terminated:
             reward = self._move(self.actions.index(action))
             terminated = self._terminated()
-        return self.observation(), reward, terminated, False, {"success": self._succeeded(), "action_valid": valid}
+        info = {"success": self._succeeded(), "action_valid": valid, **self._details()}
+        return self.observation(), reward, terminated, False, info
 
     def render(self) -> str:
         """The current observation (render mode `ansi`)."""
@@ -167,9 +168,13 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
 
     @classmethod
     def phrases(cls) -> list[str]:
-        """Text that covers every word of observations, actions and reasoning; `envs.format.phrases` adds the rest."""
-        words = [*cls.glyphs, *cls.actions, *(action.lower() for action in cls.actions), *"0123456789"]
-        return [*words, *cls.wording.fragments()]
+        """Text that holds every word of observations and reasoning, with the white space it can have before it.
+
+        `envs.format.phrases` adds what the turn format writes.
+        """
+        cells = [f"{glyph} {glyph}\n" for glyph in cls.glyphs]  # a row's first cell has no space before it
+        words = [*(action.lower() for action in cls.actions), *"0123456789", *cls.wording.fragments()]
+        return [*cells, *(f" {word}" for word in words)]
 
     def _plan(self, rng: Rng, count: int) -> list[str] | None:
         """At most `count` actions of a shortest solution from here, or None."""
@@ -179,6 +184,10 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
     @abc.abstractmethod
     def _load(self, seed: int) -> dict[str, Any]:
         """Make the task of `seed` the current one; returns what `info` adds at reset, such as its difficulty."""
+
+    def _details(self) -> dict[str, Any]:
+        """What `info` adds at each step."""
+        return {}
 
     @abc.abstractmethod
     def _move(self, action: int) -> float:
@@ -219,7 +228,9 @@ def environment_class(name: str) -> type[TextEnv]:
 
 def make(name: str, split: Split = "train", options: dict[str, Any] | None = None) -> TextEnv:
     """The environment of that name; ValueError for an unknown name, split or option."""
-    return environment_class(name)(split=split, **(options or {}))
+    environment = environment_class(name)
+    environment.read_options(options or {})  # first, so that no option can pass for the constructor's own arguments
+    return environment(split=split, **(options or {}))
 
 
 def task_seeds(first_seed: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ class FormatConfig(Settings):
     """The turn format of `envs.format`, shared by all environments."""
 
     format_penalty: float = Field(-0.1, le=0)
-    """Added once for each turn whose output is not well formed (paper, appendix B.2). Never enters the reward variance."""
+    """Added once for each turn whose output is not well formed (paper, appendix B.2); never in the reward variance."""
     max_turns: int = Field(5, ge=1)
     """Turns in one episode (appendix B.2)."""
     max_actions_per_turn: int = Field(2, ge=1)

@@ -48,7 +48,8 @@ def system_message(env: TextEnv, config: FormatConfig) -> str:
 def _format_rule(config: FormatConfig) -> str:
     count = config.max_actions_per_turn
     how_many = "1 action" if count == 1 else f"{count} actions separated by {SEPARATOR}"
-    return f"Always output {THINK_OPEN} ... {THINK_CLOSE} {ANSWER_OPEN} ... {ANSWER_CLOSE} with at most {how_many} ."
+    turn = f"{THINK_OPEN} thoughts {THINK_CLOSE} {ANSWER_OPEN} actions {ANSWER_CLOSE}"
+    return f"Always output {turn} with at most {how_many} ."
 
 
 def turn_message(observation: str, actions_left: int, reward: float | None) -> str:
@@ -69,18 +70,20 @@ def answer(actions: Sequence[str]) -> str:
 
 def well_formed(reasoning: str, actions: Sequence[str]) -> str:
     """The text that a policy samples to say `reasoning` and play `actions`."""
-    return f" {reasoning} {answer(actions)}"
+    return f" {reasoning} {answer(actions)}" if reasoning else f" {answer(actions)}"
 
 
 def phrases(environment: type[TextEnv], config: FormatConfig) -> list[str]:
-    """Text that covers every word that can be fed to, or demonstrated by, a policy in this environment."""
+    """Text that holds every word that can be fed to, or demonstrated by, a policy in this environment, whatever its
+    options, with the white space it can have before it."""
     sums = {0.0}
     for _ in range(config.max_actions_per_turn):
         sums |= {round(total + reward, 1) for total in sums for reward in environment.step_rewards}
-    numbers = [str(left) for left in range(config.max_turns * config.max_actions_per_turn + 1)]
-    turns = ["reward actions left", *numbers, *map(reward_text, sorted(sums))]
-    rule = ["Actions", ".", _format_rule(config), answer(environment.actions)]
-    return [*environment.phrases(), *turns, *rule]
+    limit = config.max_turns * config.max_actions_per_turn
+    turns = [turn_message("", left, None) for left in range(limit + 1)]
+    turns += [turn_message("", limit, total) for total in sorted(sums)]
+    rules = f" Actions {' '.join(environment.actions)} . {_format_rule(config)}"
+    return [*environment.phrases(), *turns, rules, THINK_OPEN, well_formed("", environment.actions)]
 
 
 def parse(text: str, config: FormatConfig, actions: Sequence[str]) -> ParsedTurn:
