@@ -1,0 +1,329 @@
+"""The tiny policy: a word-level tokenizer and a Qwen2 of under a million parameters, warmed up on demonstrations.
+
+It makes the whole system run with no download: the embedded default. It is deliberately unfinished, so that there is
+something left to learn, and part of its reasoning ignores the state, so that input dependence is there to be lost.
+
+Invariants:
+
+- The folder is a standard Hugging Face folder; it appears whole or not at all (built beside, then renamed).
+- Weights follow from (recipe, seed, environment) for a given number of torch threads. `squelch_tiny.json` holds the
+  digest of the three and of the first demonstrations, so that a folder is reused exactly while it would be rebuilt
+  the same.
+- The warm-up's loss covers demonstrated tokens only, predicted from exactly what a rollout would have been fed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch.nn import functional
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from actors.codec import ChatCodec
+from envs.base import environment_class
+from envs.config import EnvironmentConfig
+from envs.format import phrases
+from envs.settings import Settings
+from envs.wording import DemonstrationQuality
+from learner.demonstrations import Demonstration, encode, transcripts
+from learner.tiny_tokenizer import make_tokenizer, save_tokenizer, vocabulary
+
+logger = logging.getLogger(__name__)
+
+STAMP = "squelch_tiny.json"
+DEMONSTRATION_SEED = 2_000_000_000
+"""Seed of the first demonstrated task: apart from those of training and validation runs."""
+NUM_FINGERPRINT = 16
+"""Demonstrations whose texts enter the digest, so that a change of wording or dynamics rebuilds."""
+NUM_VOCABULARY = 200
+"""Demonstrations whose words enter the vocabulary, beside the environment's own list of phrases."""
+POOL_BATCHES = 24
+"""Batches' worth of demonstrations that are sorted by length together."""
+
+
+class TinyRecipe(Settings):
+    """How a tiny policy is built."""
+
+    version: int = 1
+    """Raised when the building itself changes."""
+    width: int = Field(128, ge=16)
+    layers: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(2, ge=1)
+    feed_forward: int = Field(384, ge=16)
+    max_position: int = Field(1024, ge=128)
+    """Longest sequence in tokens."""
+    vocabulary_multiple: int = Field(64, ge=1)
+    tokens: int = Field(1_000_000, ge=1)
+    """Tokens of the warm-up, fed ones included, padding left out, each passage counted."""
+    passes: int = Field(2, ge=1)
+    """Passages over the same demonstrations."""
+    batch_tokens: int = Field(4096, ge=64)
+    """Tokens of one optimizer step, padding included."""
+    learning_rate: float = Field(3e-3, gt=0)
+    """AdamW's peak; falls along half a cosine to `final_learning_rate` times it."""
+    final_learning_rate: float = Field(0.1, ge=0, le=1)
+    warmup_share: float = Field(0.03, ge=0, lt=1)
+    """Share of the tokens in which the learning rate rises."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    initial_std: float = Field(0.05, gt=0)
+    """Standard deviation of the initial weights."""
+    quality: DemonstrationQuality = DemonstrationQuality()
+
+
+RECIPES: dict[str, TinyRecipe] = {
+    "FrozenLake": TinyRecipe(),
+    "Sokoban": TinyRecipe(tokens=3_000_000),
+}
+
+
+@dataclass(frozen=True)
+class TinyReport:
+    """What a build took. All but `directory`, `reused` and `digest` are those of the build, also when reused."""
+
+    directory: str
+    reused: bool
+    digest: str
+    seconds: float
+    seconds_demonstrations: float
+    tokens: int
+    optimizer_steps: int
+    loss: float
+    """Mean negative log-likelihood (nats) of a demonstrated token, over the last tenth of the steps."""
+    num_parameters: int
+    vocab_size: int
+
+
+def recipe_for(environment: str) -> TinyRecipe:
+    """The recipe of a registered environment; an environment without its own gets the default one."""
+    return RECIPES.get(environment, TinyRecipe())
+
+
+def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> str:
+    """What the folder's content follows from: the settings, and the first demonstrations as text."""
+    some = itertools.islice(transcripts(environment, recipe.quality, DEMONSTRATION_SEED + seed), NUM_FINGERPRINT)
+    played = environment.model_dump(mode="json", include={"name", "options", "format"})
+    content = [recipe.model_dump(mode="json"), seed, played, [one.texts() for one in some]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def build_tiny(
+    directory: str | Path, environment: EnvironmentConfig, seed: int = 0, recipe: TinyRecipe | None = None
+) -> TinyReport:
+    """Build the tiny policy of an environment in `directory`, or reuse the one that is there and still the same.
+
+    Raises ValueError when `directory` holds something else.
+    """
+    target = Path(directory)
+    recipe = recipe or recipe_for(environment.name)
+    digest = build_digest(environment, seed, recipe)
+    found = _stamped(target)
+    if found is not None and found.digest == digest:
+        return found
+    building = target.with_name(f".{target.name}.building-{os.getpid()}")
+    building.mkdir(parents=True)
+    try:
+        report = _build(building, target, environment, seed, recipe, digest)
+        if target.exists():
+            shutil.rmtree(target)
+        building.rename(target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return report
+
+
+def _stamped(directory: Path) -> TinyReport | None:
+    """The report of the build in `directory`, None when there is nothing; ValueError when there is something else."""
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return None
+    if not (directory / STAMP).is_file():
+        raise ValueError(f"{directory} exists and holds no {STAMP}: give a new folder, or one that a build left")
+    report = json.loads((directory / STAMP).read_text())["report"]
+    return TinyReport(**{**report, "directory": str(directory), "reused": True})
+
+
+def _build(
+    building: Path, target: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe, digest: str
+) -> TinyReport:
+    """Fill `building`; the report speaks of `target`."""
+    start = time.perf_counter()
+    codec = write_tokenizer(building, environment, seed, recipe)
+    model = new_model(codec, recipe, seed)
+    _write_configs(model, building)
+    codec = ChatCodec(building)
+    demonstrations = collect(codec, environment, seed, recipe.quality, recipe.tokens // recipe.passes)
+    collected = time.perf_counter()
+    losses, tokens = warm_up(model, demonstrations, recipe, seed, codec.pad_id)
+    model.save_pretrained(building)
+    last = losses[-max(len(losses) // 10, 1) :]
+    report = TinyReport(
+        directory=str(target),
+        reused=False,
+        digest=digest,
+        seconds=round(time.perf_counter() - start, 1),
+        seconds_demonstrations=round(collected - start, 1),
+        tokens=tokens,
+        optimizer_steps=len(losses),
+        loss=round(float(np.mean(last)), 4),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        vocab_size=codec.vocab_size,
+    )
+    stamp = {"environment": environment.model_dump(mode="json"), "seed": seed, "recipe": recipe.model_dump(mode="json")}
+    (building / STAMP).write_text(json.dumps({"report": asdict(report), **stamp}, indent=2) + "\n")
+    return report
+
+
+def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> ChatCodec:
+    """Write the environment's tokenizer and return the codec, which has checked that no word is missing."""
+    known = phrases(environment_class(environment.name), environment.format)
+    some = itertools.islice(transcripts(environment, recipe.quality, DEMONSTRATION_SEED + seed), NUM_VOCABULARY)
+    texts = [*known, *(text for one in some for text in one.texts())]
+    pieces = vocabulary([*texts, *(f" {text}" for text in known)])
+    save_tokenizer(make_tokenizer(pieces, recipe.vocabulary_multiple), directory)
+    codec = ChatCodec(directory)
+    codec.check(texts)
+    return codec
+
+
+def new_model(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> Qwen2ForCausalLM:
+    """An untrained model of the recipe's shape, float32."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=codec.vocab_size,
+        hidden_size=recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        intermediate_size=recipe.feed_forward,
+        max_position_embeddings=recipe.max_position,
+        tie_word_embeddings=True,
+        initializer_range=recipe.initial_std,
+        bos_token_id=None,
+        eos_token_id=codec.stop_ids[0],
+        pad_token_id=codec.pad_id,
+        dtype="float32",
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def _write_configs(model: Qwen2ForCausalLM, directory: Path) -> None:
+    """The configuration files, so that the codec reads the very folder that will be published."""
+    model.config.save_pretrained(directory)
+    ends, pad = model.config.eos_token_id, model.config.pad_token_id
+    model.generation_config = GenerationConfig(eos_token_id=[ends], pad_token_id=pad, do_sample=True, top_k=0)
+    model.generation_config.save_pretrained(directory)
+
+
+def collect(
+    codec: ChatCodec, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality, num_tokens: int
+) -> list[Demonstration]:
+    """Demonstrations of at least `num_tokens` tokens in total, each task demonstrated once."""
+    found: list[Demonstration] = []
+    total = 0
+    for transcript in transcripts(environment, quality, DEMONSTRATION_SEED + seed):
+        found.append(encode(codec, transcript))
+        total += len(found[-1].token_ids)
+        if total >= num_tokens:
+            return found
+    raise RuntimeError("demonstrations ended")
+
+
+# --- the warm-up ---
+
+
+def batches(
+    demonstrations: list[Demonstration], batch_tokens: int, rng: np.random.Generator
+) -> Iterator[list[Demonstration]]:
+    """One pass over the demonstrations in random order, in batches of similar length.
+
+    A batch holds at most `batch_tokens` tokens, padding included (one sequence longer than that is a batch alone).
+    """
+    order = rng.permutation(len(demonstrations))
+    mean = sum(len(one.token_ids) for one in demonstrations) / len(demonstrations)
+    pool_size = max(int(POOL_BATCHES * batch_tokens / mean), 1)
+    for first in range(0, len(order), pool_size):
+        pool = sorted((demonstrations[i] for i in order[first : first + pool_size]), key=lambda d: len(d.token_ids))
+        cut: list[list[Demonstration]] = [[]]
+        for one in pool:
+            if (len(cut[-1]) + 1) * len(one.token_ids) > batch_tokens and cut[-1]:
+                cut.append([])
+            cut[-1].append(one)
+        for index in rng.permutation(len(cut)):
+            yield cut[index]
+
+
+def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int) -> torch.Tensor:
+    """Mean negative log-likelihood (nats) of the batch's demonstrated tokens; a scalar.
+
+    Padding is on the right, where causal attention never looks, so no attention mask is needed.
+    """
+    width = max(len(one.token_ids) for one in batch)
+    ids = np.full((len(batch), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(batch), width), dtype=bool)
+    for row, one in enumerate(batch):
+        ids[row, : len(one.token_ids)] = one.token_ids
+        mask[row, : len(one.loss_mask)] = one.loss_mask
+    tokens, wanted = torch.from_numpy(ids), torch.from_numpy(mask)[:, 1:]
+    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
+    logits = model.lm_head(hidden[wanted])  # only where a token was demonstrated: half of the positions
+    return functional.cross_entropy(logits, tokens[:, 1:][wanted])
+
+
+def learning_rate_factor(progress: float, recipe: TinyRecipe) -> float:
+    """Share of the peak learning rate at `progress` in [0, 1] of the tokens: a linear rise, then half a cosine."""
+    if progress < recipe.warmup_share:
+        return progress / recipe.warmup_share
+    fall = min((progress - recipe.warmup_share) / (1 - recipe.warmup_share), 1.0)
+    low = recipe.final_learning_rate
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * fall))
+
+
+def make_optimizer(model: Qwen2ForCausalLM, recipe: TinyRecipe) -> torch.optim.AdamW:
+    """AdamW; weights decay, norms and biases do not."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, foreach=True)
+
+
+def warm_up(
+    model: Qwen2ForCausalLM, demonstrations: list[Demonstration], recipe: TinyRecipe, seed: int, pad_id: int
+) -> tuple[list[float], int]:
+    """Train on `recipe.tokens` tokens of the demonstrations; returns (loss of each optimizer step, tokens seen)."""
+    optimizer, rng = make_optimizer(model, recipe), np.random.default_rng(seed)
+    losses, seen = [], 0
+    model.train()
+    while seen < recipe.tokens:
+        for batch in batches(demonstrations, recipe.batch_tokens, rng):
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * learning_rate_factor(seen / recipe.tokens, recipe)
+            loss = batch_loss(model, batch, pad_id)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.item())
+            seen += sum(len(one.token_ids) for one in batch)
+            if len(losses) % 50 == 0:
+                logger.info("warm-up: %d of %d tokens, loss %.3f", seen, recipe.tokens, losses[-1])
+            if seen >= recipe.tokens:
+                break
+    model.eval()
+    return losses, seen

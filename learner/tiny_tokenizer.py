@@ -1,0 +1,68 @@
+"""The tiny policy's tokenizer: one token per word of one environment's closed vocabulary, the space before it included.
+
+Invariants:
+
+- Every text the environment shows and every demonstration encodes without `<unk>` and decodes to itself.
+- A marker is one token with the space before it (`Ġ</think>`), a grid cell is one token, a number is one token.
+- The vocabulary is sorted, so it depends on the texts only and not on their order; its size is a multiple of
+  `multiple`, filled up with control tokens that occur nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+CONTROL_TOKENS = (UNKNOWN, PAD, END, *ROLES)
+ALWAYS = "<think> </think> <answer> </answer>\n ||"
+"""The turn format's own pieces, in the vocabulary whatever the environment shows."""
+
+PATTERN = r" ?</?(?:think|answer)>| ?\|\|| ?[A-Za-z]+| ?-?[0-9]+(?:\.[0-9]+)?| ?[^\sA-Za-z0-9]|\s"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def _splitter() -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([words, letters])
+
+
+def vocabulary(texts: Iterable[str]) -> list[str]:
+    """The distinct pieces of the texts, sorted, in the byte-level alphabet (`Ġ` is the space before a word)."""
+    splitter = _splitter()
+    distinct = {*texts, ALWAYS, ALWAYS.replace(" ", "")}
+    return sorted({piece for text in distinct for piece, _ in splitter.pre_tokenize_str(text)})
+
+
+def make_tokenizer(pieces: list[str], multiple: int) -> Tokenizer:
+    """A word-level tokenizer over the pieces; control tokens come first, so that their ids are fixed."""
+    names = [*CONTROL_TOKENS, *pieces]
+    unused = [f"<|unused{index}|>" for index in range(-len(names) % multiple)]
+    names += unused
+    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = _splitter()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*CONTROL_TOKENS, *unused])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write the tokenizer files of a Hugging Face folder, chat template included."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": UNKNOWN,
+        "pad_token": PAD,
+        "eos_token": END,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
