@@ -25,6 +25,19 @@ Compat = Literal["paper", "ragen"]
 RECALL_AT = (2, 4, 8)
 EMPTY = "empty reasoning"
 NON_FINITE = "non-finite log-likelihood"
+METRIC_KEYS = (
+    "retrieval_accuracy",
+    "retrieval_chance",
+    "mi_est",
+    "mi_seq_est",
+    "mi_zscore",
+    "mi_zscore_ema",
+    "conditional_entropy",
+    "marginal_entropy",
+    "upper_bound",
+    "num_prompts",
+    "num_excluded",
+)
 
 
 @dataclass
@@ -93,9 +106,10 @@ class Proxies:
         return asdict(self)
 
     def metrics(self) -> dict[str, float]:
-        """Flat keys of the metric registry; figures that are None are left out."""
-        flat = {key: value for key, value in self.as_dict().items() if isinstance(value, (int, float))}
-        return flat | {f"recall@{k}": value for k, value in self.recall.items() if value is not None}
+        """Flat keys of the metric registry, scope left out; figures that are None are left out."""
+        values = self.as_dict()
+        flat = {key: values[key] for key in METRIC_KEYS} | {f"recall@{k}": value for k, value in self.recall.items()}
+        return {key: float(value) for key, value in flat.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,8 @@ class Scores:
     source: np.ndarray
     weights: np.ndarray
     prompt: np.ndarray
+    multiplicity: float
+    """N, columns with their multiplicity."""
     excluded: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -160,19 +176,17 @@ def proxies_of_samples(
     `prompt_id`: (num_columns,). `ema` is advanced in place. Raises ValueError naming the array that does not fit.
     """
     scores = usable(log_likelihood, lengths, source, column_weights, prompt_id)
-    ranks = np.array([expected_hits(scores, k) for k in (1, *RECALL_AT)])
-    empty = not len(scores.lengths)
-    found = [None if empty else float(rank) for rank in ranks.mean(axis=1)] if not empty else [None] * len(ranks)
-    num = scores.num_prompts
+    num, empty = scores.num_prompts, not len(scores.lengths)
+    hits = [None if empty else float(expected_hits(scores, k).mean()) for k in (1, *RECALL_AT)]
     report = {
         "num_prompts": num,
         "num_samples": len(scores.lengths),
         "num_excluded": sum(scores.excluded.values()),
         "excluded": scores.excluded,
         "compat": compat,
-        "retrieval_accuracy": found[0],
+        "retrieval_accuracy": hits[0],
         "retrieval_chance": 1 / num,
-        "recall": dict(zip(RECALL_AT, found[1:], strict=True)),
+        "recall": dict(zip(RECALL_AT, hits[1:], strict=True)),
         "recall_chance": {k: min(1.0, k / num) for k in RECALL_AT},
     }
     return Proxies(**report) if empty else Proxies(**report, **information(scores, ema, compat, epsilon))
@@ -199,7 +213,8 @@ def usable(
     excluded = {reason: int(mask.sum()) for reason, mask in ((EMPTY, empty), (NON_FINITE, broken)) if mask.any()}
     keep = ~(empty | broken)
     merged = np.unique(prompt, return_inverse=True)[1].reshape(-1)
-    return Scores(matrix[keep], tokens[keep], column[keep], weights / weights.sum(), merged, excluded)
+    total = float(weights.sum())
+    return Scores(matrix[keep], tokens[keep], column[keep], weights / total, merged, total, excluded)
 
 
 def _check_shapes(
@@ -257,7 +272,7 @@ def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: f
         marginal = log_mixture(scores.likelihood / lengths[:, None], scores.weights)
     mi_est, std = float((matched - marginal).mean()), float(marginal.std())
     smooth = std if ema is None else ema.update(std)
-    bound = math.log(len(scores.weights))
+    bound = math.log(scores.multiplicity)
     return {
         "mi_est": mi_est,
         "mi_seq_est": float((own - mixture).mean()),
