@@ -140,3 +140,10 @@ def shard(policy: Policy, mesh: DeviceMesh, dtype: str) -> Policy:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return policy
+
+
+def reshard(policy: Policy) -> None:
+    """Free gathered parameters; without a backward pass (which does it) those of the root would stay gathered."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

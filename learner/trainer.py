@@ -27,7 +27,7 @@ from actors.messages import StepReport
 from learner import batching
 from learner.batching import Groups, OptimizerStep, Row
 from learner.config import LearnerConfig, OptimizerConfig
-from learner.model import Policy, load_model, shard
+from learner.model import Policy, load_model, reshard, shard
 from learner.objectives import SUM_NAMES, policy_loss
 from learner.tensors import Batch, inputs_of, to_batch
 
@@ -168,7 +168,7 @@ class Trainer:
     @torch.no_grad()
     def _score(self, policy: Policy, inputs: Sequence[Tensor]) -> Tensor:
         log_probs = policy(*inputs, self.temperature, False)[0]
-        policy.reshard()  # without a backward pass the root's parameters would stay gathered
+        reshard(policy)
         return log_probs
 
     def _optimize(
