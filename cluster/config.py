@@ -210,14 +210,14 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"]) or "configuration"
+        where = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             siblings = _fields_at(item["loc"][:-1])
             lines.append(f"{where}: unknown key. {_nearest(str(item['loc'][-1]), siblings)}".strip())
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {item['input']!r})"
-            lines.append(f"{where}: {message}{given}")
+            lines.append(f"{where}: {message}{given}".removeprefix(": "))
     return "configuration: " + "; ".join(lines)
 
 

@@ -1,0 +1,109 @@
+"""Before the actors: the Ray cluster and the initial policy."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cluster.config import RunConfig
+from cluster.errors import UserError
+
+log = logging.getLogger(__name__)
+REPOSITORY = Path(__file__).parent.parent
+
+
+def needed_cpus(config: RunConfig) -> float:
+    """Ray CPUs that all actors of a run ask for together."""
+    return (
+        config.rollout.count * config.rollout.num_cpus
+        + config.environment_actor.count * config.environment_actor.num_cpus
+        + config.learner.ranks * config.learner.num_cpus
+        + (config.scorer.num_cpus if config.scorer.enabled else 0)
+    )
+
+
+def connect(config: RunConfig, say: Callable[[str], None]) -> None:
+    """Joins the cluster at `cluster.address`, or starts one on this machine.
+
+    Raises:
+        UserError: the cluster cannot be joined, or is too small for what the run asks for.
+    """
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
+    options: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.WARNING}
+    if address:
+        _join(address, options)
+        _check_size(config)
+        say(f"joined the Ray cluster at {address}")
+    else:
+        cpus = config.cluster.num_cpus or max(needed_cpus(config), float(os.cpu_count() or 1))
+        ray.init(
+            num_cpus=int(-(-cpus // 1)),
+            object_store_memory=config.cluster.object_store_mib * 2**20,
+            include_dashboard=False,
+            **options,
+        )
+
+
+def _join(address: str, options: dict[str, Any]) -> None:
+    try:
+        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"cluster.address={address!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
+            "leave the key empty to start one on this machine."
+        ) from error
+
+
+def _check_size(config: RunConfig) -> None:
+    have, need = ray.cluster_resources(), needed_cpus(config)
+    if have.get("CPU", 0) < need:
+        raise UserError(
+            f"the cluster has {have.get('CPU', 0):g} CPUs and the run asks for {need:g}: add nodes, or lower "
+            "rollout.count, environment_actor.count, learner.ranks or their num_cpus"
+        )
+    gpus = config.rollout.count * config.rollout.num_gpus + config.learner.ranks * config.learner.num_gpus
+    if have.get("GPU", 0) < gpus:
+        raise UserError(
+            f"the cluster has {have.get('GPU', 0):g} GPUs and the run asks for {gpus:g}: lower rollout.num_gpus or "
+            "learner.num_gpus, or use a cluster with GPUs"
+        )
+
+
+def disconnect() -> None:
+    """Leaves the cluster; one that `connect` started ends."""
+    ray.shutdown()
+
+
+def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
+    """The folder of the initial policy; the tiny one is built, or found in the cache."""
+    if config.model.path != "tiny":
+        return check_model(Path(config.model.path))
+    from learner.tiny import build_digest, build_tiny, recipe_for  # imports torch; a given model needs none of it
+
+    recipe = recipe_for(config.environment.name)
+    digest = build_digest(config.environment, config.model.tiny_seed, recipe)
+    folder = Path(config.model.cache) / f"{config.environment.name}-{digest}"
+    if not folder.exists():
+        say(f"warming up the tiny policy for {config.environment.name} in {folder} (a minute or two, once)")
+    report = build_tiny(folder, config.environment, config.model.tiny_seed, recipe)
+    if not report.reused:
+        say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
+    return folder.resolve()
+
+
+def check_model(folder: Path) -> Path:
+    """A model folder that can be trained and served.
+
+    Raises:
+        UserError: it is missing, holds no safetensors, or has no chat template.
+    """
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.path={str(folder)!r} is not a Hugging Face model folder: it has no config.json")
+    if not list(folder.glob("*.safetensors")):
+        raise UserError(f"model.path={str(folder)!r} holds no *.safetensors; only safetensors weights are loaded")
+    return folder.resolve()

@@ -1,0 +1,183 @@
+"""The fleet: brings the actors of a run up, replaces the ones that may be replaced, and takes all of them down.
+
+Environment actors, rollout workers, filter service and scorer are replaced after their death, at most
+`cluster.max_restarts` times each; a replaced rollout worker gets the current weights as any late joiner does. The learner's
+process group is never touched: the death of a rank ends the run, which resumes from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.environment import EnvironmentActor
+from actors.filter_service import FilterService
+from actors.messages import UpdateReport, WeightBundle
+from actors.rollout import RolloutWorker
+from actors.scorer import ScorerActor
+from cluster.config import RunConfig
+from learner.actor import LearnerGroup
+
+log = logging.getLogger(__name__)
+Handle = Any  # a Ray actor handle; Ray exports no public type for it
+
+
+class Fleet:
+    """Handles of every actor, by name."""
+
+    def __init__(self, config: RunConfig, model_dir: Path, on_event: Callable[..., None]) -> None:
+        self.config = config
+        self.model_dir = str(model_dir)
+        self.on_event = on_event
+        self.players: dict[str, Handle] = {}
+        self.workers: dict[str, Handle] = {}
+        self.filter: Handle = None
+        self.scorer: Handle = None
+        self.learner: LearnerGroup = None
+        self.restarts: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Creates every actor at once and waits until each is ready; names the late ones."""
+        config = self.config
+        self.workers = {f"rollout-{i}": self._new_worker(f"rollout-{i}") for i in range(config.rollout.count)}
+        self.players = {f"env-{i}": self._new_player(f"env-{i}") for i in range(config.environment_actor.count)}
+        self.filter = self._new_filter()
+        self.scorer = self._new_scorer() if config.scorer.enabled else None
+        self.learner = LearnerGroup(config.learner, self.model_dir, config.seed, config.sampling.temperature)
+        ready: dict[str, Awaitable[Any]] = {
+            **{name: worker.ready.remote() for name, worker in self.workers.items()},
+            **{name: player.ready.remote() for name, player in self.players.items()},
+            "filter": self.filter.state.remote(),
+            "learner": asyncio.to_thread(self.learner.start),
+        }
+        if self.scorer is not None:
+            ready["scorer"] = self.scorer.health.remote()
+        await within(ready, config.cluster.start_timeout_s, "start")
+        await self._introduce_workers()
+
+    def _new_player(self, name: str) -> Handle:
+        config = self.config
+        shell = EnvironmentActor.options(num_cpus=config.environment_actor.num_cpus, max_concurrency=1000)
+        return shell.remote(
+            name,
+            self.model_dir,
+            config.environment,
+            config.sampling,
+            config.environment_actor,
+            config.rollout.max_model_len,
+        )
+
+    def _new_worker(self, name: str) -> Handle:
+        rollout = self.config.rollout
+        shell = RolloutWorker.options(num_cpus=rollout.num_cpus, num_gpus=rollout.num_gpus, max_concurrency=1000)
+        return shell.remote(name, self.model_dir, rollout)
+
+    def _new_filter(self) -> Handle:
+        return FilterService.options(num_cpus=0).remote(self.config.filter)
+
+    def _new_scorer(self) -> Handle:
+        config = self.config
+        shell = ScorerActor.options(num_cpus=config.scorer.num_cpus)
+        return shell.remote(self.model_dir, config.scorer, config.sampling.temperature, config.seed)
+
+    async def _introduce_workers(self) -> None:
+        calls = {name: player.set_workers.remote(self.workers) for name, player in self.players.items()}
+        await within(calls, self.config.cluster.start_timeout_s, "set_workers")
+
+    async def update_workers(self, bundle: WeightBundle) -> list[UpdateReport]:
+        """Loads a version into every rollout worker; a late or failing one is named."""
+        calls = {name: worker.update_weights.remote(bundle) for name, worker in self.workers.items()}
+        return list((await within(calls, self.config.rollout.update_timeout_s, "update_weights")).values())
+
+    def allow_restart(self, name: str, cause: str) -> None:
+        """Counts a restart; raises RuntimeError with the cause when the actor has used up its restarts."""
+        self.restarts[name] += 1
+        self.on_event(name, "restart", time.time(), time.time(), cause=cause, count=self.restarts[name])
+        log.warning("%s died and is replaced (%d): %s", name, self.restarts[name], cause)
+        if self.restarts[name] > self.config.cluster.max_restarts:
+            raise RuntimeError(
+                f"{name} died {self.restarts[name]} times (cluster.max_restarts={self.config.cluster.max_restarts}); "
+                f"last cause: {cause}"
+            )
+
+    async def replace_player(self, name: str, dead: Handle, cause: str) -> None:
+        """A new environment actor in place of `dead`; whoever noticed first replaces it, later callers find it done."""
+        if self.players[name] is not dead:
+            return
+        self.allow_restart(name, cause)
+        self.players[name] = player = self._new_player(name)
+        await within({name: player.set_workers.remote(self.workers)}, self.config.cluster.start_timeout_s, "restart")
+
+    async def replace_worker(self, name: str, dead: Handle, bundle: WeightBundle, cause: str) -> None:
+        """A new rollout worker in place of `dead`, with the current weights, made known to the environment actors."""
+        if self.workers[name] is not dead:
+            return
+        self.allow_restart(name, cause)
+        ray.kill(dead)
+        self.workers[name] = worker = self._new_worker(name)
+        await within({name: worker.ready.remote()}, self.config.rollout.start_timeout_s, "restart")
+        await within({name: worker.update_weights.remote(bundle)}, self.config.rollout.update_timeout_s, "late join")
+        await self._introduce_workers()
+
+    async def replace_filter(self, state: dict[str, Any] | None, cause: str) -> None:
+        """A new filter service with the state of the last closed step."""
+        self.allow_restart("filter", cause)
+        self.filter = self._new_filter()
+        if state is not None:
+            await within({"filter": self.filter.restore.remote(state)}, self.config.cluster.start_timeout_s, "restart")
+
+    def replace_scorer(self, cause: str) -> None:
+        """A new scorer; nobody waits for it. Without restarts left the run goes on unscored, and says so."""
+        if self.restarts["scorer"] >= self.config.cluster.max_restarts:
+            log.error("scorer died %d times and stays down: %s", self.restarts["scorer"] + 1, cause)
+            self.scorer = None
+            return
+        self.allow_restart("scorer", cause)
+        self.scorer = self._new_scorer()
+
+    async def stop(self, timeout_s: float = 30.0) -> None:
+        """Ends every actor: asked first, killed when late. Leaves no process behind."""
+        calls = {name: worker.stop.remote() for name, worker in self.workers.items()}
+        if self.learner is not None:
+            calls["learner"] = asyncio.to_thread(self.learner.stop)
+        done = await asyncio.gather(*(_bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
+        for name, result in zip(calls, done, strict=True):
+            if isinstance(result, BaseException):
+                log.warning("%s did not stop when asked and is killed: %r", name, result)
+        others = (self.filter, self.scorer, *self.players.values(), *self.workers.values())
+        for handle in others:
+            if handle is not None:
+                ray.kill(handle)
+
+
+async def _bounded(call: Awaitable[Any], timeout_s: float) -> Any:
+    return await asyncio.wait_for(_as_future(call), timeout_s)
+
+
+async def _as_future(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+    """Awaits named calls together; past the bound raises TimeoutError naming the late parties."""
+    tasks = {name: asyncio.ensure_future(_as_future(call)) for name, call in calls.items()}
+    if not tasks:
+        return {}
+    _, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    failed = [(name, task) for name, task in tasks.items() if task.done() and task.exception() is not None]
+    for task in late:
+        task.cancel()
+    if failed:
+        name, task = failed[0]
+        raise RuntimeError(f"{what}: {name} failed: {task.exception()}") from task.exception()
+    if late:
+        names = ", ".join(name for name, task in tasks.items() if task in late)
+        raise TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
+    return {name: task.result() for name, task in tasks.items()}

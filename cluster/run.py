@@ -1,0 +1,158 @@
+"""Wires a run: one screen from configuration to summary.
+
+    actor             produces                     waits for                       unblocked by          on time-out
+    coordinator       tickets, calls to all        windows, filter, learner,       every actor below     see its module
+                                                   workers
+    environment actor groups (Arrow), summaries    tokens of rollout workers       rollout worker        the trajectory fails
+    rollout worker    tokens, log-probabilities    requests; weights at a boundary environment actor,    collect returns empty;
+                                                                                   coordinator           update fails by name
+    filter service    decisions, kept mass         summaries                       coordinator           it is replaced
+    learner ranks     weights v+1                  kept groups; one another        coordinator, gloo or  the run ends, the rank
+                                                                                   NCCL                  is named
+    scorer            MI proxies                   groups and weights of a step    coordinator           reported late; nobody
+                                                                                                         waits for it
+    archive           Parquet parts                disk                            disk                  awaited one step later
+
+The actors and what flows between them are drawn in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actors.archive import Archive
+from actors.exporter import Recorder
+from cluster.bootstrap import connect, disconnect, prepare_model
+from cluster.config import RunConfig, dump
+from cluster.coordinator import Coordinator
+from cluster.errors import UserError
+from cluster.fleet import Fleet
+from cluster.state import LoopState, checkpoints, read_state
+from cluster.summary import summarise_run, summary_lines, write_summary
+
+log = logging.getLogger(__name__)
+EXIT_FAILED = 1
+
+
+def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
+    """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped)."""
+    started = time.time()
+    state, checkpoint = _open_run(config, resume)
+    recorder = Recorder(config.recorder)
+    recorder.start()
+    try:
+        model_dir = prepare_model(config, say)
+        connect(config, say)
+        try:
+            return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
+        finally:
+            disconnect()
+    finally:
+        recorder.close()
+
+
+async def _train(
+    config: RunConfig,
+    model_dir: Path,
+    state: LoopState,
+    checkpoint: Path | None,
+    recorder: Recorder,
+    started: float,
+    say: Callable[[str], None],
+) -> int:
+    archive = Archive(config.run_dir)
+    archive.truncate_after(state.clock)
+    fleet = Fleet(config, model_dir, archive.event)
+    stop_signal: list[int] = []
+    try:
+        say(f"metrics at {recorder.url}; run folder {config.run_dir}")
+        await _stoppable(fleet.start(), stop_signal)
+        if checkpoint is not None:
+            await asyncio.to_thread(fleet.learner.load, str(checkpoint))
+            say(f"resumed from {checkpoint} after step {state.clock}")
+        coordinator = Coordinator(config, fleet, archive, recorder, state, say)
+        _stop_on_signals(coordinator, stop_signal)
+        say(f"ready after {time.time() - started:.1f} s")
+        await coordinator.run()
+    finally:
+        await fleet.stop()
+        archive.close()
+    return _close(config, coordinator, archive, stop_signal, time.time() - started, say)
+
+
+def _open_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
+    """The state to start from: that of the newest checkpoint when resuming, else a new run's."""
+    run_dir = config.run_dir
+    resolved = run_dir / "config.yaml"
+    if resolved.exists() and not resume:
+        raise UserError(
+            f"{run_dir} already holds a run. Continue it with --resume, or choose another folder with name=NAME "
+            f"(or remove {run_dir})."
+        )
+    if resume and not resolved.exists():
+        raise UserError(f"--resume: {run_dir} holds no run (no config.yaml); start it without --resume first")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    resolved.write_text(dump(config))
+    saved = checkpoints(run_dir) if resume else []
+    return (read_state(saved[-1][1]), saved[-1][1]) if saved else (LoopState(), None)
+
+
+async def _stoppable(work: Any, stop_signal: list[int]) -> None:
+    """Runs the start-up; a signal during it ends the run at once."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+
+    def interrupt(number: int) -> None:
+        stop_signal.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        raise UserError(f"stopped by {signal.Signals(stop_signal[0]).name} before the actors were ready") from None
+
+
+def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:
+    """The first signal ends the run after the step in training; a second one ends it now."""
+    loop = asyncio.get_running_loop()
+
+    def ask(number: int) -> None:
+        stop_signal.append(number)
+        if len(stop_signal) > 1:
+            raise KeyboardInterrupt
+        coordinator.stop(f"stopped by {signal.Signals(number).name}")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask, number)
+
+
+def _close(
+    config: RunConfig,
+    coordinator: Coordinator,
+    archive: Archive,
+    stop_signal: list[int],
+    wall_seconds: float,
+    say: Callable[[str], None],
+) -> int:
+    archive.finish()
+    summary = summarise_run(config, coordinator, wall_seconds)
+    write_summary(config.run_dir / "summary.json", summary)
+    for line in summary_lines(summary):
+        say(line)
+    if not summary["ledger"]["balanced"]:
+        say(f"failed: the ledger does not balance: {summary['ledger']}")
+        return EXIT_FAILED
+    if stop_signal:
+        say(f"{coordinator.stop_reason} after step {summary['steps']}; continue with --resume")
+        return 128 + stop_signal[0]
+    reason = coordinator.stop_reason
+    say(f"done: {config.run_dir}" if not reason else f"ended after step {summary['steps']}: {reason}")
+    return 0 if not reason or reason.startswith("early stop") else EXIT_FAILED

@@ -1,0 +1,81 @@
+"""Loop state: what a checkpoint holds besides the learner's shards, and how a run is picked up from it.
+
+A checkpoint of step n says that steps 1..n are over. Tickets of later steps that were open then are issued again with the
+same ids and tasks, so that every task is trained on once; whatever the archive holds of later steps is cut off first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.records import Task, Ticket
+from cluster.errors import UserError
+
+LOOP_FILE = "loop.json"
+
+
+@dataclass
+class LoopState:
+    """JSON-able state of the loop after `clock` completed steps."""
+
+    clock: int = 0
+    version: int = 0
+    cursor: int = 0
+    optimizer_steps: int = 0
+    best_success: float = -1.0
+    best_step: int = -1
+    seconds: float = 0.0
+    """Wall seconds of training so far, over all processes of the run."""
+    totals: dict[str, float] = field(default_factory=dict)
+    open_tickets: list[dict[str, Any]] = field(default_factory=list)
+    ledger: dict[str, Any] = field(default_factory=lambda: {"tickets": []})
+    filter: dict[str, Any] | None = None
+    scorer: dict[str, Any] | None = None
+    early_stop: dict[str, Any] | None = None
+    first_validation: dict[str, Any] | None = None
+
+    def tickets(self) -> list[Ticket]:
+        """The open tickets, in order of issue."""
+        return [_ticket(data) for data in self.open_tickets]
+
+
+def pack_ticket(ticket: Ticket) -> dict[str, Any]:
+    """A ticket as plain data."""
+    return asdict(ticket)
+
+
+def _ticket(data: dict[str, Any]) -> Ticket:
+    task = dict(data["task"])
+    task["options"] = tuple((key, value) for key, value in task["options"])
+    return Ticket(**{**data, "task": Task(**task)})
+
+
+def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step}"
+
+
+def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """Whole checkpoints of a run, oldest first. A half-written one has no final name and is not among them."""
+    folders = (run_dir / "checkpoints").glob("step-*")
+    named = [(re.fullmatch(r"step-(\d+)", f.name), f) for f in folders]
+    return sorted((int(match[1]), f) for match, f in named if match and (f / LOOP_FILE).is_file())
+
+
+def read_state(checkpoint: Path) -> LoopState:
+    """The loop state of a checkpoint.
+
+    Raises:
+        UserError: the file is damaged; the text names it.
+    """
+    path = checkpoint / LOOP_FILE
+    try:
+        return LoopState(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); the checkpoint is damaged. Remove {checkpoint} to resume from the one "
+            "before it."
+        ) from error
