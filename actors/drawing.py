@@ -1,0 +1,174 @@
+"""Which reasonings are scored under which prompts: the samples behind the figures of Table 1.
+
+Two scopes (paper, section 2.3). First turn: K reasonings of each group's first turn, columns are the distinct prompts.
+Trajectory: uniform trajectories with replacement, then a uniform turn of each; each draw brings its own column (K = 1).
+
+Invariants:
+
+- X is the exact ids fed, up to and including the opening of the reasoning; Z the ids wholly inside the reasoning.
+  Nothing is decoded and encoded again.
+- A draw is a function of the groups' ids, the trajectories' indices and the seed; the order of arrival does not matter.
+- Identical prompts are one column; its weight is the mass of the draws that brought it, so that the mixture over
+  columns is the mixture over draws. In the first-turn scope each group has mass 1, in the trajectory scope each draw.
+- What cannot be scored is counted under its reason, never dropped silently.
+
+Pure: imports neither torch, Ray nor vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.records import Trajectory
+
+Groups = Mapping[str, Sequence[Trajectory]]
+"""Trajectories by group id."""
+
+EXCLUSIONS = ("failed", "no_turn", "no_reasoning", "stale", "too_long", "non_finite")
+"""failed: the trajectory failed. no_turn: it ended before its first turn. no_reasoning: empty, or never closed. stale:
+a token was sampled by a version older than the bound. too_long: prompt and reasoning exceed the model's context.
+non_finite: the model gave a NaN or infinite log-probability under some prompt."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Samples to be scored. `prompts`: the distinct columns X_j; `weights`: (num_prompts,) float64, their mass;
+    `reasonings`: Z_s; `source`: (num_samples,) the column that Z_s was sampled under; `versions`: (num_samples, 2)
+    oldest and newest policy version that sampled it; `excluded`: count by reason."""
+
+    prompts: list[np.ndarray]
+    weights: np.ndarray
+    reasonings: list[np.ndarray]
+    source: np.ndarray
+    versions: np.ndarray
+    excluded: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    prompt: np.ndarray
+    reasoning: np.ndarray
+    versions: tuple[int, int]
+    mass: float
+
+
+def draw_first_turn(
+    groups: Groups, max_prompts: int, samples_per_prompt: int, seed: Sequence[int], oldest_version: int
+) -> Draw:
+    """Up to K = `samples_per_prompt` first-turn reasonings, without replacement, of each of a random order of groups,
+    until `max_prompts` distinct prompts are reached. Every trajectory of a group that was looked at and cannot be used
+    is counted. Turns with a token of a version below `oldest_version` are stale."""
+    rng = np.random.default_rng(seed)
+    excluded: Counter[str] = Counter()
+    samples: list[_Sample] = []
+    for name in rng.permutation(sorted(groups)):
+        if len({sample.prompt.tobytes() for sample in samples}) >= max_prompts:
+            break
+        ordered = sorted(groups[name], key=lambda t: t.index)
+        reasons = [_unusable(trajectory, 0, oldest_version) for trajectory in ordered]
+        excluded.update(reason for reason in reasons if reason is not None)
+        usable = [t for t, reason in zip(ordered, reasons, strict=True) if reason is None]
+        size = min(samples_per_prompt, len(usable))
+        chosen = np.sort(rng.choice(len(usable), size=size, replace=False)) if size else []
+        samples.extend(_sample(usable[i], 0, 1.0 / size) for i in chosen)
+    return _merged(samples, excluded)
+
+
+def draw_trajectory(groups: Groups, draws: int, seed: Sequence[int], oldest_version: int) -> Draw:
+    """`draws` times: a uniform trajectory (with replacement) among those that did not fail, then a uniform turn of it.
+    A drawn turn that cannot be used is counted and not replaced."""
+    rng = np.random.default_rng(seed)
+    population = [t for name in sorted(groups) for t in sorted(groups[name], key=lambda t: t.index)]
+    population = [t for t in population if t.failure is None and t.turns]
+    excluded: Counter[str] = Counter()
+    samples: list[_Sample] = []
+    for trajectory in (population[i] for i in (rng.integers(len(population), size=draws) if population else ())):
+        turn = int(rng.integers(len(trajectory.turns)))
+        reason = _unusable(trajectory, turn, oldest_version)
+        if reason is None:
+            samples.append(_sample(trajectory, turn, 1.0))
+        else:
+            excluded[reason] += 1
+    return _merged(samples, excluded)
+
+
+def within_context(draw: Draw, context_length: int) -> Draw:
+    """The draw without the samples that, under some remaining prompt, exceed `context_length` tokens.
+
+    All entries of a row must exist, so either the longest prompt leaves with its own samples or the longest reasonings
+    leave, whichever costs fewer samples, until every pair fits.
+    """
+    excluded = Counter(draw.excluded)
+    while draw.reasonings:
+        sizes = np.array([len(x) for x in draw.prompts])
+        too_long = np.array([len(z) for z in draw.reasonings]) + sizes.max() > context_length
+        if not too_long.any():
+            break
+        own = draw.source == sizes.argmax()
+        leaving = own if own.sum() <= too_long.sum() else too_long
+        excluded["too_long"] += int(leaving.sum())
+        draw = _subset(draw, ~leaving)
+    return replace(draw, excluded=dict(excluded))
+
+
+def newest_version(groups: Groups) -> int:
+    """The newest policy version that sampled a token in the window; -1 when nothing was sampled."""
+    turns = (turn for trajectories in groups.values() for t in trajectories for turn in t.turns)
+    return max((turn.version_max for turn in turns), default=-1)
+
+
+def version_mismatch(draw: Draw, version: int) -> float:
+    """Share of the drawn reasonings' tokens in turns not sampled by `version` alone, in [0, 1]; an upper bound for
+    turns stamped with several versions. 0 when nothing was drawn."""
+    sizes = np.array([len(z) for z in draw.reasonings], dtype=np.float64)
+    other = (draw.versions != version).any(axis=1)
+    return float(sizes[other].sum() / sizes.sum()) if len(sizes) else 0.0
+
+
+def _unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
+    """Why that turn's reasoning cannot be scored, one of EXCLUSIONS, or None."""
+    if trajectory.failure is not None:
+        return "failed"
+    if index >= len(trajectory.turns):
+        return "no_turn"
+    turn = trajectory.turns[index]
+    if turn.reasoning_end <= turn.reasoning_start:
+        return "no_reasoning"
+    return "stale" if turn.version_min < oldest_version else None
+
+
+def _sample(trajectory: Trajectory, index: int, mass: float) -> _Sample:
+    ids, turn = np.asarray(trajectory.token_ids, dtype=np.int64), trajectory.turns[index]
+    reasoning = ids[turn.reasoning_start : turn.reasoning_end]
+    return _Sample(ids[: turn.sample_start], reasoning, (turn.version_min, turn.version_max), mass)
+
+
+def _merged(samples: list[_Sample], excluded: Counter[str]) -> Draw:
+    """One column for each distinct prompt, in order of appearance."""
+    column: dict[bytes, int] = {}
+    source = np.array([column.setdefault(s.prompt.tobytes(), len(column)) for s in samples], dtype=np.int64)
+    weights = np.bincount(source, weights=[s.mass for s in samples], minlength=len(column))
+    prompts = [np.frombuffer(key, dtype=np.int64) for key in column]
+    versions = np.array([s.versions for s in samples], dtype=np.int64).reshape(-1, 2)
+    return Draw(prompts, weights.astype(np.float64), [s.reasoning for s in samples], source, versions, dict(excluded))
+
+
+def _subset(draw: Draw, keep: np.ndarray) -> Draw:
+    """The kept samples (num_samples,) bool, with the columns that still have one; masses shrink with their samples."""
+    counts = np.bincount(draw.source, minlength=len(draw.prompts))
+    left = np.bincount(draw.source[keep], minlength=len(draw.prompts))
+    columns = np.flatnonzero(left)
+    renumbered = np.full(len(draw.prompts), -1)
+    renumbered[columns] = np.arange(len(columns))
+    return Draw(
+        prompts=[draw.prompts[j] for j in columns],
+        weights=(draw.weights * left / np.maximum(counts, 1))[columns],
+        reasonings=[z for z, kept in zip(draw.reasonings, keep, strict=True) if kept],
+        source=renumbered[draw.source[keep]],
+        versions=draw.versions[keep],
+        excluded=draw.excluded,
+    )
