@@ -1,0 +1,217 @@
+"""How new weights enter a vLLM engine: a back end of vLLM's own weight-transfer interface.
+
+`RolloutWorker` takes a bundle's arrays from the Ray object store, lays them into one file in shared memory
+(`write_arrays`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine` maps it and loads it.
+Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`, which calls `register`.
+
+Invariants:
+
+- Nothing is loaded before the checksum over everything received equals the learner's: a refused transfer leaves the
+  engine with the weights it had.
+- Loading is all or nothing as far as names go: a parameter of the model that the bundle does not hold is an error.
+- After loading, every packed copy of a weight is made anew. On CPU vLLM packs an output head that is tied to the
+  embedding apart from it, and its own reload leaves that copy stale.
+
+Who waits: the engine's process only for itself, the worker for the engine, within `update_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from actors.weights import checksum
+
+BACKEND = "ray_object_store"
+PARENT_VARIABLE = "SQUELCH_ENGINE_PARENT"
+"""Process id of the worker that an engine belongs to; set by the worker, read in the engine's process."""
+
+_ALIGNMENT = 64
+_PARENT_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Where one parameter lies in the file: `dtype` is numpy's (bfloat16 as uint16), `offset` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bfloat16: bool
+
+
+@dataclass
+class ObjectStoreInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on: no process group is built."""
+
+
+@dataclass
+class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
+    """One version's weights: the file, what lies in it, and the checksum it must have."""
+
+    path: str
+    version: int
+    checksum: str
+    arrays: list[dict[str, Any]] = field(default_factory=list)
+
+    def specs(self) -> list[ArraySpec]:
+        return [ArraySpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.arrays]
+
+
+def shared_memory() -> Path:
+    """A folder in memory where there is one, so that weights are not written to disk."""
+    return Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def written_arrays(
+    arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]
+) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Write arrays, in order, into one private file, removed at the end; yields its path and its table."""
+    path = shared_memory() / f"squelch-weights-{uuid.uuid4().hex}"
+    try:
+        yield path, _write(path, arrays, bfloat16_names)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = []
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        for name, array in arrays:
+            offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+            file.seek(offset)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            spec = ArraySpec(name, array.dtype.str, array.shape, offset, name in bfloat16_names)
+            table.append(vars(spec) | {"shape": list(spec.shape)})
+        file.truncate(max(file.tell(), 1))
+    return table
+
+
+def read_arrays(path: str | Path, specs: list[ArraySpec]) -> dict[str, np.ndarray]:
+    """The arrays of a file, mapped and not copied, in order; copy on write.
+
+    Raises RuntimeError, with the sizes, when the file is shorter than its table says.
+    """
+    mapped = np.memmap(path, dtype=np.uint8, mode="c")
+    arrays = {}
+    for spec in specs:
+        end = spec.offset + int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
+        if end > mapped.size:
+            raise RuntimeError(f"weights of {spec.name} end at byte {end}, but {path} holds {mapped.size} bytes")
+        arrays[spec.name] = mapped[spec.offset : end].view(spec.dtype).reshape(spec.shape)
+    return arrays
+
+
+def _as_tensor(array: np.ndarray, bfloat16: bool) -> torch.Tensor:
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if bfloat16 else torch.from_numpy(array)
+
+
+class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, ObjectStoreUpdateInfo]):
+    """Loads one version at a time from a mapped file. A whole version is one update."""
+
+    init_info_cls = ObjectStoreInitInfo
+    update_info_cls = ObjectStoreUpdateInfo
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: ObjectStoreInitInfo) -> None:
+        """Nothing to set up."""
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: the model is only opened for loading once a transfer's checksum has been found right."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class, but synchronising only where there is an accelerator."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if not current_platform.is_cpu():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: ObjectStoreUpdateInfo) -> None:
+        """Map, verify, load. Raises RuntimeError with both figures when the checksum is another."""
+        specs = update_info.specs()
+        arrays = read_arrays(update_info.path, specs)
+        found = checksum(arrays.items())
+        if found != update_info.checksum:
+            raise RuntimeError(
+                f"weights of version {update_info.version} arrived with checksum {found}, published was "
+                f"{update_info.checksum}; nothing was loaded"
+            )
+        self._load([(spec.name, _as_tensor(arrays[spec.name], spec.bfloat16)) for spec in specs], update_info.version)
+
+    def _load(self, weights: list[tuple[str, torch.Tensor]], version: int) -> None:
+        expected = {name for name, _ in self.model.named_parameters()}  # a tied head counts once, as the embedding
+        with _quiet_reload():
+            initialize_layerwise_reload(self.model)
+            try:
+                loaded = self.model.load_weights(iter(weights))
+            finally:
+                finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_embeddings()
+        missing = sorted(expected - set(loaded))
+        if missing:
+            raise RuntimeError(f"weights of version {version} do not hold {len(missing)} parameters, such as {missing[:3]}")
+
+    def _repack_embeddings(self) -> None:
+        """CPU: embeddings and heads keep a packed copy beside the weight; a head tied to the embedding was not reloaded."""
+        if not current_platform.is_cpu():
+            return
+        for module in self.model.modules():
+            if isinstance(module, VocabParallelEmbedding):
+                module.quant_method.process_weights_after_loading(module)
+
+    def finish_weight_update(self) -> None:
+        """Nothing left: `receive_weights` has finished the whole version."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+@contextmanager
+def _quiet_reload() -> Iterator[None]:
+    """vLLM warns that a tied head failed to load, every time; `_load` checks by name that nothing failed."""
+    reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    level = reload_logger.level
+    reload_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        reload_logger.setLevel(level)
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process once its parent is gone: a killed worker must not leave its engine behind."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def register() -> None:
+    """vLLM's plugin entry point, called in every process of an engine, and possibly more than once."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreWeightTransferEngine)
+        parent = os.environ.get(PARENT_VARIABLE, "")
+        if parent and int(parent) == os.getppid():
+            threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True, name="parent-watch").start()
