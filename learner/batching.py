@@ -188,7 +188,7 @@ def deal(packed: list[np.ndarray], lengths: np.ndarray, world_size: int) -> tupl
 
 
 def collate(rows: Sequence[Row]) -> MicroBatch:
-    """Pad rows on the right with id 0. No rows: one row of one token and nothing sampled, so that ranks stay in step."""
+    """Pad rows on the right with id 0. No rows: one row of one token with nothing sampled; ranks stay in step."""
     width = max((row.length for row in rows), default=1)
     input_ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
     for i, row in enumerate(rows):

@@ -11,7 +11,7 @@ Invariants:
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from actors.messages import StepReport
-from learner import batching
+from actors.messages import StepReport, WeightBundle
+from learner import batching, checkpoint
+from learner import publish as publication
 from learner.batching import Groups, OptimizerStep, Row
 from learner.config import LearnerConfig, OptimizerConfig
 from learner.model import Policy, load_model, reshard, shard
@@ -292,3 +293,20 @@ class Trainer:
             "mismatch_k3": values["mismatch_k3"] / compared,
             "advantage_std": math.sqrt(max(means["advantage_squared"] - means["advantage"] ** 2, 0.0)),
         }
+
+    def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
+        """The weights as of now, on rank 0; None on the others. A collective."""
+        return publication.publish(self.policy, version, put, dtype)
+
+    def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+        """Write a checkpoint with the caller's `loop` data in it. A collective."""
+        checkpoint.save(path, self.policy, self.optimizer, self.model_dir, self.optimizer_steps, loop)
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Continue from a checkpoint, written on any number of ranks; returns the caller's `loop` data."""
+        self.optimizer_steps, loop = checkpoint.load(path, self.policy, self.optimizer)
+        return loop
+
+    def export(self, path: Path) -> None:
+        """Write the policy as a Hugging Face folder. A collective."""
+        checkpoint.export(path, self.policy, self.model_dir)

@@ -47,8 +47,8 @@ def make_trajectory(rng: np.random.Generator, index: int, reward: float, turns: 
     return Trajectory(index, np.array(ids, dtype=np.int32), loss_mask, log_probs, records, False, False)
 
 
-def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, turns: int = 2) -> list[tuple[str, list[Trajectory]]]:
-    """Groups of random trajectories with rewards 0 or 1; sizes are unequal unless `size` is 1."""
+def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, turns: int = 2) -> list[tuple[str, list]]:
+    """Groups of random trajectories with rewards 0 or 1, of `size` and `size + 1` members in turn."""
     rng = np.random.default_rng(seed)
     return [
         (

@@ -1,0 +1,211 @@
+"""The learner on Ray: one actor a rank, and the group that the coordinator calls.
+
+| party | produces | waits for | unblocked by | on time-out |
+|---|---|---|---|---|
+| `LearnerRank` | report, bundle, files | payload of the kept groups | owner of the references | RuntimeError naming them |
+| `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
+| `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
+
+Invariants: all ranks get every call, in the same order; a rank that dies fails the call with a RuntimeError that names
+it, and nothing is retried here. The process group holds learner ranks only and lives as long as they do.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from actors.messages import StepReport, WeightBundle
+from actors.records import from_table
+from learner import process_group
+from learner.config import LearnerConfig
+from learner.trainer import Trainer
+
+GRACE_S = 5.0
+"""After a rank has failed, so long for the others to fail too: the one that died is the one to name."""
+STOP_S = 10.0
+ENVIRONMENT = {
+    # A thread that waits for its sibling must not burn the core that the sibling, or a rollout worker, needs.
+    "OMP_WAIT_POLICY": "passive",
+    # Activations are freed and asked for again every micro-batch: keep them rather than unmap and fault them in.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+class LearnerRank:
+    """One rank. Methods other than `place` are collectives: call them on all ranks."""
+
+    def __init__(self, model_dir: str, config: LearnerConfig, seed: int, temperature: float) -> None:
+        self.model_dir, self.config, self.seed, self.temperature = model_dir, config, seed, temperature
+
+    def place(self) -> tuple[str, int, int]:
+        """(address of this node, a port that is free on it now, process id)."""
+        address = ray.util.get_node_ip_address()
+        with socket.create_server((address, 0)) as probe:
+            return address, probe.getsockname()[1], os.getpid()
+
+    def start(self, rank: int, world_size: int, address: str, port: int) -> None:
+        """Join the process group and load the model."""
+        torch.set_num_threads(self.config.num_threads)
+        device = "cuda" if self.config.num_gpus > 0 else "cpu"
+        process_group.start(rank, world_size, address, port, self.config.step_timeout_s, device)
+        self.trainer = Trainer(self.model_dir, self.config, rank, world_size, self.seed, self.temperature)
+
+    def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
+        """Fetch the kept groups' tables (`refs`, in order of `group_ids`) and learn from them."""
+        start = time.perf_counter()
+        try:
+            tables = ray.get(list(refs), timeout=self.config.step_timeout_s)
+        except GetTimeoutError as error:
+            raise RuntimeError(
+                f"step {step}: the payload of groups {', '.join(group_ids)} did not arrive within "
+                f"{self.config.step_timeout_s} s"
+            ) from error
+        groups = [(group_id, from_table(table)) for group_id, table in zip(group_ids, tables, strict=True)]
+        fetch = time.perf_counter() - start
+        report = self.trainer.train_step(step, groups, loss_scale)
+        return replace(report, seconds={**report.seconds, "fetch": fetch})
+
+    def publish(self, version: int, dtype: str) -> WeightBundle | None:
+        """The weights, put into the object store by rank 0; None from the others."""
+        return self.trainer.publish(version, ray.put, {"bfloat16": torch.bfloat16}.get(dtype, torch.float32))
+
+    def save(self, path: str, loop: Mapping[str, Any]) -> None:
+        self.trainer.save(Path(path), loop)
+
+    def load(self, path: str) -> dict[str, Any]:
+        return self.trainer.load(Path(path))
+
+    def export(self, path: str) -> None:
+        self.trainer.export(Path(path))
+
+    def optimizer_steps(self) -> int:
+        return self.trainer.optimizer_steps
+
+    def stop(self) -> None:
+        process_group.stop()
+
+
+class LearnerGroup:
+    """All ranks, as the coordinator sees them. Every method blocks, with a bound, until all ranks are through."""
+
+    def __init__(
+        self,
+        model_dir: Path | str,
+        config: LearnerConfig,
+        seed: int = 0,
+        temperature: float = 1.0,
+        actor_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Create the actors; `actor_options` go to Ray besides the resources (e.g. a scheduling strategy)."""
+        self.config = config
+        env = {**ENVIRONMENT, "OMP_NUM_THREADS": str(config.num_threads)}
+        options = {
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.num_gpus,
+            "runtime_env": {"env_vars": env},
+            **(actor_options or {}),
+        }
+        actor = ray.remote(LearnerRank).options(**options)
+        self.ranks = [actor.remote(str(model_dir), config, seed, temperature) for _ in range(config.ranks)]
+        self.pids: list[int] = []
+
+    def start(self) -> None:
+        """Bring up the process group and load the model on every rank."""
+        places = self._all("place", self.config.start_timeout_s)
+        self.pids = [pid for _, _, pid in places]
+        one_node = len({address for address, _, _ in places}) == 1
+        address = "127.0.0.1" if one_node else places[0][0]
+        port, world = places[0][1], len(self.ranks)
+        calls = [actor.start.remote(rank, world, address, port) for rank, actor in enumerate(self.ranks)]
+        self._wait("start", calls, self.config.start_timeout_s)
+
+    def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
+        """Learn from the kept groups. The report is rank 0's (metrics are over all ranks), seconds the slowest's."""
+        reports = self._all("train_step", self.config.step_timeout_s, step, list(refs), list(group_ids), loss_scale)
+        slowest = {part: max(report.seconds[part] for report in reports) for part in reports[0].seconds}
+        return replace(reports[0], seconds=slowest)
+
+    def publish(self, version: int, dtype: str = "float32") -> WeightBundle:
+        """The current weights as `version`. The chunks live as long as rank 0 and a reference to them do."""
+        bundle = self._all("publish", self.config.step_timeout_s, version, dtype)[0]
+        if bundle is None:
+            raise RuntimeError("learner rank 0 published nothing")
+        return bundle
+
+    def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+        self._all("save", self.config.step_timeout_s, str(path), dict(loop))
+
+    def load(self, path: Path) -> dict[str, Any]:
+        return self._all("load", self.config.step_timeout_s, str(path))[0]
+
+    def export(self, path: Path) -> None:
+        self._all("export", self.config.step_timeout_s, str(path))
+
+    def optimizer_steps(self) -> int:
+        """Optimizer steps taken so far, those of a loaded checkpoint included."""
+        return self._all("optimizer_steps", self.config.step_timeout_s)[0]
+
+    def stop(self) -> None:
+        """Leave the process group and end the actors, whatever state they are in."""
+        calls = [actor.stop.remote() for actor in self.ranks]
+        ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
+        for actor in self.ranks:
+            ray.kill(actor)
+
+    def _all(self, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
+        calls = [actor.__getattr__(method).remote(*arguments) for actor in self.ranks]
+        return self._wait(method, calls, timeout_s)
+
+    def _wait(self, method: str, calls: list[Any], timeout_s: float) -> list[Any]:
+        """Results by rank. The first failure ends the wait: the other ranks may be stuck in a collective."""
+        deadline = time.monotonic() + timeout_s
+        waiting = list(calls)
+        results: dict[int, Any] = {}
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = ", ".join(str(calls.index(call)) for call in waiting)
+                raise TimeoutError(f"learner rank {late} did not finish {method} within {timeout_s} s")
+            for call in ready:
+                outcome = _outcome(call)
+                if isinstance(outcome, Failure):
+                    raise self._named(method, calls, call, outcome, waiting) from outcome.error
+                results[calls.index(call)] = outcome
+        return [results[rank] for rank in range(len(calls))]
+
+    def _named(self, method: str, calls: list[Any], call: Any, first: "Failure", waiting: list[Any]) -> Exception:
+        """The error to raise: a user's mistake as it is, else a RuntimeError naming the rank that died or failed."""
+        if isinstance(first.cause, ValueError):
+            return first.cause
+        failures = [(calls.index(call), first)]
+        ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if waiting else ([], [])
+        failures += [(calls.index(c), outcome) for c in ended if isinstance(outcome := _outcome(c), Failure)]
+        rank, failure = next(((r, f) for r, f in failures if f.died), failures[0])
+        return RuntimeError(f"learner rank {rank} {'died' if failure.died else 'failed'} in {method}: {failure.cause}")
+
+
+class Failure:
+    """How one rank's call ended badly."""
+
+    def __init__(self, error: RayActorError | RayTaskError) -> None:
+        self.error = error
+        self.died = isinstance(error, RayActorError)
+        self.cause: BaseException = error.cause if isinstance(error, RayTaskError) else error
+
+
+def _outcome(call: Any) -> Any:
+    """The value of a call that is ready, or its `Failure`."""
+    try:
+        return ray.get(call, timeout=GRACE_S)
+    except (RayActorError, RayTaskError) as error:
+        return Failure(error)

@@ -1,0 +1,129 @@
+"""Publication: the policy's weights as a `WeightBundle`, and the probe that proves them at the receiving end.
+
+Invariants:
+
+- Parameters are gathered one at a time, on all ranks together; only rank 0 keeps them, and only a chunk's worth before
+  it is handed to `put`. What is handed over is a copy, never a view of a live parameter.
+- Names and order are those of the model's Hugging Face state dict; a tied output head is left out, as it is in a saved
+  model: who loads the bundle ties it again.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from actors.messages import WeightBundle
+from actors.weights import checksum
+from learner.model import Policy, reshard
+
+Put = Callable[[dict[str, np.ndarray]], Any]
+"""Stores a chunk and returns what the bundle holds in its place: `ray.put`, or the identity in tests."""
+
+CHUNK_BYTES = 256 << 20
+PROBE_LENGTH = 32
+PROBE_SEED = 20
+PREFIX = "model."
+"""Where `Policy` keeps the Hugging Face model."""
+
+
+def entries(policy: Policy) -> dict[str, Tensor]:
+    """State-dict name to tensor (shards, as they are), each tensor once, persistent buffers included."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in policy.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            found[name.removeprefix(PREFIX)] = tensor
+        seen.add(id(tensor))
+    return found
+
+
+def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor on CPU, a copy). A collective: every rank has to run through all of it."""
+    for name, tensor in entries(policy).items():
+        whole = tensor.detach()
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        yield name, whole.to("cpu", copy=True)
+
+
+def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
+    """A contiguous numpy copy in `dtype`; bfloat16 as its bits in uint16. Integer buffers keep their type."""
+    cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    cast = cast.contiguous()
+    return cast.view(torch.uint16).numpy() if cast.dtype == torch.bfloat16 else cast.numpy()
+
+
+def probe_tokens(vocabulary: int) -> np.ndarray:
+    """The fixed probe: (PROBE_LENGTH,) int32 ids, the same for every version of a run."""
+    return np.random.default_rng(PROBE_SEED).integers(0, vocabulary, PROBE_LENGTH).astype(np.int32)
+
+
+@torch.no_grad()
+def probe(policy: Policy, ids: np.ndarray, device: torch.device) -> np.ndarray:
+    """Log-probabilities (num_probe - 1,) float32 of tokens 1.. at temperature 1. A collective, as any forward is."""
+    tokens = torch.from_numpy(ids.astype(np.int64)).to(device)
+    positions = torch.arange(len(ids) - 1, device=device)
+    log_probs, _ = policy(tokens[None, :-1], positions, tokens[1:], 1.0, False)
+    reshard(policy)
+    return log_probs.float().cpu().numpy()
+
+
+def publish(
+    policy: Policy, version: int, put: Put, dtype: torch.dtype = torch.float32, chunk_bytes: int = CHUNK_BYTES
+) -> WeightBundle | None:
+    """The bundle on rank 0, None elsewhere. `dtype` is the type of the published weights.
+
+    The probe is computed in the learner's own arithmetic: with a narrower `dtype` the receiving end's parity shows
+    the rounding too.
+    """
+    device = next(policy.parameters()).device
+    ids = probe_tokens(policy.model.config.vocab_size)
+    log_probs = probe(policy, ids, device)
+    chunks = _Chunks(put, chunk_bytes, keep=dist.get_rank() == 0)
+    digest = checksum(chunks.add(name, as_array(tensor, dtype)) for name, tensor in gathered(policy))
+    if dist.get_rank() != 0:
+        return None
+    return WeightBundle(
+        version=version,
+        chunks=chunks.finish(),
+        checksum=digest,
+        probe_ids=ids,
+        probe_log_probs=log_probs,
+        num_bytes=chunks.num_bytes,
+        bfloat16_names=frozenset(chunks.floating) if dtype == torch.bfloat16 else frozenset(),
+    )
+
+
+class _Chunks:
+    """Fills chunks of about `chunk_bytes` and hands each to `put` when full."""
+
+    def __init__(self, put: Put, chunk_bytes: int, keep: bool) -> None:
+        self.put, self.chunk_bytes, self.keep = put, chunk_bytes, keep
+        self.stored: list[Any] = []
+        self.open: dict[str, np.ndarray] = {}
+        self.floating: list[str] = []
+        self.num_bytes = 0
+
+    def add(self, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+        """Take one parameter; returns it as it goes into the checksum."""
+        if array.dtype == np.uint16:
+            self.floating.append(name)
+        if self.keep:
+            self.open[name] = array
+            self.num_bytes += array.nbytes
+            if sum(a.nbytes for a in self.open.values()) >= self.chunk_bytes:
+                self._close()
+        return name, array
+
+    def _close(self) -> None:
+        self.stored.append(self.put(self.open))
+        self.open = {}
+
+    def finish(self) -> tuple[Any, ...]:
+        if self.open:
+            self._close()
+        return tuple(self.stored)
