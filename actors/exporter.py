@@ -22,8 +22,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from actors.config import RecorderConfig
+from actors.metric_lookup import spec_of
 from actors.metric_store import Flat, MetricStore
-from actors.metrics import SPECS, MetricSpec, spec_of
+from actors.metrics import SPECS, MetricSpec
 
 CLOSE_TIMEOUT_S = 5.0
 

@@ -16,7 +16,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from actors.metrics import SPECS, LabelValues, MetricSpec, label_values, series_of, spec_of
+from actors.metric_lookup import label_values, series_of, spec_of
+from actors.metrics import SPECS, LabelValues, MetricSpec
 
 Flat = Mapping[str, float | int | bool | None]
 

@@ -18,12 +18,10 @@ Names follow Prometheus' conventions: seconds and bytes as base units, `_total` 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -159,6 +157,14 @@ LEARNING = (
     _gauge("squelch_validation_success_low_ratio", "validation/success_low", "Lower end of its 95% interval"),
     _gauge("squelch_validation_success_high_ratio", "validation/success_high", "Upper end of its 95% interval"),
     _gauge("squelch_validation_best_ratio", "validation/best", "Best validation success so far"),
+    MetricSpec(
+        "squelch_validation_gain_ratio",
+        "gauge",
+        "Gain in validation success over the first validation, on the same tasks, with its 95% interval",
+        labels=("bound",),
+        seeds=_product(("mean", "low", "high")),
+        keys={"gain": ("mean",), "gain_low": ("low",), "gain_high": ("high",)},
+    ),
     _gauge("squelch_validation_step", "validation/step", "Training step that validation measured last"),
     _gauge("squelch_collapsed", "collapsed", "1 when validation success fell below 1%, else 0"),
     _gauge("squelch_success_ratio", "success", "Success of the step's training trajectories, before the filter"),
@@ -243,6 +249,23 @@ REASONING = (
     _scoped("squelch_scored_prompts", "num_prompts", "Distinct prompts in the score matrix"),
     _scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out: empty, cut, or not closed"),
     _scoped("squelch_scorer_version_mismatch_ratio", "version_mismatch", "Share of tokens sampled by other versions"),
+    _scoped("squelch_scored_reasonings", "num_samples", "Reasonings in the score matrix"),
+    MetricSpec(
+        "squelch_unscored_reasonings",
+        "gauge",
+        "Reasonings left out of the score matrix, by reason (docs/reasoning.md)",
+        "{scope}/excluded/{reason}",
+        ("scope", "reason"),
+        _product(SCOPES, ("failed", "no_turn", "no_reasoning", "stale", "too_long", "non_finite")),
+    ),
+    _gauge("squelch_scorer_version", "scorer/version", "Policy version of the scorer's weights"),
+    _gauge("squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scoring", unit="seconds"),
+    _gauge(
+        "squelch_scorer_parity_nats",
+        "scorer/parity",
+        "Mean absolute difference in log-probability of scorer and learner on the probe",
+        unit="nats",
+    ),
     _gauge("squelch_scorer_step", "scorer/step", "Training step that was scored last"),
     MetricSpec(
         "squelch_scorings_total",
@@ -432,60 +455,3 @@ SECTIONS: Mapping[str, tuple[MetricSpec, ...]] = {
     "Health": HEALTH,
 }
 SPECS: Mapping[str, MetricSpec] = {spec.name: spec for section in SECTIONS.values() for spec in section}
-
-
-def nearest(wrong: str, valid: Iterable[str]) -> str:
-    """`, did you mean X?`, or nothing when no valid name is near."""
-    found = difflib.get_close_matches(wrong, list(valid), n=1, cutoff=0.5)
-    return f"; did you mean `{found[0]}`?" if found else ""
-
-
-def spec_of(name: str) -> MetricSpec:
-    """The specification of a metric name."""
-    if name not in SPECS:
-        raise ValueError(f"unknown metric `{name}`{nearest(name, SPECS)}")
-    return SPECS[name]
-
-
-def label_values(spec: MetricSpec, labels: Mapping[str, str]) -> LabelValues:
-    """The values of `labels` in the specification's order; wrong names or values are refused."""
-    for label in labels:
-        if label not in spec.labels:
-            raise ValueError(
-                f"{spec.name} has no label `{label}`, only {spec.labels}{nearest(label, spec.labels)}"
-            )
-    missing = [label for label in spec.labels if label not in labels]
-    if missing:
-        raise ValueError(f"{spec.name} needs the labels {spec.labels}; missing: {missing}")
-    values = tuple(str(labels[label]) for label in spec.labels)
-    if spec.labels and not spec.open and values not in spec.seeds:
-        raise ValueError(f"{spec.name} has no series {values}{nearest('/'.join(values), map('/'.join, spec.seeds))}")
-    return values
-
-
-@cache
-def _known_keys() -> dict[str, tuple[tuple[MetricSpec, LabelValues], ...]]:
-    known: dict[str, tuple[tuple[MetricSpec, LabelValues], ...]] = {}
-    for spec in SPECS.values():
-        for key, values in spec.flat_keys().items():
-            known[key] = (*known.get(key, ()), (spec, values))
-    return known
-
-
-@cache
-def _patterns() -> tuple[tuple[MetricSpec, re.Pattern[str]], ...]:
-    return tuple((spec, pattern) for spec in SPECS.values() if (pattern := spec.pattern()) is not None)
-
-
-@cache
-def series_of(key: str) -> tuple[tuple[MetricSpec, LabelValues], ...]:
-    """The series that a flat key feeds: (specification, label values); a key that feeds none is a ValueError."""
-    series = list(_known_keys().get(key, ()))
-    found = {spec.name for spec, _ in series}
-    for spec, pattern in _patterns():
-        match = pattern.fullmatch(key)
-        if match and spec.name not in found:
-            series.append((spec, tuple(match[label] for label in spec.labels)))
-    if not series:
-        raise ValueError(f"no metric is fed by the key `{key}`{nearest(key, _known_keys())}")
-    return tuple(series)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.metric_lookup import known_keys, series_of
 from actors.metric_store import MetricStore
-from actors.metrics import SPECS, _known_keys, series_of
+from actors.metrics import SPECS
 
 
 def test_importing_the_registry_imports_no_heavy_package() -> None:
@@ -46,7 +47,7 @@ def test_every_seeded_series_exists_from_the_start_gauges_nan_and_counters_zero(
 
 def test_every_known_key_lands_in_each_series_that_it_feeds() -> None:
     store = MetricStore()
-    keys = list(_known_keys())
+    keys = list(known_keys())
     store.step({key: i + 1 for i, key in enumerate(keys)})
     for i, key in enumerate(keys):
         for spec, values in series_of(key):
@@ -55,7 +56,7 @@ def test_every_known_key_lands_in_each_series_that_it_feeds() -> None:
 
 
 def test_no_series_is_fed_by_two_keys() -> None:
-    fed = [(spec.name, values) for key in _known_keys() for spec, values in series_of(key)]
+    fed = [(spec.name, values) for key in known_keys() for spec, values in series_of(key)]
     assert len(set(fed)) == len(fed)
 
 

@@ -1,0 +1,471 @@
+"""What the dashboard shows: rows of panels, as data. Names and labels are checked against the metric registry here.
+
+Each query says whether a healthy run fills it (`filled`); tests hold it to that against a real Prometheus.
+Pure: imports the registry only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.metric_lookup import spec_of
+
+INSTANCE = 'instance=~"$instance"'
+SCOPE = "{{scope}}"
+SCRAPE_LABELS = ("instance", "job", "le")
+"""Labels that Prometheus adds, or a histogram's buckets carry."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One PromQL expression of a panel; `filled`: a run of a few steps must give it a value."""
+
+    expr: str
+    legend: str
+    filled: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel; `unit` is Grafana's name of the unit, `stack` draws the series on top of each other."""
+
+    title: str
+    help: str
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    kind: str = "timeseries"
+    stack: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def series(name: str, **labels: str) -> str:
+    """A selector of one metric of the registry for the dashboard's runs, e.g. `squelch_step{instance=~"$instance"}`."""
+    return selector(name, INSTANCE, **labels)
+
+
+def selector(name: str, *matchers: str, **labels: str) -> str:
+    """`name{matchers, labels}`; a name, label or closed label value that the registry lacks is a ValueError."""
+    spec = spec_of(_family(name))
+    for label, value in labels.items():
+        at = spec.labels.index(label) if label in spec.labels else -1
+        if at < 0 and label not in SCRAPE_LABELS:
+            raise ValueError(f"{name} has no label `{label}`; it has {spec.labels}")
+        if at >= 0 and not spec.open and all(seed[at] != value for seed in spec.seeds):
+            raise ValueError(f"{name} has no series with {label}={value!r}")
+    inside = ",".join([*matchers, *(f'{label}="{value}"' for label, value in labels.items())])
+    return f"{name}{{{inside}}}" if inside else name
+
+
+def _family(name: str) -> str:
+    """The metric that a histogram's series belongs to."""
+    for suffix in ("_bucket", "_count", "_sum"):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+def _q(name: str, legend: str, filled: bool = True, **labels: str) -> Query:
+    return Query(series(name, **labels), legend, filled)
+
+
+def _rate(name: str, legend: str, filled: bool = True, **labels: str) -> Query:
+    return Query(f"rate({series(name, **labels)}[$__rate_interval])", legend, filled)
+
+
+def _stat(title: str, help: str, *queries: Query, unit: str = "short") -> Panel:
+    return Panel(title, help, queries, unit=unit, kind="stat")
+
+
+_STEP, _PLANNED = series("squelch_step"), series("squelch_planned_steps")
+_MEAN_STEP = f"{series('squelch_step_duration_seconds_sum')} / {series('squelch_step_duration_seconds_count')}"
+_P90 = f"sum by (le) (rate({series('squelch_step_duration_seconds_bucket')}[$__rate_interval]))"
+
+NOW = Row(
+    "Now",
+    (
+        _stat("Progress", "Steps made of those planned.", Query(f"{_STEP} / {_PLANNED}", "done"), unit="percentunit"),
+        _stat(
+            "Validation success",
+            "On the fixed validation tasks.",
+            _q("squelch_validation_success_ratio", "success"),
+            unit="percentunit",
+        ),
+        _stat("Kept mass", "Of the reward variance.", _q("squelch_kept_mass_ratio", "kept"), unit="percentunit"),
+        _stat(
+            "Retrieval over chance",
+            "First-turn retrieval accuracy in multiples of chance; 1 means that reasoning ignores its input.",
+            Query(
+                f"{series('squelch_retrieval_accuracy_ratio', scope='first_turn')} / "
+                f"{series('squelch_retrieval_chance_ratio', scope='first_turn')}",
+                "x chance",
+            ),
+        ),
+        _stat("Step", "Mean wall seconds of a training step.", Query(_MEAN_STEP, "mean"), unit="s"),
+        _stat("Time left", "At the mean step.", Query(f"({_PLANNED} - {_STEP}) * {_MEAN_STEP}", "left"), unit="s"),
+    ),
+)
+
+LEARNING = Row(
+    "Is it learning",
+    (
+        Panel(
+            "Success",
+            "Validation success with its 95% interval, and success of the training trajectories.",
+            (
+                _q("squelch_validation_success_ratio", "validation"),
+                _q("squelch_validation_success_low_ratio", "validation, low"),
+                _q("squelch_validation_success_high_ratio", "validation, high"),
+                _q("squelch_success_ratio", "training"),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Gain over the first validation",
+            "On the same tasks, with its 95% interval. An interval above 0 is learning that can be told from noise.",
+            (_q("squelch_validation_gain_ratio", "{{bound}}", filled=False),),
+            unit="percentunit",
+        ),
+        Panel(
+            "Mean reward",
+            "Episode return without format penalty, of all, kept and dropped groups.",
+            (_q("squelch_reward_mean", "{{groups}}"),),
+        ),
+        Panel(
+            "Tasks by reward band",
+            "Only mixed tasks carry a signal for the policy gradient.",
+            (_q("squelch_tasks_ratio", "{{band}}"),),
+            unit="percentunit",
+            stack=True,
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Form",
+            "Well-formed turns, and episodes that ran out of turns.",
+            (_q("squelch_format_valid_ratio", "format valid"), _q("squelch_truncated_ratio", "out of turns")),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Length",
+            "Mean reasoning tokens a turn, and turns a trajectory.",
+            (_q("squelch_reasoning_length_tokens", "reasoning tokens"), _q("squelch_turns_mean", "turns")),
+            low=0,
+        ),
+        Panel(
+            "Loss and gradient",
+            "Loss of the last step and the gradient's norm before clipping.",
+            (
+                _q("squelch_learner_loss", "loss"),
+                _q("squelch_learner_policy_loss", "policy term"),
+                _q("squelch_learner_grad_norm", "gradient norm"),
+            ),
+        ),
+        Panel(
+            "Ratio and clipping",
+            "Probability ratio to the anchor, and share of tokens clipped from below and above.",
+            (
+                _q("squelch_learner_ratio_mean", "ratio, mean"),
+                _q("squelch_learner_clip_low_ratio", "clipped low"),
+                _q("squelch_learner_clip_high_ratio", "clipped high"),
+            ),
+        ),
+        Panel(
+            "Entropy, KL, mismatch",
+            "Entropy of the policy; KL to the reference (when on); learner against rollout at step start.",
+            (
+                _q("squelch_learner_entropy_nats", "entropy"),
+                _q("squelch_rollout_entropy_nats", "surprisal of samples"),
+                _q("squelch_learner_kl_nats", "KL", filled=False),
+                _q("squelch_learner_mismatch_nats", "mismatch", filled=False),
+            ),
+            unit="suffix: nats",
+        ),
+    ),
+)
+
+REASONING = Row(
+    "Does reasoning depend on the input",
+    (
+        Panel(
+            "Retrieval accuracy",
+            "Share of reasonings whose own input explains them best. At chance, reasoning is a template.",
+            (
+                _q("squelch_retrieval_accuracy_ratio", SCOPE),
+                _q("squelch_retrieval_chance_ratio", f"{SCOPE}, chance"),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Recall at k, first turn",
+            "Share of reasonings whose own input is among the k that explain them best.",
+            (_q("squelch_recall_ratio", "k = {{k}}", scope="first_turn"),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Retrieval accuracy against H(Z|X)",
+            "Collapse: retrieval falls while entropy stays. Diversity within an input hides it; this panel does not.",
+            (
+                _q("squelch_retrieval_accuracy_ratio", "retrieval", scope="first_turn"),
+                _q("squelch_conditional_entropy_nats", "H(Z|X), nats a token", scope="first_turn"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Entropies",
+            "H(Z) less H(Z|X) is the information that reasoning holds on its input.",
+            (
+                _q("squelch_conditional_entropy_nats", f"H(Z|X), {SCOPE}"),
+                _q("squelch_marginal_entropy_nats", f"H(Z), {SCOPE}"),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "MI estimate a token",
+            "MI-Est of Table 1; 0 under collapse.",
+            (_q("squelch_mi_est_nats", SCOPE),),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "MI estimate a sequence",
+            "MI-Seq-Est of Table 1, and the most it can be.",
+            (_q("squelch_mi_seq_est_nats", SCOPE), _q("squelch_mi_upper_bound_nats", f"{SCOPE}, bound", filled=False)),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "MI z-scores",
+            "MI-Est in standard deviations of the marginals: of this batch, and of their moving average.",
+            (_q("squelch_mi_zscore", f"z, {SCOPE}"), _q("squelch_mi_zscore_ema", f"z EMA, {SCOPE}")),
+        ),
+        Panel(
+            "What was scored",
+            "Prompts and reasonings in the matrix, and the share of tokens sampled by other versions.",
+            (
+                _q("squelch_scored_prompts", f"prompts, {SCOPE}"),
+                _q("squelch_scored_reasonings", f"reasonings, {SCOPE}"),
+                _q("squelch_scorer_version_mismatch_ratio", f"other versions, {SCOPE}"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Left out of the score matrix",
+            "Reasonings by reason.",
+            (
+                _q("squelch_excluded_reasonings", f"all, {SCOPE}"),
+                _q("squelch_unscored_reasonings", f"{{{{reason}}}}, {SCOPE}", filled=False),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Scorer",
+            "CPU seconds of the last scoring; difference of its log-probabilities from the learner's on the probe.",
+            (
+                _q("squelch_scorer_cpu_seconds", "CPU seconds", filled=False),
+                _q("squelch_scorer_parity_nats", "parity, nats", filled=False),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Scorings",
+            "Done, skipped because the scorer was behind, refused for age, late, failed.",
+            (_q("squelch_scorings_total", "{{outcome}}"),),
+            low=0,
+        ),
+    ),
+)
+
+FILTER = Row(
+    "Filter",
+    (
+        Panel(
+            "Reward variance",
+            "Mean over the step's groups. When it falls, so does the signal.",
+            (_q("squelch_reward_variance_mean", "mean"),),
+            low=0,
+        ),
+        Panel(
+            "Kept",
+            "Share of reward variance and of groups that the filter kept.",
+            (_q("squelch_kept_mass_ratio", "variance"), _q("squelch_kept_groups_ratio", "groups")),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Groups by decision",
+            "Of the last step.",
+            (_q("squelch_step_groups", "{{decision}}"),),
+            stack=True,
+            low=0,
+        ),
+        Panel(
+            "Groups without variance",
+            "Share of the window; they teach nothing, and their gradient is only regularisers.",
+            (
+                Query(
+                    f"{series('squelch_zero_variance_groups')} / {series('squelch_window_groups')}",
+                    "zero variance",
+                ),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Steps without signal, refills",
+            "Steps in a row in which nothing was selected; rounds that asked for further groups.",
+            (_q("squelch_no_signal_streak", "no signal"), _q("squelch_refill_rounds", "refill rounds")),
+            low=0,
+        ),
+        Panel(
+            "Loss scale",
+            "Factor on the loss under filtering.",
+            (_q("squelch_loss_scale", "scale", filled=False),),
+            low=0,
+            high=1,
+        ),
+    ),
+)
+
+TIME = Row(
+    "Where time goes",
+    (
+        Panel(
+            "Seconds by part",
+            "Of the last step; parts may overlap when staleness is allowed.",
+            (_q("squelch_step_part_seconds", "{{part}}"),),
+            unit="s",
+            low=0,
+        ),
+        Panel(
+            "Share of wall time",
+            "Seconds of each part a second.",
+            (_rate("squelch_part_seconds_total", "{{part}}"),),
+            unit="percentunit",
+            low=0,
+        ),
+        Panel(
+            "Who waits for whom",
+            "Seconds a second that one party stood idle for another.",
+            (_rate("squelch_wait_seconds_total", "{{waiter}} for {{waited_for}}"),),
+            unit="percentunit",
+            low=0,
+        ),
+        Panel(
+            "Step duration",
+            "Last, mean, and 90th percentile.",
+            (
+                _q("squelch_step_part_seconds", "last", part="step"),
+                Query(_MEAN_STEP, "mean"),
+                Query(f"histogram_quantile(0.9, {_P90})", "90%", filled=False),
+            ),
+            unit="s",
+            low=0,
+        ),
+        Panel(
+            "Tokens",
+            "Tokens a second: sampled in the last step, and by kind over time.",
+            (_q("squelch_tokens_per_second", "sampled, last step"), _rate("squelch_tokens_total", "{{kind}}")),
+            low=0,
+        ),
+        Panel(
+            "Learner's step",
+            "Seconds by part.",
+            (_q("squelch_learner_part_seconds", "{{part}}"),),
+            unit="s",
+            stack=True,
+            low=0,
+        ),
+    ),
+)
+
+HEALTH = Row(
+    "Health",
+    (
+        Panel(
+            "Tickets by state",
+            "Issued is the sum of the others after every event; the open ones are 0 at the end.",
+            (_q("squelch_tickets", "{{state}}"),),
+            low=0,
+        ),
+        Panel(
+            "Tickets that ended untrained",
+            "By reason.",
+            (_q("squelch_ended_tickets", "{{state}}: {{reason}}", filled=False),),
+            low=0,
+        ),
+        Panel(
+            "Failed trajectories",
+            "By reason.",
+            (_q("squelch_trajectory_failures_total", "{{reason}}"),),
+            low=0,
+        ),
+        Panel(
+            "Staleness",
+            "Versions between the learner and the oldest that sampled a token of the step.",
+            (_q("squelch_staleness_max_versions", "largest"), _q("squelch_staleness_mean_versions", "mean")),
+            low=0,
+        ),
+        Panel(
+            "Policy versions",
+            "Published, and what each rollout worker samples from.",
+            (_q("squelch_policy_version", "published"), _q("squelch_worker_policy_version", "{{worker}}")),
+        ),
+        Panel(
+            "Weight update",
+            "Seconds of the last one by rollout worker.",
+            (_q("squelch_weight_update_seconds", "{{worker}} {{part}}"),),
+            unit="s",
+            low=0,
+        ),
+        Panel(
+            "Weight parity",
+            "Difference of log-probabilities between rollout worker and learner on the probe, after an update.",
+            (
+                _q("squelch_weight_parity_nats", "{{worker}}, mean"),
+                _q("squelch_weight_parity_max_nats", "{{worker}}, largest"),
+            ),
+            unit="suffix: nats",
+            low=0,
+        ),
+        Panel(
+            "Actors up",
+            "1 while an actor answers its health check, and while its weights are those published.",
+            (
+                _q("squelch_actor_up", "{{actor}}", filled=False),
+                _q("squelch_weight_checksum_ok", "checksum, {{worker}}"),
+            ),
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Restarts",
+            "Times that an actor was started again.",
+            (_q("squelch_actor_restarts_total", "{{actor}}", filled=False),),
+            low=0,
+        ),
+        Panel(
+            "Memory of the coordinator's process",
+            "Resident.",
+            (Query(f"process_resident_memory_bytes{{{INSTANCE}}}", "resident"),),
+            unit="bytes",
+            low=0,
+        ),
+    ),
+)
+
+ROWS = (NOW, LEARNING, REASONING, FILTER, TIME, HEALTH)

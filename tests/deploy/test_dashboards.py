@@ -1,0 +1,208 @@
+"""What is generated from the registry is committed, names only what exists, and a real Prometheus can evaluate it."""
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from actors.config import RecorderConfig
+from actors.exporter import Recorder
+from actors.metric_lookup import known_keys
+from actors.metrics import SPECS
+from deploy import dashboards
+from deploy.alert_rules import RULES
+from deploy.panels import ROWS, selector
+from tests.prometheus import (
+    alerts,
+    dashboard_queries,
+    filled,
+    need_prometheus,
+    query,
+    running_prometheus,
+    scrapes,
+    unfilled_queries,
+    until,
+)
+
+ALERTS = dashboards.ROOT / "deploy" / "alerts.yml"
+WORKER_KEYS = ("seconds_paused", "seconds_loaded", "seconds_probe", "parity", "parity_max", "checksum_ok", "version")
+
+
+def expressions() -> list[str]:
+    return [expr for _, expr, _ in dashboard_queries()] + [rule.expr for rule in RULES]
+
+
+def one_step(step: int) -> dict[str, float]:
+    """Every figure that a step can report, with plausible values: shares at 0.5."""
+    worker = {f"weights/rollout-0/{key}": 1.0 for key in WORKER_KEYS}
+    flat = dict.fromkeys(known_keys(), 0.5) | worker | {"total_steps": 10.0, "step": step, "time": time.time()}
+    return flat | {"first_turn/retrieval_chance": 0.25, "no_signal_streak": 0.0, "collapsed": 0.0}
+
+
+def test_the_committed_files_are_what_the_code_generates() -> None:
+    assert dashboards.stale() == [], "run: python -m deploy.dashboards --write"
+
+
+def test_a_file_that_differs_is_found_named_and_mended(tmp_path: Path) -> None:
+    assert dashboards.write(tmp_path) == list(dashboards.artefacts())
+    assert dashboards.stale(tmp_path) == []
+    target = tmp_path / "deploy" / "dashboards" / "squelch.json"
+    target.write_text(target.read_text().replace("squelch_step", "squelch_stop"))
+    assert dashboards.stale(tmp_path) == [Path("deploy/dashboards/squelch.json")]
+
+
+def test_check_exits_with_one_when_something_differs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dashboards.main(["--check"]) == 0
+    monkeypatch.setattr(dashboards, "artefacts", lambda: {Path("deploy/alerts.yml"): "something else"})
+    assert dashboards.main(["--check"]) == 1
+    assert "deploy/alerts.yml" in capsys.readouterr().out
+
+
+def test_every_metric_named_in_an_expression_is_in_the_registry() -> None:
+    known = set(SPECS) | {f"{s.name}_{suffix}" for s in SPECS.values() for suffix in ("bucket", "count", "sum")}
+    named = {name for expr in expressions() for name in re.findall(r"\bsquelch_\w+", expr)}
+    assert named <= known and len(named) > 50
+
+
+def test_every_metric_of_a_run_is_shown_or_alerted_on() -> None:
+    text = " ".join(expressions())
+    silent = {
+        "squelch_build_info",
+        "squelch_run_info",
+        "squelch_optimizer_steps_total",
+        "squelch_trajectories_total",
+        "squelch_groups_total",
+        "squelch_validation_best_ratio",
+        "squelch_validation_step",
+        "squelch_scorer_step",
+        "squelch_scorer_version",
+        "squelch_format_penalty_mean",
+        "squelch_learner_ratio_max",
+        "squelch_learner_learning_rate",
+        "squelch_learner_mismatch_k3_nats",
+        "squelch_learner_advantage_std",
+        "squelch_weight_bundle_bytes",
+    }
+    unseen = {name for name in SPECS if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", text)}
+    assert unseen == silent
+
+
+def test_a_selector_with_a_wrong_name_label_or_value_is_refused() -> None:
+    for name, labels in (
+        ("squelch_stepp", {}),
+        ("squelch_step", {"scope": "x"}),
+        ("squelch_mi_zscore", {"scope": "x"}),
+    ):
+        with pytest.raises(ValueError):
+            selector(name, **labels)
+
+
+def test_the_dashboard_has_the_five_questions_and_no_panel_overlaps_another() -> None:
+    board = json.loads((dashboards.ROOT / "deploy" / "dashboards" / "squelch.json").read_text())
+    titles = [panel["title"] for panel in board["panels"] if panel["type"] == "row"]
+    assert titles[1:] == [
+        "Is it learning",
+        "Does reasoning depend on the input",
+        "Filter",
+        "Where time goes",
+        "Health",
+    ]
+    cells = [
+        (x, y)
+        for panel in board["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < dashboards.COLUMNS
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_panel_says_what_it_shows() -> None:
+    assert all(panel.help.endswith(".") for row in ROWS for panel in row.panels)
+
+
+def test_promtool_accepts_the_rules_and_the_scrape_configuration() -> None:
+    promtool = need_prometheus("promtool")
+    for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+        check = subprocess.run(
+            [promtool, "check", kind, name], cwd=ALERTS.parent, capture_output=True, text=True, timeout=30
+        )
+        assert check.returncode == 0, check.stdout + check.stderr
+
+
+def rule_case(series: dict[str, str], at: str, name: str, labels: dict[str, str] | None) -> dict:
+    """A promtool case: `name` fires at `at` with `labels`, or does not fire (None)."""
+    rule = next(rule for rule in RULES if rule.name == name)
+    summary = rule.summary
+    for label, value in (labels or {}).items():
+        summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
+    fired = {
+        "exp_labels": {"severity": rule.severity, **(labels or {})},
+        "exp_annotations": {"summary": summary, "description": rule.advice},
+    }
+    return {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": [fired] if labels is not None else []}],
+    }
+
+
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    accuracy = 'squelch_retrieval_accuracy_ratio{scope="first_turn"}'
+    chance = {'squelch_retrieval_chance_ratio{scope="first_turn"}': "0.1+0x20"}
+    scope = {"scope": "first_turn"}
+    running = {"squelch_step": "3+0x60", "squelch_planned_steps": "9+0x60"}
+    last = {"squelch_last_step_timestamp_seconds": "0+0x60"}
+    cases = [
+        rule_case({accuracy: "0.12+0x20", **chance}, "10m", "SquelchReasoningIgnoresInput", scope),
+        rule_case({accuracy: "0.12+0x20", **chance}, "2m", "SquelchReasoningIgnoresInput", None),
+        rule_case({accuracy: "0.4+0x20", **chance}, "10m", "SquelchReasoningIgnoresInput", None),
+        rule_case({accuracy: "NaN+0x20", **chance}, "10m", "SquelchReasoningIgnoresInput", None),
+        rule_case({"squelch_no_signal_streak": "0 1 2 3"}, "2m", "SquelchNoSignal", None),
+        rule_case({"squelch_no_signal_streak": "0 1 2 3"}, "3m", "SquelchNoSignal", {}),
+        rule_case({"squelch_collapsed": "0 1"}, "1m", "SquelchCollapsed", {}),
+        rule_case({"squelch_format_valid_ratio": "0.4+0x20"}, "6m", "SquelchFormatInvalid", {}),
+        rule_case({'squelch_actor_up{actor="env-0"}': "1 0 0 0"}, "3m", "SquelchActorDown", {"actor": "env-0"}),
+        rule_case({'squelch_weight_checksum_ok{worker="r0"}': "1 0"}, "1m", "SquelchWeightsDiffer", {"worker": "r0"}),
+        rule_case(running | last, "10m", "SquelchStalled", None),
+        rule_case(running | last, "20m", "SquelchStalled", {}),
+        rule_case(running | last | {"squelch_step": "9+0x60"}, "20m", "SquelchStalled", None),
+        rule_case({'up{job="squelch"}': "0+0x9"}, "3m", "SquelchEndpointDown", {"job": "squelch"}),
+    ]
+    assert {case["alert_rule_test"][0]["alertname"] for case in cases} == {rule.name for rule in RULES}
+    path = tmp_path / "cases.yml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": cases}))
+    run = subprocess.run(
+        [need_prometheus("promtool"), "test", "rules", str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: Path) -> None:
+    recorder = Recorder(RecorderConfig(port=0), seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
+    recorder.start()
+    try:
+        with running_prometheus(tmp_path, recorder.port) as url:
+            until(lambda: scrapes(url) >= 1, "first scrape")
+            must = [(title, expr) for title, expr, needed in dashboard_queries() if needed]
+            empty = [expr for _, expr in must if not filled(query(url, expr))]
+            assert len(empty) > len(must) // 3, "unmeasured figures must show as not measured"
+            for step in (1, 2):
+                recorder.step(step, one_step(step))
+                seen = scrapes(url)
+                until(lambda seen=seen: scrapes(url) >= seen + 2, "a scrape after the step")
+            assert unfilled_queries(url) == []
+            assert query(url, "squelch_step")[0][1] == 2
+            assert query(url, 'squelch_tokens_total{kind="sampled"}')[0][1] == 1.0
+            assert alerts(url) == {}
+            recorder.set("squelch_collapsed", 1)
+            until(lambda: alerts(url).get("SquelchCollapsed") == "firing", "the collapse alert fires")
+    finally:
+        recorder.close()

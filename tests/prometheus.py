@@ -1,0 +1,156 @@
+"""A real Prometheus for tests: starts Debian's on loopback, lets it scrape one endpoint, and asks it questions."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.alert_rules import JOB
+from deploy.dashboards import ROOT
+from deploy.panels import ROWS
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+RATE_WINDOW = "15s"
+Sample = tuple[dict[str, str], float]
+
+
+def need_prometheus(program: str = "prometheus") -> str:
+    """The program's path. Without it the test is skipped with the reason; where CI is set, it fails."""
+    path = shutil.which(program)
+    if path is None:
+        reason = f"{program} is not installed; on Debian and Ubuntu: apt-get install prometheus"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
+
+
+def dashboard_queries() -> list[tuple[str, str, bool]]:
+    """(panel title, expression without Grafana's variables, whether a run must fill it) of every query shown."""
+    return [
+        (panel.title, _concrete(query.expr), query.filled)
+        for row in ROWS
+        for panel in row.panels
+        for query in panel.queries
+    ]
+
+
+def _concrete(expr: str) -> str:
+    return expr.replace("$instance", ".*").replace("$__rate_interval", RATE_WINDOW)
+
+
+@contextmanager
+def running_prometheus(tmp_path: Path, target_port: int) -> Iterator[str]:
+    """A Prometheus that scrapes 127.0.0.1:`target_port` every second with our alert rules; yields its address."""
+    program, port = need_prometheus(), _free_port()
+    config = tmp_path / "prometheus.yml"
+    config.write_text(yaml.safe_dump(_config(target_port)))
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={tmp_path / 'prometheus-data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with open(tmp_path / "prometheus.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: _ready(process, url, tmp_path / "prometheus.log"), "prometheus is ready", READY_TIMEOUT_S)
+            yield url
+        finally:
+            _stop(process)
+
+
+def _config(target_port: int) -> dict[str, object]:
+    target = {"job_name": JOB, "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
+    return {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(ROOT / "deploy" / "alerts.yml")],
+        "scrape_configs": [target],
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _ready(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
+    if process.poll() is not None:
+        raise RuntimeError(f"prometheus ended with {process.returncode}: {log.read_text()[-2000:]}")
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+
+
+def until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Waits until `holds()`; past the time-out it fails, saying what did not come true."""
+    end = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > end:
+            pytest.fail(f"not within {timeout_s} s: {what}")
+        time.sleep(0.1)
+
+
+def query(url: str, expr: str) -> list[Sample]:
+    """(labels, value) of every series that an expression has now; an expression it cannot read is a ValueError."""
+    body = _get(url, "query", query=expr)
+    if body["resultType"] == "scalar":
+        return [({}, float(body["result"][1]))]
+    return [(sample["metric"], float(sample["value"][1])) for sample in body["result"]]
+
+
+def scrapes(url: str) -> int:
+    """How often Prometheus has reached the endpoint in the last minutes."""
+    found = query(url, f'count_over_time(up{{job="{JOB}"}}[10m])')
+    return int(found[0][1]) if found else 0
+
+
+def filled(samples: list[Sample]) -> bool:
+    """Whether any series has a value: NaN is "not measured"."""
+    return any(not math.isnan(value) for _, value in samples)
+
+
+def unfilled_queries(url: str) -> list[str]:
+    """`panel: expression` of each query of the dashboard that a run must fill and that has no value."""
+    return [f"{title}: {expr}" for title, expr, must in dashboard_queries() if not filled(query(url, expr)) and must]
+
+
+def alerts(url: str) -> dict[str, str]:
+    """State by name of the alerts that are pending or firing."""
+    return {alert["labels"]["alertname"]: alert["state"] for alert in _get(url, "alerts")["alerts"]}
+
+
+def _get(url: str, endpoint: str, **parameters: str) -> dict:
+    address = f"{url}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
+    try:
+        with urllib.request.urlopen(address, timeout=10) as reply:
+            return json.load(reply)["data"]
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"prometheus refuses {parameters}: {error.read().decode()}") from error
