@@ -2,7 +2,7 @@
 
 | party | produces | waits for | unblocked by | on time-out |
 |---|---|---|---|---|
-| `LearnerRank` | report, bundle, files | payload of the kept groups | owner of the references | RuntimeError naming them |
+| `LearnerRank` | report, bundle, files | payload of the kept groups | their owner | RuntimeError naming them |
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 | `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
 
@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from actors.messages import StepReport, WeightBundle
 from actors.records import from_table
-from learner import process_group
+from learner import checkpoint, process_group
 from learner.config import LearnerConfig
 from learner.trainer import Trainer
 
@@ -118,6 +118,7 @@ class LearnerGroup:
         actor = ray.remote(LearnerRank).options(**options)
         self.ranks = [actor.remote(str(model_dir), config, seed, temperature) for _ in range(config.ranks)]
         self.pids: list[int] = []
+        self.checkpoints: Path | None = None
 
     def start(self) -> None:
         """Bring up the process group and load the model on every rank."""
@@ -142,13 +143,19 @@ class LearnerGroup:
             raise RuntimeError("learner rank 0 published nothing")
         return bundle
 
-    def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+    def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
+        """Write a checkpoint with the caller's data; see `learner.checkpoint`."""
         self._all("save", self.config.step_timeout_s, str(path), dict(loop))
+        self.checkpoints = Path(path).parent
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def prune(self, keep: int, best_step: int | None = None) -> list[Path]:
+        """Delete the checkpoints beside the last one saved but the `keep` newest and the best; returns those."""
+        return [] if self.checkpoints is None else checkpoint.prune(self.checkpoints, keep, best_step)
+
+    def load(self, path: Path | str) -> dict[str, Any]:
         return self._all("load", self.config.step_timeout_s, str(path))[0]
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path | str) -> None:
         self._all("export", self.config.step_timeout_s, str(path))
 
     def optimizer_steps(self) -> int:

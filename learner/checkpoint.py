@@ -157,11 +157,14 @@ def _on_rank_zero(action: Callable[[], None]) -> None:
         raise OSError(failure[0])
 
 
-def prune(directory: Path, keep: int, best: str | None = None) -> list[Path]:
-    """Delete all `step-N` folders but the `keep` newest (by N) and `best`, and unfinished ones; returns the deleted."""
+def prune(directory: Path, keep: int, best_step: int | None = None) -> list[Path]:
+    """Delete all `step-N` folders but the `keep` newest (by N) and `best_step`'s, and unfinished ones.
+
+    Returns what was deleted.
+    """
     steps = {int(m[1]): p for p in directory.iterdir() if (m := STEP_FOLDER.fullmatch(p.name)) and p.is_dir()}
-    kept = {steps[n] for n in sorted(steps)[len(steps) - keep :]} if keep else set()
-    doomed = [p for p in steps.values() if p not in kept and p.name != best]
+    newest = set(sorted(steps)[-keep:]) if keep > 0 else set()
+    doomed = [path for step, path in steps.items() if step not in newest and step != best_step]
     doomed += directory.glob(".step-*.partial")
     for path in doomed:
         shutil.rmtree(path)
