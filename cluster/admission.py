@@ -7,11 +7,11 @@ that selected nothing and so published nothing. The tickets of step s are issued
 
 and step s is not trained before each of its tickets has ended.
 
-Staleness of a group = version the learner updates - oldest version that sampled any of its tokens <= S:
-let c be the clock when step s was issued, so c >= s - 1 - S. Workers held version(c) by then and never go back, so every
-token of the group was sampled by a version >= version(c). Step s is trained when the clock is s - 1. The version grows by
-at most one per tick of the clock, so version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0 both are equal: on policy.
-"""
+Staleness of a group = version the learner updates - oldest version that sampled any of its tokens <= S: let c
+be the clock when step s was issued, so c >= s - 1 - S. Workers held version(c) by then and never go back, so
+every token of the group was sampled by a version >= version(c). Step s is trained when the clock is s - 1. The
+version grows by at most one per tick of the clock, so version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0
+both are equal: on policy."""
 
 from __future__ import annotations
 

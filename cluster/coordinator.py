@@ -2,17 +2,17 @@
 
 One step, and who waits for whom:
 
-    part       the coordinator waits for   unblocked by                       on time-out
-    window     every ticket of the step    environment actors                 the ticket is replayed or fails (cluster.play)
-    filter     the decisions               filter service                     it is replaced; the step's groups go in again
-    train      every learner rank          learner                            the run ends; the late rank is named
-    publish    every rollout worker        the worker's parity probe          the run ends; the late worker is named
-    validate   the fixed tasks             environment actors                 the run ends; the actor is named
+    part       the coordinator waits for   unblocked by                on time-out
+    window     every ticket of the step    environment actors          the ticket is replayed or fails (cluster.play)
+    filter     the decisions               filter service              it is replaced; the step's groups go in again
+    train      every learner rank          learner                     the run ends; the late rank is named
+    publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
+    validate   the fixed tasks             environment actors          the run ends; the actor is named
 
-Nothing waits for the scorer, the archive's disk or the metrics endpoint; the archive is awaited one step later. A step's
-tickets are issued as `cluster.admission` allows, so with `max_staleness` > 0 later steps are played while this one is
-trained. `stop()` may be called at any time: the step in training is finished, everything else is cancelled.
-"""
+Nothing waits for the scorer, the archive's disk or the metrics endpoint; the archive is awaited one step later.
+A step's tickets are issued as `cluster.admission` allows, so with `max_staleness` > 0 later steps are played
+while this one is trained. `stop()` may be called at any time: the step in training is finished, everything else
+is cancelled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cluster.fleet import Fleet, within
 from cluster.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.play import Play, PlayedGroup, fetch
 from cluster.scoring import Scoring
-from cluster.state import LoopState, checkpoint_dir, checkpoints, pack_ticket
+from cluster.state import LoopState, checkpoint_dir, checkpoints, pack_ticket, prune
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Coordinator:
         self._stop.set()
 
     async def run(self) -> None:
-        """Trains until the last step, an early stop, or `stop()`; leaves the ledger balanced and a checkpoint behind."""
+        """Trains until the last step, an early stop, or `stop()`; leaves a balanced ledger and a checkpoint."""
         try:
             await self._begin()
             while self.admission.clock < self.config.loop.steps and not self._stop.is_set():
@@ -136,7 +136,7 @@ class Coordinator:
         await self._finish_archiving()
         await self.scoring.drain()
         clock = self.admission.clock
-        if clock > 0 and not (checkpoints(self.config.run_dir) or [(0, None)])[-1][0] == clock:
+        if clock > 0 and (checkpoints(self.config.run_dir) or [(0, None)])[-1][0] != clock:
             await self._checkpoint(clock, open_tickets)
         self.ledger.cancel_open()
 
@@ -151,7 +151,7 @@ class Coordinator:
         flat["seconds/rollout"] = decided - max(began, window.issued_at)
         kept = [window.groups[d.group_id] for d in decision.kept]
         flat["staleness_max"], flat["staleness_mean"] = self._staleness(kept)
-        self.scoring.offer(step, self.bundle, list(window.groups.values()), self.admission.version)
+        self.scoring.offer(step, self.bundle, list(window.groups.values()))
         report = await self._train(step, kept, decision)
         trained = time.time()
         published = report is not None and report.updated
@@ -159,7 +159,9 @@ class Coordinator:
             flat |= await self._publish(self.admission.version + 1)
         self.admission.complete(step, published)
         del self.windows[step]
-        self.filter_state = _closed_steps(await self._filter("state"), {t for w in self.windows.values() for t in w.groups})
+        self.filter_state = _closed_steps(
+            await self._filter("state"), {t for w in self.windows.values() for t in w.groups}
+        )
         await self._archive(window, decision)
         self._issue()
         flat |= self._learner_figures(report, trained - decided)
@@ -279,7 +281,7 @@ class Coordinator:
     async def _publish(self, version: int) -> dict[str, float]:
         """Makes a version and loads it into every rollout worker."""
         started = time.time()
-        self.bundle = await asyncio.to_thread(self.fleet.learner.publish, version)
+        self.bundle = await asyncio.to_thread(self.fleet.learner.publish, version, self.config.rollout.dtype)
         reports = await self.fleet.update_workers(self.bundle)
         self._event("rollout", "weights", started, time.time(), version=version)
         return {"weights/bytes": float(self.bundle.num_bytes)} | _update_figures(reports)
@@ -332,13 +334,13 @@ class Coordinator:
         state.clock, state.version = self.admission.clock, self.admission.version
         state.cursor, state.open_tickets = self.source.cursor, open_tickets
         state.ledger, state.filter = self.ledger.state(), self.filter_state
-        state.scorer, state.early_stop = await self.scoring.state(), self.early_stop.state()
+        state.scorer, state.early_stop = self.scoring.state, self.early_stop.state()
         state.seconds += time.time() - self._started
         self._started = time.time()
         await self._finish_archiving()
         path = checkpoint_dir(self.config.run_dir, step)
         await asyncio.to_thread(self.fleet.learner.save, str(path), dict(vars(state)))
-        await asyncio.to_thread(self.fleet.learner.prune, self.config.loop.keep_checkpoints, state.best_step)
+        await asyncio.to_thread(prune, self.config.run_dir, self.config.loop.keep_checkpoints, state.best_step)
         self._event("learner", "checkpoint", started, time.time(), step=step)
 
     async def _archive(self, window: Window, decision: StepDecision) -> None:

@@ -1,9 +1,9 @@
 """The fleet: brings the actors of a run up, replaces the ones that may be replaced, and takes all of them down.
 
 Environment actors, rollout workers, filter service and scorer are replaced after their death, at most
-`cluster.max_restarts` times each; a replaced rollout worker gets the current weights as any late joiner does. The learner's
-process group is never touched: the death of a rank ends the run, which resumes from its last checkpoint.
-"""
+`cluster.max_restarts` times each; a replaced rollout worker gets the current weights as any late joiner does.
+The learner's process group is never touched: the death of a rank ends the run, which resumes from its last
+checkpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-
 from actors.environment import EnvironmentActor
+
 from actors.filter_service import FilterService
 from actors.messages import UpdateReport, WeightBundle
 from actors.rollout import RolloutWorker
@@ -43,24 +43,29 @@ class Fleet:
         self.learner: LearnerGroup = None
         self.restarts: Counter[str] = Counter()
 
-    async def start(self) -> None:
-        """Creates every actor at once and waits until each is ready; names the late ones."""
+    async def start(self, learning: bool = True) -> None:
+        """Creates every actor at once and waits until each is ready; names the late ones.
+
+        With `learning` false only what plays is started: rollout workers and environment actors.
+        """
         config = self.config
         self.workers = {f"rollout-{i}": self._new_worker(f"rollout-{i}") for i in range(config.rollout.count)}
         self.players = {f"env-{i}": self._new_player(f"env-{i}") for i in range(config.environment_actor.count)}
+        ready: dict[str, Awaitable[Any]] = {
+            name: actor.ready.remote() for name, actor in (self.workers | self.players).items()
+        }
+        if learning:
+            ready |= self._new_learning()
+        await within(ready, config.cluster.start_timeout_s, "start")
+        await self._introduce_workers()
+
+    def _new_learning(self) -> dict[str, Awaitable[Any]]:
+        config = self.config
         self.filter = self._new_filter()
         self.scorer = self._new_scorer() if config.scorer.enabled else None
         self.learner = LearnerGroup(config.learner, self.model_dir, config.seed, config.sampling.temperature)
-        ready: dict[str, Awaitable[Any]] = {
-            **{name: worker.ready.remote() for name, worker in self.workers.items()},
-            **{name: player.ready.remote() for name, player in self.players.items()},
-            "filter": self.filter.state.remote(),
-            "learner": asyncio.to_thread(self.learner.start),
-        }
-        if self.scorer is not None:
-            ready["scorer"] = self.scorer.health.remote()
-        await within(ready, config.cluster.start_timeout_s, "start")
-        await self._introduce_workers()
+        ready = {"filter": self.filter.state.remote(), "learner": asyncio.to_thread(self.learner.start)}
+        return ready | ({"scorer": self.scorer.health.remote()} if self.scorer is not None else {})
 
     def _new_player(self, name: str) -> Handle:
         config = self.config
@@ -76,7 +81,9 @@ class Fleet:
 
     def _new_worker(self, name: str) -> Handle:
         rollout = self.config.rollout
-        shell = RolloutWorker.options(num_cpus=rollout.num_cpus, num_gpus=rollout.num_gpus, max_concurrency=1000)
+        shell = ray.remote(RolloutWorker).options(
+            num_cpus=rollout.num_cpus, num_gpus=rollout.num_gpus, max_concurrency=1000
+        )
         return shell.remote(name, self.model_dir, rollout)
 
     def _new_filter(self) -> Handle:
@@ -85,7 +92,9 @@ class Fleet:
     def _new_scorer(self) -> Handle:
         config = self.config
         shell = ScorerActor.options(num_cpus=config.scorer.num_cpus)
-        return shell.remote(self.model_dir, config.scorer, config.sampling.temperature, config.seed)
+        return shell.remote(
+            self.model_dir, config.scorer, config.sampling.temperature, config.seed, config.loop.max_staleness
+        )
 
     async def _introduce_workers(self) -> None:
         calls = {name: player.set_workers.remote(self.workers) for name, player in self.players.items()}

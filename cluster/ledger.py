@@ -4,8 +4,8 @@ After every event
 
     issued = in_flight + buffered + kept_waiting + training + trained + dropped{reason} + failed{reason} + cancelled
 
-where each term is counted by itself and none is a remainder. A ticket moves only along `TRANSITIONS`; anything else is a
-broken invariant. At the end of a run the first four are 0.
+where each term is counted by itself and none is a remainder. A ticket moves only along `TRANSITIONS`; anything else is
+a broken invariant. At the end of a run the first four are 0.
 """
 
 from __future__ import annotations

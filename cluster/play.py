@@ -96,7 +96,7 @@ class Play:
         return False
 
     async def validate(self, tickets: list[Ticket]) -> tuple[np.ndarray, list[GroupSummary]]:
-        """Success (num_tickets,) of one trajectory a ticket, in order, with the summaries; failures count as no success.
+        """Success (num_tickets,) of one trajectory a ticket, in order, with the summaries; a failure is no success.
 
         Each environment actor plays a share of the tickets in one call; a dead one is replaced and its share replayed.
         """

@@ -1,17 +1,17 @@
 """Wires a run: one screen from configuration to summary.
 
-    actor             produces                     waits for                       unblocked by          on time-out
-    coordinator       tickets, calls to all        windows, filter, learner,       every actor below     see its module
-                                                   workers
-    environment actor groups (Arrow), summaries    tokens of rollout workers       rollout worker        the trajectory fails
-    rollout worker    tokens, log-probabilities    requests; weights at a boundary environment actor,    collect returns empty;
-                                                                                   coordinator           update fails by name
-    filter service    decisions, kept mass         summaries                       coordinator           it is replaced
-    learner ranks     weights v+1                  kept groups; one another        coordinator, gloo or  the run ends, the rank
-                                                                                   NCCL                  is named
-    scorer            MI proxies                   groups and weights of a step    coordinator           reported late; nobody
-                                                                                                         waits for it
-    archive           Parquet parts                disk                            disk                  awaited one step later
+    actor              produces              waits for             unblocked by         on time-out
+    coordinator        tickets, all calls    windows, decisions,   every actor below    see its module
+                                             steps, updates
+    environment actor  groups (Arrow),       tokens                rollout worker       the trajectory fails, with
+                       summaries                                                        a reason
+    rollout worker     tokens, log-probs     requests; weights     environment actor,   `collect` returns empty; an
+                                             at a boundary         coordinator          update fails by name
+    filter service     decisions, kept mass  summaries             coordinator          it is replaced
+    learner ranks      weights v+1           kept groups; one      coordinator; gloo    the run ends, the rank is
+                                             another               or NCCL              named
+    scorer             MI proxies            groups and weights    coordinator          reported late; nobody waits
+    archive            Parquet parts         disk                  disk                 awaited one step later
 
 The actors and what flows between them are drawn in docs/architecture.md.
 """

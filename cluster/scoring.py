@@ -1,7 +1,7 @@
 """The coordinator's side of the scorer: offers it steps and collects figures; never waits for it.
 
-A step that comes while the scorer is busy is skipped and counted; a scoring past `scorer.timeout_s` is reported late; a
-dead scorer is an alarm and is replaced, with the moving averages of its last finished scoring.
+`ScoringPace` says what is scored and what is said of a scorer that is behind or late. A dead scorer is an alarm and is
+replaced, with the moving averages of its last finished scoring.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from ray.exceptions import RayActorError, RayError
 
 from actors.messages import WeightBundle
+from actors.scorer import ScoringPace
 from cluster.config import RunConfig
 from cluster.fleet import Fleet
 from cluster.play import PlayedGroup
@@ -28,64 +29,47 @@ class Scoring:
     """At most one scoring under way; its figures are taken by the next step's record."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, on_event: Callable[..., None]) -> None:
-        self.config, self.fleet, self.on_event = config.scorer, fleet, on_event
-        self.max_staleness = config.loop.max_staleness
-        self.outcomes: Counter[str] = Counter()
+        self.timeout_s, self.fleet, self.on_event = config.scorer.timeout_s, fleet, on_event
+        self.pace = ScoringPace(config.scorer.every, config.scorer.timeout_s)
+        self.state: dict[str, Any] | None = None
+        """The scorer's state after its last finished scoring."""
         self._figures: dict[str, float] = {}
-        self._state: dict[str, Any] | None = None
+        self._told: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
-        self._late_said = False
-        self._started = 0.0
 
-    def due(self, step: int) -> bool:
-        return self.fleet.scorer is not None and (step == 1 or step % self.config.every == 0)
-
-    def offer(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup], version: int) -> None:
+    def offer(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
         """Starts scoring a step that is due, unless the scorer is still busy with one."""
-        if self._busy() and not self._late_said and time.time() - self._started > self.config.timeout_s:
-            self._late_said = True
-            self._count("late")
-            log.warning("the scorer is late: over %g s (scorer.timeout_s)", self.config.timeout_s)
-        if not self.due(step):
-            return
-        if self._busy():
-            self._count("skipped")
-            return
-        self._late_said, self._started = False, time.time()
-        self._task = asyncio.create_task(self._score(step, bundle, groups))
+        if alarm := self.pace.check(time.time()):
+            log.warning("%s", alarm)
+        if self.fleet.scorer is not None and self.pace.begin(step, time.time()):
+            self._task = asyncio.create_task(self._score(step, bundle, groups))
 
     async def _score(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        started = time.time()
-        scorer = self.fleet.scorer
+        started, scorer = time.time(), self.fleet.scorer
         try:
             figures = await scorer.score.remote(step, bundle, [g.table for g in groups])
-            self._state = await scorer.state.remote()
+            self.state = await scorer.state.remote()
         except RayActorError as error:
-            self._count("failed")
-            self.on_event("scorer", "death", started, time.time(), step=step, cause=str(error))
+            self._failed(step, started, error)
             self.fleet.replace_scorer(str(error))
-            await self.restore(self._state)
+            await self.restore(self.state)
         except RayError as error:
-            self._count("failed")
-            self.on_event("scorer", "error", started, time.time(), step=step, cause=str(error))
-            log.error("scoring step %d failed: %s", step, error)
+            self._failed(step, started, error)
         else:
-            self._count("done")
+            self.pace.end("done")
             self._figures |= figures | {"scorer/step": float(step), "seconds/score": time.time() - started}
             self.on_event("scorer", "score", started, time.time(), step=step)
 
-    def _busy(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    def _count(self, outcome: str) -> None:
-        self.outcomes[outcome] += 1
-        key = f"scorer/{outcome}"
-        self._figures[key] = self._figures.get(key, 0.0) + 1
+    def _failed(self, step: int, started: float, error: RayError) -> None:
+        log.error("%s", self.pace.end("failed", str(error)))
+        self.on_event("scorer", "failure", started, time.time(), step=step, cause=str(error))
 
     def take_figures(self) -> dict[str, float]:
-        """Figures of scorings finished since they were last taken."""
+        """Figures of scorings finished, and outcomes counted, since they were last taken."""
+        news = self.pace.outcomes - self._told
+        self._told = Counter(self.pace.outcomes)
         taken, self._figures = self._figures, {}
-        return taken
+        return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()}
 
     async def drain(self) -> None:
         """Gives a scoring under way a bounded time to finish, at the end of a run."""
@@ -94,16 +78,13 @@ class Scoring:
         _, late = await asyncio.wait({self._task}, timeout=DRAIN_TIMEOUT_S)
         for task in late:
             task.cancel()
-            self._count("late")
+            log.warning("the scorer did not finish its last step within %g s", DRAIN_TIMEOUT_S)
 
     async def restore(self, state: dict[str, Any] | None) -> None:
-        self._state = state
+        """Hands the scorer its state of an earlier process."""
+        self.state = state
         if state is not None and self.fleet.scorer is not None:
-            await asyncio.wait_for(_await(self.fleet.scorer.restore.remote(state)), self.config.timeout_s)
-
-    async def state(self) -> dict[str, Any] | None:
-        """State after the last finished scoring; does not wait for one under way."""
-        return self._state
+            await asyncio.wait_for(_await(self.fleet.scorer.restore.remote(state)), self.timeout_s)
 
 
 async def _await(ref: Any) -> Any:

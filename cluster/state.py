@@ -1,13 +1,14 @@
 """Loop state: what a checkpoint holds besides the learner's shards, and how a run is picked up from it.
 
-A checkpoint of step n says that steps 1..n are over. Tickets of later steps that were open then are issued again with the
-same ids and tasks, so that every task is trained on once; whatever the archive holds of later steps is cut off first.
-"""
+A checkpoint of step n says that steps 1..n are over. Tickets of later steps that were open then are issued
+again with the same ids and tasks, so that every task is trained on once; whatever the archive holds of later
+steps is cut off first."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,13 @@ def read_state(checkpoint: Path) -> LoopState:
             f"{path} cannot be read ({error}); the checkpoint is damaged. Remove {checkpoint} to resume from the one "
             "before it."
         ) from error
+
+
+def prune(run_dir: Path, keep: int, best_step: int) -> None:
+    """Deletes all but the `keep` newest checkpoints and the best one, and what a killed process left half-written."""
+    saved = checkpoints(run_dir)
+    for step, folder in saved[:-keep]:
+        if step != best_step:
+            shutil.rmtree(folder)
+    for half in (run_dir / "checkpoints").glob(".step-*.partial"):
+        shutil.rmtree(half)

@@ -40,7 +40,7 @@ def summarise_run(config: RunConfig, coordinator: Coordinator, wall_seconds: flo
         "kept_groups_mean": _mean(metrics, "kept_groups"),
         "success": _success(coordinator),
         "reasoning": _reasoning(metrics),
-        "scorer": dict(coordinator.scoring.outcomes),
+        "scorer": dict(coordinator.scoring.pace.outcomes),
         "ledger": _ledger(config.run_dir, coordinator),
     }
 
@@ -65,8 +65,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"gain           {gain['mean']:+.3f}  [{gain['low']:+.3f}, {gain['high']:+.3f}]  same tasks, 95%")
     if reasoning:
         lines.append(
-            f"retrieval accuracy {reasoning['retrieval_accuracy']:.3f} against chance {reasoning['retrieval_chance']:.3f}"
-            f", H(Z|X) {reasoning['conditional_entropy']:.2f} nats a token"
+            f"retrieval      {reasoning['retrieval_accuracy']:.3f} against chance {reasoning['retrieval_chance']:.3f}, "
+            f"H(Z|X) {reasoning['conditional_entropy']:.2f} nats a token"
         )
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items() if value)
     lines.append(f"seconds        {seconds}")

@@ -1,0 +1,63 @@
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from cluster.config import RunConfig, dump, load, recipe_names
+from cluster.errors import UserError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_loads_and_reads_back_equal(name, tmp_path):
+    config = load(name)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config))
+    assert load(str(path)) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("filter.roh=0.5", ["filter.roh", "'rho'"]),
+        ("fliter.rho=0.5", ["fliter", "'filter'"]),
+        ("filter.rho=0", ["filter.rho", "greater than 0"]),
+        ("filter.rho=1.5", ["filter.rho", "less than or equal to 1"]),
+        ("filter.rule=nucleus", ["filter.rule", "'top_p'"]),
+        ("learner.ranks=two", ["learner.ranks", "integer"]),
+        ("sampling.group_size=1", ["sampling.group_size", "filter.rule=none"]),
+        ("environment.name=FrozenLak", ["FrozenLak", "FrozenLake"]),
+        ("environment.options={siz: 4}", ["siz", "size"]),
+        ("learner.objective.kl={coefficient: 0.1, estimator: k1}", ["k1", "k2 or k3"]),
+        ("rollout.max_model_len=64", ["rollout.max_model_len", "64"]),
+        ("filter.rho", ["key.sub=value"]),
+        ("filter.rho.x=1", ["filter.rho.x=1"]),
+        ("name=[", ["name=[", "YAML"]),
+    ],
+)
+def test_a_wrong_key_or_value_names_itself_and_what_would_be_right(override, says):
+    with pytest.raises(UserError) as caught:
+        load("frozenlake", [override])
+    for part in says:
+        assert part in str(caught.value)
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(UserError, match="'frozenlake'"):
+        load("frozenlak")
+
+
+def test_a_recipe_extends_another_and_overrides_win(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"extends": "frozenlake", "loop": {"steps": 3}}))
+    config = load(str(path), ["loop.prompts=2"])
+    assert (config.loop.steps, config.loop.prompts, config.filter.rule) == (3, 2, "top_p")
+
+
+def models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [f.annotation for f in model.model_fields.values()]
+    found = [m for m in inner if isinstance(m, type) and issubclass(m, BaseModel)]
+    return [model, *(m for child in found for m in models(child))]
+
+
+@pytest.mark.parametrize("model", models(RunConfig), ids=lambda m: m.__name__)
+def test_every_block_of_settings_is_frozen_and_strict(model):
+    assert model.model_config["frozen"] and model.model_config["extra"] == "forbid"

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.figures import EarlyStop, clip_intervals, gain_interval, union_seconds, wilson_interval
+
+
+def test_wilson_interval_matches_its_textbook_values():
+    low, high = wilson_interval(50, 100)
+    assert (round(low, 4), round(high, 4)) == (0.4038, 0.5962)
+    assert wilson_interval(0, 10)[0] == 0.0 and wilson_interval(10, 10)[1] == pytest.approx(1.0)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=60))
+def test_the_paired_gain_is_the_difference_of_means_inside_its_interval(pairs):
+    before, after = (np.array(column) for column in zip(*pairs, strict=True))
+    mean, low, high = gain_interval(before, after)
+    assert mean == pytest.approx(after.mean() - before.mean()) and low <= mean <= high
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30))
+def test_the_union_of_intervals_counts_each_second_once(spans):
+    intervals = [(float(start), float(start + length)) for start, length in spans]
+    covered = {second for start, length in spans for second in range(start, start + length)}
+    assert union_seconds(intervals) == len(covered)
+    inside = {s for s in covered if 10 <= s < 30}
+    assert union_seconds(clip_intervals(intervals, 10.0, 30.0)) == len(inside)
+
+
+def test_early_stop_follows_the_papers_two_rules():
+    stop = EarlyStop("paper", 0.01)
+    assert [stop.step(1.0) for _ in range(10)] == [None] * 10
+    assert [stop.step(0.09) for _ in range(4)] == [None] * 4
+    assert "5 steps" in stop.step(0.09)
+    assert [stop.validation(0.0) for _ in range(4)] == [None] * 4
+    assert "5 validations" in stop.validation(0.0)
+
+
+def test_the_authors_rule_waits_ten_steps_and_one_good_step_starts_the_count_again():
+    stop = EarlyStop("ragen", 0.01)
+    for _ in range(10):
+        stop.step(1.0)
+    assert [stop.step(0.05) for _ in range(9)] == [None] * 9
+    assert stop.step(0.5) is None and stop.low_steps == 0
+    assert [stop.step(0.05) for _ in range(9)] == [None] * 9
+    restored = EarlyStop("ragen", 0.01)
+    restored.restore(stop.state())
+    assert restored.step(0.05) is not None
+
+
+def test_early_stop_when_off_never_stops():
+    stop = EarlyStop("off", 0.01)
+    assert all(stop.step(v) is None for v in [1.0] * 10 + [0.0] * 50)
+    assert all(stop.validation(0.0) is None for _ in range(20))
