@@ -83,7 +83,8 @@ class TextEnv(gymnasium.Env[str, str], abc.ABC):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(("environment.options", *map(str, first["loc"])))
-            raise ValueError(f"{where}: {first['msg']} (got {first['input']!r}, environment {cls.name})") from error
+            wrong = first["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{where}: {wrong} (got {first['input']!r}, environment {cls.name})") from error
 
     @property
     @abc.abstractmethod

@@ -265,7 +265,7 @@ class Sokoban(TextEnv):
         return self.options.size - 2
 
     def instruction(self) -> str:
-        return "Push X onto O . P you X box O target # wall _ floor * box on target S you on target ."
+        return "Push box X onto target O . P you # wall _ floor * X on O S P on O ."
 
     @classmethod
     def phrases(cls) -> list[str]:

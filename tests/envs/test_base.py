@@ -1,0 +1,247 @@
+"""What holds of every environment."""
+
+import random
+import re
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from envs import DemonstrationQuality, environment_names, make, task_seeds
+from envs.base import split_of
+from envs.config import FormatConfig
+from envs.episode import Episode
+from envs.format import phrases, well_formed
+
+NAMES = environment_names()
+GOLDEN = [  # a change here means that every recorded seed now names another task
+    ("FrozenLake", "train", "d221637ed5d651433bd76765ff0b4f78"),
+    ("FrozenLake", "validation", "802044685740564fa0787325949c5675"),
+    ("Sokoban", "train", "cafc04dfc557d4a9a91c042376e8afb5"),
+    ("Sokoban", "validation", "74738168600ad52c542842cc3b44ed89"),
+]
+PIECE = re.compile(r" ?\S+|\s")  # a word with the space before it, as a word-level tokenizer sees it
+
+
+def test_both_environments_are_registered():
+    assert NAMES == ["FrozenLake", "Sokoban"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gymnasiums_checker_finds_nothing(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(f"squelch/{name}-v0", split="validation").unwrapped)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_observations_lie_in_the_declared_space(name):
+    env, rng = make(name), random.Random(0)
+    for seed in range(200):
+        observation, _ = env.reset(seed=seed)
+        assert env.observation_space.contains(observation)
+        for _ in range(6):
+            assert env.observation_space.contains(env.step(rng.choice(env.actions))[0])
+    assert all(env.action_space.contains(action) for action in env.actions)
+
+
+def test_importing_envs_loads_neither_torch_nor_ray():
+    code = "import sys, envs, envs.episode; print(sorted({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_task_is_in_both_splits(name):
+    keys = {}
+    for split in ("train", "validation"):
+        env = make(name, split)
+        for seed in range(1500):  # the same seeds in both
+            env.reset(seed=seed)
+            keys.setdefault(split, set()).add(env.task_key())
+        assert all(split_of(key) == split for key in keys[split])
+        assert len(keys[split]) > 1200
+    assert not keys["train"] & keys["validation"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_key_names_the_content_and_nothing_else(name):
+    env = make(name)
+    keys, boards = {}, {}
+    for seed in range(300):
+        board, _ = env.reset(seed=seed, options={"noise_seed": 1})
+        key = env.task_key()
+        assert keys.setdefault(board, key) == key
+        assert boards.setdefault(key, board) == board
+        env.step(env.actions[0])
+        env.reset(seed=seed, options={"noise_seed": 2})
+        assert env.task_key() == key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seed_and_noise_seed_determine_the_episode(name):
+    def play(seed, noise_seed):
+        env, rng = make(name), random.Random(5)
+        history = [env.reset(seed=seed, options={"noise_seed": noise_seed})]
+        return history + [env.step(rng.choice(env.actions)) for _ in range(8)]
+
+    assert all(play(seed, 3) == play(seed, 3) for seed in range(50))
+    assert len({play(seed, 3)[0][0] for seed in range(50)}) > 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_action_moves_nothing_and_says_so(name):
+    env = make(name)
+    before, _ = env.reset(seed=1)
+    for action in ("", "left", "Jump", "Left ", "\ud800"):
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert (observation, reward, terminated, truncated) == (before, 0.0, False, False)
+        assert info["action_valid"] is False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_moves_after_the_end(name):
+    env = make(name)
+    env.reset(seed=1)
+    while env.solution():
+        board, _, _, _, info = env.step(env.solution()[0])
+    assert info["success"]
+    assert all(env.step(action)[:3] == (board, 0.0, True) for action in env.actions)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replay_starts_the_same_task_anew(name):
+    env = make(name)
+    env.reset(seed=11)
+    solution = env.solution()
+    env.step(solution[0])
+    returns = [env.replay(solution, noise_seed) for noise_seed in range(20)]
+    assert max(returns) >= 1
+    assert returns == [env.replay(solution, noise_seed) for noise_seed in range(20)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_environment_that_was_not_reset_says_so(name):
+    with pytest.raises(RuntimeError, match=f"{name} was used before reset"):
+        make(name).step("Left")
+
+
+def test_errors_name_the_nearest_valid_name_and_option():
+    with pytest.raises(ValueError, match=r"environment\.name is 'FrozenLak'.*did you mean 'FrozenLake'"):
+        make("FrozenLak")
+    with pytest.raises(ValueError, match="known are FrozenLake, Sokoban"):
+        make("Chess")
+    with pytest.raises(ValueError, match=r"environment\.options\.slip_rat: .*did you mean 'slip_rate'"):
+        make("FrozenLake", options={"slip_rat": 0.1})
+    with pytest.raises(ValueError, match=r"environment\.options\.split: FrozenLake has no such option"):
+        make("FrozenLake", options={"split": "validation"})
+    with pytest.raises(ValueError, match="must be one of train, validation"):
+        make("FrozenLake", split="test")
+    with pytest.raises(ValueError, match="'noise_sed' is unknown; the only one is 'noise_seed'"):
+        make("FrozenLake").reset(seed=0, options={"noise_sed": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("FrozenLake", {"slip_rate": 1.5}, r"environment\.options\.slip_rate: .*less than or equal to 1"),
+        ("FrozenLake", {"slip": "sideways"}, r"environment\.options\.slip: .*'perpendicular' or 'uniform'"),
+        ("FrozenLake", {"size": "four"}, r"environment\.options\.size: .*integer"),
+        ("FrozenLake", {"max_holes": 15}, "max_holes <= 14 on a lake of size 4"),
+        ("FrozenLake", {"min_distance": 5, "max_distance": 4}, "min_distance=5 is above max_distance=4"),
+        (
+            "Sokoban",
+            {"boxes": 4},
+            r"environment\.options: max_walls=5 and boxes=4 do not fit the 16 inner cells of size=6",
+        ),
+        ("Sokoban", {"min_walls": 6}, "min_walls=6 is above max_walls=5"),
+        ("Sokoban", {"min_solution": 9}, "min_solution=9 is above max_solution=8"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_would_be_right(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, options=options)
+
+
+def test_options_that_admit_no_task_are_refused_at_the_first_task(monkeypatch):
+    monkeypatch.setattr("envs.frozen_lake.MAX_DRAWS", 200)
+    env = make("FrozenLake", options={"size": 3, "min_distance": 30, "max_distance": 40, "min_holes": 0})
+    with pytest.raises(ValueError, match=r"FrozenLake found no task in .* draws .*loosen the limits"):
+        env.reset(seed=0)
+
+
+def test_task_seeds_count_from_the_first():
+    seeds = task_seeds(7)
+    assert [next(seeds) for _ in range(3)] == [7, 8, 9]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_vocabulary_covers_every_word_of_demonstrated_episodes(name):
+    env, rng, config = make(name), random.Random(0), FormatConfig()
+    known = {piece for text in phrases(type(env), config) for piece in PIECE.findall(text)}
+    for seed in range(400):
+        episode = Episode(env, seed, seed, config)
+        texts = [message["content"] for message in episode.start()]
+        outcome = None
+        while outcome is None or outcome.next_message is not None:
+            texts.append(well_formed(*env.demonstrate(rng)))
+            outcome = episode.act(texts[-1])
+            texts += [outcome.next_message["content"]] if outcome.next_message else []
+        assert {piece for text in texts for piece in PIECE.findall(text)} <= known
+        assert not any("  " in text for text in texts)
+    assert len({piece.strip() for piece in known}) < 200
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_perfect_demonstration_names_the_player_and_plays_the_solution(name):
+    env, rng = make(name, options={"slip_rate": 0.0} if name == "FrozenLake" else {}), random.Random(0)
+    quality = DemonstrationQuality(grounded=1, wrong_coordinates=0, random_plan=0)
+    for seed in range(100):
+        board, _ = env.reset(seed=seed)
+        reasoning, actions = env.demonstrate(rng, quality)
+        cell = board.split().index("P") if "P" in board else board.split().index("S")
+        assert " {} {} ".format(*divmod(cell, env.side)) in f" {reasoning} "
+        assert 10 <= len(reasoning.split()) <= 24
+        assert 1 <= len(actions) <= 2
+        remaining = len(env.solution())
+        for action in actions:
+            info = env.step(action)[4]
+        assert info["success"] if len(actions) == remaining else len(env.solution()) == remaining - len(actions)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_demonstrations_are_unfinished_at_the_stated_rates(name):
+    env, rng = make(name), random.Random(0)
+    quality = DemonstrationQuality()
+    env.reset(seed=3)
+    samples = [env.demonstrate(rng, quality) for _ in range(4000)]
+    grounded = [reasoning for reasoning, _ in samples if any(word.isdigit() for word in reasoning.split())]
+    assert abs(len(grounded) / len(samples) - quality.grounded) < 0.03
+    assert len(set(grounded)) > 1000  # varied wording of one state
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_coordinates_misplace_something_and_leave_the_plan(name):
+    env, rng = make(name), random.Random(0)
+    board, _ = env.reset(seed=3)
+    player = " {} {} ".format(*divmod(board.split().index("P"), env.side))
+
+    def demonstrate(wrong: float) -> tuple[float, set[str]]:
+        quality = DemonstrationQuality(grounded=1, wrong_coordinates=wrong, random_plan=0)
+        samples = [env.demonstrate(rng, quality) for _ in range(500)]
+        named = sum(player in f" {reasoning} " for reasoning, _ in samples) / len(samples)
+        return named, {" ".join(actions) for _, actions in samples}
+
+    (always, plans), (sometimes, same_plans) = demonstrate(0.0), demonstrate(1.0)
+    assert always == 1 and 0.3 < sometimes < 0.9
+    assert plans == same_plans
+
+
+@pytest.mark.parametrize(("name", "split", "key"), GOLDEN)
+def test_a_seed_means_the_same_task_in_every_version(name, split, key):
+    env = make(name, split)
+    env.reset(seed=12345)
+    assert env.task_key() == key
