@@ -319,12 +319,12 @@ def _refuse_other_attention(model: PreTrainedModel) -> None:
 
 
 def load_arrays(model: PreTrainedModel, arrays: Mapping[str, np.ndarray], bfloat16_names: frozenset[str]) -> None:
-    """Copies named arrays into the model's parameters, all or none; bfloat16 travels as uint16.
+    """Copies named arrays into the model's parameters and buffers, all or none; bfloat16 travels as uint16.
 
     Raises RuntimeError naming what is missing, unknown or of another shape. A name tied to another parameter (the
     output head of a tied model) may be left out.
     """
-    targets = dict(model.named_parameters(remove_duplicate=False))
+    targets = model.state_dict()
     needed = dict(model.named_parameters())
     missing, unknown = sorted(needed.keys() - arrays.keys()), sorted(arrays.keys() - targets.keys())
     shapes = [name for name in arrays.keys() & targets.keys() if arrays[name].shape != tuple(targets[name].shape)]

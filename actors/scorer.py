@@ -127,6 +127,7 @@ class Scorer:
             )
             excluded["non_finite"] += proxies.num_excluded
             figures |= {key: float(value) for key, value in proxies.metrics().items() if key in PROXY_KEYS}
+            figures["num_samples"] = float(proxies.num_samples)
         figures |= {f"excluded/{reason}": float(count) for reason, count in excluded.items()}
         return figures | {"num_excluded": float(excluded.total())}
 

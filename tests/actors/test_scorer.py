@@ -1,0 +1,239 @@
+"""The scorer's figures, its one-version rule, its state, its pace, and its death."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.exceptions import RayActorError
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from actors.config import ScorerConfig
+from actors.messages import WeightBundle
+from actors.metrics import SPECS
+from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from actors.scorer import PROXY_KEYS, SCOPES, Scorer, ScorerActor, ScoringPace, by_group
+from actors.weights import checksum
+
+CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
+CALL_TIMEOUT_S = 60.0
+
+
+class Oracle:
+    """Reasonings whose first id names their prompt's first id: depends on the input as far as `strength` says."""
+
+    context_length = 100
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+
+    def matrix(self, prompts: list[np.ndarray], reasonings: list[np.ndarray]) -> np.ndarray:
+        own = np.array([[z[0] == x[0] for x in prompts] for z in reasonings])
+        return -1.0 * np.array([[len(z)] for z in reasonings]) - self.strength * ~own
+
+
+def trajectory(index: int, prompt: int, version: int = 0, vocabulary: int = 1000) -> Trajectory:
+    ids = np.array([prompt, 3, 4, prompt, index % vocabulary, 5, 6, 7], dtype=np.int32)
+    turn = Turn(3, 8, 3, 6, 0.0, 0.0, True, False, 1, version, version)
+    return Trajectory(index, ids, np.arange(8) >= 3, np.zeros(8, dtype=np.float32), [turn], False, False)
+
+
+def window(version: int = 0, num_groups: int = 8) -> dict[str, list[Trajectory]]:
+    return {f"g{g}": [trajectory(i, 10 + g, version) for i in range(4)] for g in range(num_groups)}
+
+
+def test_every_key_is_there_and_known_to_the_registry() -> None:
+    figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
+    assert {f"{scope}/{key}" for scope in SCOPES for key in PROXY_KEYS} <= figures.keys()
+    assert all(isinstance(value, float) for value in figures.values())
+    known = {key for spec in SPECS.values() for key in spec.flat_keys()}
+    assert figures.keys() <= known
+
+
+def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> None:
+    grounded = Scorer(Oracle(50.0), CONFIG, seed=1).score(1, 0, window())
+    template = Scorer(Oracle(0.0), CONFIG, seed=1).score(1, 0, window())
+    for scope in SCOPES:
+        num = grounded[f"{scope}/num_prompts"]
+        assert grounded[f"{scope}/retrieval_accuracy"] == 1.0
+        assert template[f"{scope}/retrieval_accuracy"] == pytest.approx(1 / num)
+        assert template[f"{scope}/retrieval_chance"] == pytest.approx(1 / num)
+        assert template[f"{scope}/mi_est"] == pytest.approx(0.0, abs=1e-12)
+    assert grounded["first_turn/mi_seq_est"] == pytest.approx(np.log(8))
+    assert grounded["first_turn/num_prompts"] == 8 and grounded["first_turn/num_samples"] == 16
+
+
+def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:
+    figures = Scorer(Oracle(0.7), CONFIG, seed=1).score(1, 0, window())
+    for scope in SCOPES:
+        difference = figures[f"{scope}/marginal_entropy"] - figures[f"{scope}/conditional_entropy"]
+        assert difference == pytest.approx(figures[f"{scope}/mi_est"])
+
+
+def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_average_alone() -> None:
+    groups = window()
+    groups["g0"][0].failure = "step_timeout"
+    for trajectories in groups.values():
+        trajectories[1].turns[0].reasoning_end = trajectories[1].turns[0].reasoning_start
+    scorer = Scorer(Oracle(1.0), CONFIG, seed=1)
+    figures = scorer.score(1, 0, groups)
+    assert figures["first_turn/excluded/failed"] == 1 and figures["first_turn/excluded/no_reasoning"] == 8
+    assert figures["first_turn/num_excluded"] == 9
+    state = scorer.state()
+    for t in (t for trajectories in groups.values() for t in trajectories):
+        t.turns[0].reasoning_end = t.turns[0].reasoning_start
+    empty = scorer.score(2, 0, groups)
+    assert empty["first_turn/num_samples"] == 0 and "first_turn/mi_est" not in empty
+    assert scorer.state() == state
+
+
+def test_weights_further_than_the_staleness_bound_are_refused_with_both_versions() -> None:
+    with pytest.raises(ValueError, match=r"newest tokens are of version 4, .* version 6; max_staleness=1"):
+        Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 6, window(4))
+    figures = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 5, window(4))
+    assert figures["scorer/version"] == 5 and figures["first_turn/version_mismatch"] == 1.0
+
+
+def test_turns_older_than_the_bound_are_left_out_and_counted() -> None:
+    groups = window(5) | {"old": [trajectory(i, 99, version=2) for i in range(4)]}
+    figures = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(6, 5, groups)
+    assert figures["first_turn/excluded/stale"] == 4
+    assert figures["first_turn/num_prompts"] == 8 and figures["first_turn/version_mismatch"] == 0.0
+
+
+def test_a_restored_scorer_continues_its_averages_exactly() -> None:
+    def run(scorer: Scorer, steps: range) -> list[float]:
+        return [scorer.score(s, 0, window(num_groups=2 + s))["first_turn/mi_zscore_ema"] for s in steps]
+
+    whole = run(Scorer(Oracle(2.0), CONFIG, seed=1), range(1, 7))
+    first, second = Scorer(Oracle(2.0), CONFIG, seed=1), Scorer(Oracle(2.0), CONFIG, seed=1)
+    head = run(first, range(1, 4))
+    second.restore(json.loads(json.dumps(first.state())))
+    assert head + run(second, range(4, 7)) == whole
+    assert run(Scorer(Oracle(2.0), CONFIG, seed=1), range(4, 7)) != whole[3:]
+
+
+def test_tables_come_apart_into_their_groups() -> None:
+    tables = [to_table(Group(ticket(name), "k", trajectories)) for name, trajectories in window().items()]
+    groups = by_group(tables)
+    assert groups.keys() == window().keys()
+    assert all(len(trajectories) == 4 for trajectories in groups.values())
+    assert np.array_equal(groups["g3"][2].token_ids, window()["g3"][2].token_ids)
+
+
+def test_pace_scores_the_first_step_and_every_kth() -> None:
+    pace = ScoringPace(every=5, timeout_s=10)
+    assert [step for step in range(1, 16) if pace.due(step)] == [1, 5, 10, 15]
+
+
+def test_a_busy_scorer_is_skipped_and_counted_and_then_goes_on() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    assert pace.begin(1, now=0.0)
+    assert not pace.begin(2, now=1.0) and not pace.begin(3, now=2.0)
+    assert pace.end("done") is None
+    assert pace.begin(4, now=3.0)
+    assert pace.outcomes == {"skipped": 2, "done": 1}
+
+
+def test_a_late_scorer_is_reported_once_by_step_and_limit() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    assert pace.check(100.0) is None, "nothing is under way"
+    pace.begin(3, now=0.0)
+    assert pace.check(10.0) is None
+    assert "step 3: over 10 s (scorer.timeout_s)" in pace.check(10.1)
+    assert pace.check(20.0) is None
+    pace.end("done")
+    pace.begin(4, now=20.0)
+    assert "step 4" in pace.check(31.0)
+    assert pace.outcomes["late"] == 2
+
+
+def test_ending_what_is_not_under_way_or_with_another_word_is_an_error() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    with pytest.raises(RuntimeError, match="no scoring is under way"):
+        pace.end("done")
+    pace.begin(1, now=0.0)
+    with pytest.raises(ValueError, match="'finished' is none of"):
+        pace.end("finished")
+
+
+def ticket(name: str) -> Ticket:
+    return Ticket(name, 1, Task("FrozenLake", 1), 4, 0)
+
+
+def tiny(folder: Path) -> tuple[str, Qwen2ForCausalLM]:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return str(folder), model
+
+
+def bundle_of(model: Qwen2ForCausalLM, version: int) -> WeightBundle:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        ids = torch.arange(3, 27)
+        log_probs = model.eval()(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    arrays = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    chunks = (ray.put(dict(list(arrays.items())[:5])), ray.put(dict(list(arrays.items())[5:])))
+    return WeightBundle(version, chunks, checksum(arrays.items()), ids.numpy(), log_probs.numpy())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    path = str(Path(__file__).parents[2])
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(cluster: None, tmp_path: Path) -> None:
+    model_dir, model = tiny(tmp_path)
+    bundle = bundle_of(model, 3)
+    scorer = ScorerActor.remote(model_dir, CONFIG, 0.7, 1)
+    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(3, 20).items()]
+
+    figures = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
+    assert figures["scorer/parity"] < 1e-4 and figures["scorer/version"] == 3
+    assert 0 <= figures["first_turn/retrieval_accuracy"] <= 1 and figures["first_turn/num_prompts"] == 20
+
+    forged = WeightBundle(4, bundle.chunks, "00", bundle.probe_ids, bundle.probe_log_probs)
+    with pytest.raises(RuntimeError, match="version 4 have checksum"):
+        ray.get(scorer.score.remote(2, forged, tables), timeout=CALL_TIMEOUT_S)
+    with pytest.raises(ValueError, match="newest tokens are of version 9"):
+        ray.get(
+            scorer.score.remote(2, bundle, [ray.put(to_table(Group(ticket("a"), "k", [trajectory(0, 5, 9)])))]),
+            timeout=CALL_TIMEOUT_S,
+        )
+
+    pace = ScoringPace(every=1, timeout_s=CALL_TIMEOUT_S)
+    assert pace.begin(3, time.monotonic())
+    under_way = scorer.score.remote(3, bundle, tables * 200)
+    health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    while health["busy_step"] != 3:
+        assert ray.wait([under_way], timeout=0.02)[1], "the scoring ended before it could be interrupted"
+        health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    ray.kill(scorer)
+    with pytest.raises(RayActorError) as death:
+        ray.get(under_way, timeout=CALL_TIMEOUT_S)
+    assert "scoring of step 3 failed" in pace.end("failed", str(death.value))
+    assert not pace.busy and pace.begin(4, time.monotonic()), "training goes on and the next scorer may score"
