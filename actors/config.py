@@ -31,6 +31,8 @@ class EnvironmentActorConfig(Settings):
     """Environment actors."""
     num_cpus: float = Field(0.25, ge=0)
     """Ray CPUs that each asks for."""
+    step_threads: int = Field(1, ge=1)
+    """Threads that environment steps run in; more than one pays for environments that wait, such as sandboxed code."""
     step_timeout_s: float = Field(10.0, gt=0)
     """Seconds one environment step or reset may take; past it that trajectory fails with reason `step_timeout`."""
     generation_timeout_s: float = Field(120.0, gt=0)

@@ -150,6 +150,9 @@ class Group:
     ticket: Ticket
     task_key: str
     trajectories: list[Trajectory]
+    seconds_environment: float = 0.0
+    """Mean seconds that a trajectory waited for its environment, and for its tokens."""
+    seconds_generation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,8 @@ def summarise(group: Group) -> GroupSummary:
         version_max=max((turn.version_max for turn in turns), default=-1),
         failures=tuple(t.failure for t in group.trajectories if t.failure is not None),
         worker=group.ticket.worker,
+        seconds_environment=group.seconds_environment,
+        seconds_generation=group.seconds_generation,
     )
 
 
