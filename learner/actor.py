@@ -21,6 +21,7 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport, WeightBundle
 from actors.records import from_table
@@ -56,6 +57,7 @@ class LearnerRank:
     def start(self, rank: int, world_size: int, address: str, port: int) -> None:
         """Join the process group and load the model."""
         torch.set_num_threads(self.config.num_threads)
+        hf_logging.disable_progress_bar()
         device = "cuda" if self.config.num_gpus > 0 else "cpu"
         process_group.start(rank, world_size, address, port, self.config.step_timeout_s, device)
         self.trainer = Trainer(self.model_dir, self.config, rank, world_size, self.seed, self.temperature)
@@ -192,11 +194,11 @@ class LearnerGroup:
 
     def _named(self, method: str, calls: list[Any], call: Any, first: "Failure", waiting: list[Any]) -> Exception:
         """The error to raise: a user's mistake as it is, else a RuntimeError naming the rank that died or failed."""
-        if isinstance(first.cause, ValueError):
-            return first.cause
         failures = [(calls.index(call), first)]
         ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if waiting else ([], [])
         failures += [(calls.index(c), outcome) for c in ended if isinstance(outcome := _outcome(c), Failure)]
+        if isinstance(first.cause, ValueError):
+            return first.cause
         rank, failure = next(((r, f) for r, f in failures if f.died), failures[0])
         return RuntimeError(f"learner rank {rank} {'died' if failure.died else 'failed'} in {method}: {failure.cause}")
 

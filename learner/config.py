@@ -19,8 +19,7 @@ class KLConfig(Settings):
     def _k1_is_no_loss(self) -> "KLConfig":
         if self.coefficient > 0 and self.estimator == "k1":
             raise ValueError(
-                "kl.estimator=k1 as a loss has zero expected gradient on policy "
-                "(E[grad log p] = 0); use k2 or k3"
+                "kl.estimator=k1 as a loss has zero expected gradient on policy (E[grad log p] = 0); use k2 or k3"
             )
         return self
 

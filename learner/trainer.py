@@ -294,6 +294,23 @@ class Trainer:
             "advantage_std": math.sqrt(max(means["advantage_squared"] - means["advantage"] ** 2, 0.0)),
         }
 
+    def gradients(self, groups: Groups, loss_scale: float = 1.0) -> dict[str, Tensor]:
+        """Whole gradients by parameter name, the groups taken as one optimizer step; nothing is updated.
+
+        A collective. Raises ValueError for groups with anything non-finite in them.
+        """
+        reason = batching.non_finite(groups)
+        if reason:
+            raise ValueError(reason)
+        rows = batching.to_rows(groups, self.config.objective)
+        plan = batching.plan(rows, 1, self.config.token_budget, self.world_size, self.seed, 0)
+        batches = self._prepare(rows, plan, Clock())
+        self._accumulate(batches[0], loss_scale, Totals.zeros(self.device), first=True)
+        named = [(name.removeprefix(publication.PREFIX), p.grad) for name, p in self.policy.named_parameters()]
+        whole = {name: grad.full_tensor().clone() for name, grad in named}
+        self.optimizer.zero_grad()
+        return whole
+
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
         """The weights as of now, on rank 0; None on the others. A collective."""
         return publication.publish(self.policy, version, put, dtype)

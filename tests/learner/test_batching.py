@@ -1,0 +1,120 @@
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.batching import Row, collate, non_finite, plan, to_rows
+from learner.config import ObjectiveConfig
+from tests.learner.models import make_groups
+
+LENGTHS = st.lists(st.integers(1, 90), min_size=0, max_size=40)
+
+
+def rows_of(lengths: list[int]) -> list[Row]:
+    return [
+        Row(f"g{i:03d}", 0, np.arange(n, dtype=np.int32), np.array([n - 1]), np.array([1]), np.zeros(1), 1.0)
+        for i, n in enumerate(lengths)
+    ]
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(1, 6), st.integers(90, 500), st.integers(1, 4), st.integers(0, 5))
+def test_every_row_is_in_one_micro_batch_within_the_budget_and_ranks_match(
+    lengths: list[int], minibatches: int, budget: int, world: int, step: int
+) -> None:
+    rows = rows_of(lengths)
+    steps = plan(rows, minibatches, budget, world, seed=3, step=step)
+    assert len(steps) == min(minibatches, len(rows))
+    places = Counter(int(i) for part in steps for hand in part.micro_batches for micro in hand for i in micro)
+    assert places == Counter(range(len(rows)))
+    for part in steps:
+        assert len(part.micro_batches) == world
+        assert len({len(hand) for hand in part.micro_batches}) == 1
+        micros = [micro for hand in part.micro_batches for micro in hand]
+        assert all(len(micro) * max((lengths[i] for i in micro), default=0) <= budget for micro in micros)
+        assert part.num_sequences == part.num_tokens == sum(map(len, micros))
+    sizes = [part.num_sequences for part in steps]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_no_rank_is_idle_when_there_are_rows_for_all() -> None:
+    (part,) = plan(rows_of([10] * 8), 1, 1000, 4, seed=0, step=0)
+    assert [[len(micro) for micro in hand] for hand in part.micro_batches] == [[2]] * 4
+
+
+def test_the_plan_ignores_arrival_order_and_follows_seed_and_step() -> None:
+    groups = make_groups()
+    config = ObjectiveConfig()
+    one, other = to_rows(groups, config), to_rows([(g, ts[::-1]) for g, ts in groups[::-1]], config)
+    assert [(row.group_id, row.index) for row in one] == [(row.group_id, row.index) for row in other]
+    draw = lambda seed, step: [m.tolist() for p in plan(one, 2, 128, 1, seed, step) for m in p.micro_batches[0]]  # noqa: E731
+    assert draw(1, 2) == draw(1, 2)
+    assert draw(1, 2) != draw(1, 3)
+    assert draw(1, 2) != draw(2, 2)
+
+
+def test_a_budget_below_one_trajectory_names_the_key_and_the_figures() -> None:
+    with pytest.raises(ValueError, match=r"learner\.token_budget=64 .* group g001, trajectory 0 has 80 tokens .* 80"):
+        plan(rows_of([20, 80]), 1, 64, 1, 0, 0)
+
+
+def test_nothing_to_learn_from_is_no_step() -> None:
+    assert plan([], 4, 64, 2, 0, 0) == []
+
+
+def test_rows_hold_what_the_policy_has_to_predict() -> None:
+    groups = make_groups(1, 2)
+    rows = to_rows(groups, ObjectiveConfig())
+    for row, trajectory in zip(rows, groups[0][1], strict=True):
+        sampled = np.flatnonzero(trajectory.loss_mask)
+        assert row.length == sampled[-1]
+        assert (row.targets == trajectory.token_ids[sampled]).all()
+        assert (trajectory.token_ids[row.positions] == trajectory.token_ids[sampled - 1]).all()
+        assert (row.log_probs == trajectory.log_probs[sampled]).all()
+
+
+def test_failed_trajectories_are_neither_rows_nor_part_of_the_mean() -> None:
+    (group_id, members), *_ = make_groups(1, 4)
+    rewards = [1.0, 0.0, 0.5, 7.0]
+    for t, reward in zip(members, rewards, strict=True):
+        t.turns[-1].reward = reward
+    members[3].failure = "episode_timeout"
+    rows = to_rows([(group_id, members)], ObjectiveConfig(advantage="grpo_no_std"))
+    assert np.allclose([row.advantage for row in rows], [0.5, -0.5, 0.0])
+
+
+def test_one_group_twice_is_a_broken_invariant() -> None:
+    groups = make_groups(1)
+    with pytest.raises(RuntimeError, match="000001-000 was handed to the learner 2 times"):
+        to_rows(groups * 2, ObjectiveConfig())
+
+
+def test_non_finite_records_name_their_group() -> None:
+    groups = make_groups(3)
+    assert non_finite(groups) is None
+    groups[1][1][0].turns[0].reward = float("nan")
+    assert non_finite(groups) == "non-finite reward in group 000001-001"
+    groups = make_groups(3)
+    trajectory = groups[2][1][1]
+    trajectory.log_probs[np.flatnonzero(trajectory.loss_mask)[0]] = -np.inf
+    assert non_finite(groups) == "non-finite log-probability in group 000001-002"
+    trajectory.failure = "step_timeout"
+    assert non_finite(groups) is None
+
+
+def test_collate_pads_on_the_right_and_counts_positions_through_the_padding() -> None:
+    rows = rows_of([3, 5])
+    rows[0] = replace(rows[0], positions=np.array([1, 2]), targets=np.array([7, 8]), log_probs=np.zeros(2))
+    micro = collate(rows)
+    assert micro.input_ids.tolist() == [[0, 1, 2, 0, 0], [0, 1, 2, 3, 4]]
+    assert micro.positions.tolist() == [1, 2, 9]
+    assert micro.targets.tolist() == [7, 8, 1]
+    assert micro.lengths.tolist() == [2, 1]
+
+
+def test_an_empty_micro_batch_still_has_something_to_feed() -> None:
+    micro = collate([])
+    assert micro.input_ids.shape == (1, 1) and len(micro.positions) == len(micro.lengths) == 0
