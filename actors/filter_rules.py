@@ -10,6 +10,7 @@ Pure numpy in float64: importing this loads neither torch, Ray, vLLM nor pyarrow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -286,8 +287,16 @@ class Mask:
     all_zero: bool
 
 
+def without_rounding(scores: np.ndarray) -> np.ndarray:
+    """Scores to 40 bits, a relative 1e-12: equal variances that were summed in another order differ in their last bits,
+    and would rank by that noise instead of by ticket."""
+    mantissa, exponent = np.frexp(scores)
+    return np.ldexp(np.round(np.ldexp(mantissa, 40)), exponent - 40)
+
+
 def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
     """Applies the rule. `scores`: (n,) float64, NaN where refused; `order`: (n,) ticket order, breaks ties."""
+    scores = without_rounding(scores)
     valid = np.isfinite(scores)
     zero = valid & (np.abs(scores) <= ZERO)
     all_zero = bool(zero.sum() == valid.sum())
@@ -398,7 +407,8 @@ def explain(value: float, kept: bool, refusal: str | None, mask: Mask, config: F
         return "no_signal", "every score of the window is zero"
     if mask.cut is None:
         return "no_signal", f"nothing selected: {config.rule} threshold {mask.threshold:.4g}, score {value:.4g}"
-    side = "below" if value < mask.cut else "above" if value > mask.cut else "tied at"
+    tied = math.isclose(value, mask.cut, rel_tol=ROUNDING)
+    side = "tied at" if tied else "below" if value < mask.cut else "above"
     cut = f"{config.rule} cut {mask.cut:.4g}"
     return "below_threshold", f"{side} {cut}: score {value:.4g}, threshold {mask.threshold:.4g}"
 

@@ -320,6 +320,14 @@ def test_ties_go_to_the_earlier_ticket(count: int, tenths: int) -> None:
     assert chosen == tuple(range(len(chosen)))
 
 
+def test_equal_variances_of_unequal_groups_tie_though_their_sums_were_rounded() -> None:
+    scores = [score("reward_variance", group(row)) for row in ([1, 1, 0, 0], [1, 0, 1])]
+    assert scores[0] != scores[1]  # both are 1/3
+    assert kept(scores, config("top_k", rho=0.5)) == (0,)
+    assert kept(scores[::-1], config("top_k", rho=0.5)) == (0,)
+    assert kept(scores, config("min_p", rho=1.0)) == (0, 1)
+
+
 @given(SCORES, st.sampled_from(RULES), st.booleans())
 def test_every_group_has_one_code_and_reason(scores: list[float], rule: str, include_zero: bool) -> None:
     holed = [*scores, math.nan]
