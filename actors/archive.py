@@ -278,18 +278,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_groups(path: Path | str, steps: Sequence[int] | None = None) -> pa.Table:
+def read_groups(path: Path | str, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     """Groups of a run's folder, of its `groups` folder, or of one file that any trainer may have written.
 
     Args:
         steps: only these training steps; a file is read whole.
+        columns: only these columns of the schema; counting groups needs no tokens.
     Returns:
-        A table of `ARCHIVE_SCHEMA`; decision columns that a file lacks are null.
+        A table of `ARCHIVE_SCHEMA`, or of those columns; decision columns that a file lacks are null.
     Raises:
         ArchiveError: nothing there, damaged, or columns missing; the message names the file.
     """
     files = group_files(Path(path), steps)
-    return pa.concat_tables([_read_part(file) for file in files])
+    wanted = ARCHIVE_SCHEMA if columns is None else pa.schema([ARCHIVE_SCHEMA.field(name) for name in columns])
+    return pa.concat_tables([_read_part(file, wanted) for file in files])
 
 
 def group_files(path: Path, steps: Sequence[int] | None = None) -> list[Path]:
@@ -305,19 +307,21 @@ def group_files(path: Path, steps: Sequence[int] | None = None) -> list[Path]:
     return found
 
 
-def _read_part(path: Path) -> pa.Table:
+def _read_part(path: Path, wanted: pa.Schema) -> pa.Table:
     try:
-        table = pq.read_table(path, partitioning=None)
+        with pq.ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            table = file.read(columns=[name for name in wanted.names if name in there])
     except (pa.ArrowInvalid, OSError) as error:
         raise ArchiveError(f"{path} is not a whole Parquet file: {error}. Write it again, or leave it out.") from error
-    missing = [name for name in TRAJECTORY_SCHEMA.names if name not in table.column_names]
+    optional = {field.name for field in DECISION_FIELDS}
+    missing = [name for name in wanted.names if name not in there and name not in optional]
     if missing:
         raise ArchiveError(f"{path} lacks the columns {missing} of the trajectory schema (docs/architecture.md)")
-    for fld in DECISION_FIELDS:
-        if fld.name not in table.column_names:
-            table = table.append_column(fld, pa.nulls(len(table), fld.type))
+    for name in (name for name in wanted.names if name not in there):
+        table = table.append_column(wanted.field(name), pa.nulls(len(table), wanted.field(name).type))
     try:
-        return table.select(ARCHIVE_SCHEMA.names).cast(ARCHIVE_SCHEMA)
+        return table.select(wanted.names).cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ArchiveError(f"{path} does not fit the trajectory schema: {error}") from error
 
@@ -332,16 +336,27 @@ def read_events(run_dir: Path | str) -> list[dict[str, Any]]:
     return _read_lines(Path(run_dir) / EVENTS)
 
 
+def last_event(run_dir: Path | str, tail_bytes: int = 8192) -> dict[str, Any] | None:
+    """The span that ended last, read from the file's tail; None when there is none."""
+    path = Path(run_dir) / EVENTS
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - tail_bytes))
+        whole = file.read().split(b"\n")[:-1]
+    return _parse(path, "last line", whole[-1]) if whole else None
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
-    return [_parse(path, number, line) for number, line in enumerate(whole.splitlines(), start=1) if line]
+    return [_parse(path, f"line {number}", line) for number, line in enumerate(whole.splitlines(), start=1) if line]
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise ArchiveError(f"{path} line {number} is not JSON: {error}. Delete that line to read the rest.") from error
+        raise ArchiveError(f"{path} {where} is not JSON: {error}. Delete that line to read the rest.") from error

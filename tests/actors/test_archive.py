@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors import archive as archive_module
-from actors.archive import Archive, ArchiveError, read_events, read_groups, read_metrics
+from actors.archive import Archive, ArchiveError, last_event, read_events, read_groups, read_metrics
 from actors.records import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA, Group, Task, Ticket, Trajectory, Turn, to_table
 
 
@@ -95,6 +95,15 @@ def test_read_groups_selects_steps_and_takes_a_folder_or_a_file(tmp_path: Path) 
     assert set(read_groups(first)["step"].to_pylist()) == {1}
     with pytest.raises(ArchiveError, match="no groups of steps"):
         read_groups(tmp_path, steps=[9])
+
+
+def test_read_groups_reads_only_the_columns_asked_for(tmp_path: Path) -> None:
+    write(Archive(tmp_path), 1)
+    table = read_groups(tmp_path, columns=["group_id", "decision"])
+    assert table.column_names == ["group_id", "decision"] and len(table) == 6
+    path = tmp_path / "theirs.parquet"
+    pq.write_table(group_table(1, 0), path)
+    assert read_groups(path, columns=["decision"])["decision"].null_count == 2
 
 
 def test_a_table_of_another_trainer_without_decisions_is_read_with_nulls(tmp_path: Path) -> None:
@@ -242,6 +251,9 @@ def test_events_keep_their_facts_and_cannot_end_before_they_start(tmp_path: Path
     assert read_events(tmp_path) == [
         {"actor": "learner", "name": "train", "start": 10.0, "end": 12.5, "step": 3, "waited_for": "filter"}
     ]
+    for step in range(200):
+        archive.event("rollout", "weights", 20.0, 21.0 + step, version=step)
+    assert last_event(tmp_path) == {"actor": "rollout", "name": "weights", "start": 20.0, "end": 220.0, "version": 199}
     with pytest.raises(RuntimeError, match="learner"):
         archive.event("learner", "train", 10.0, 9.0)
 
