@@ -26,6 +26,7 @@ from cluster.config import RunConfig
 from learner.actor import LearnerGroup
 
 log = logging.getLogger(__name__)
+QUIET_ENGINE = {"VLLM_LOGGING_LEVEL": "WARNING"}  # the engine tells of every pause and start-up detail otherwise
 Handle = Any  # a Ray actor handle; Ray exports no public type for it
 
 
@@ -63,13 +64,13 @@ class Fleet:
         config = self.config
         self.filter = self._new_filter()
         self.scorer = self._new_scorer() if config.scorer.enabled else None
-        self.learner = LearnerGroup(config.learner, self.model_dir, config.seed, config.sampling.temperature)
+        self.learner = LearnerGroup(self.model_dir, config.learner, config.seed, config.sampling.temperature)
         ready = {"filter": self.filter.state.remote(), "learner": asyncio.to_thread(self.learner.start)}
         return ready | ({"scorer": self.scorer.health.remote()} if self.scorer is not None else {})
 
     def _new_player(self, name: str) -> Handle:
         config = self.config
-        shell = EnvironmentActor.options(num_cpus=config.environment_actor.num_cpus, max_concurrency=1000)
+        shell = ray.remote(EnvironmentActor).options(num_cpus=config.environment_actor.num_cpus, max_concurrency=1000)
         return shell.remote(
             name,
             self.model_dir,

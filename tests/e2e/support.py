@@ -1,0 +1,109 @@
+"""Runs of the real loop for tests: `squelch train` as a user starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Run:
+    """A `squelch` process whose lines can be waited for. Past its bound it is killed and the lines are shown."""
+
+    def __init__(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240.0) -> None:
+        self.deadline = time.monotonic() + timeout_s
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "cluster.cli", *words],
+            cwd=REPOSITORY,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def until(self, wanted: Callable[[str], bool]) -> str:
+        """Reads lines until one is wanted; AssertionError with everything seen when none comes in time."""
+        while time.monotonic() < self.deadline:
+            line = self.process.stdout.readline()
+            if line:
+                self.lines.append(line.rstrip("\n"))
+                if wanted(self.lines[-1]):
+                    return self.lines[-1]
+            elif self.process.poll() is not None:
+                break
+            else:
+                time.sleep(0.02)
+        self.kill()
+        raise AssertionError("the wanted line did not come; seen:\n" + "\n".join(self.lines[-60:]))
+
+    def finish(self) -> int:
+        """Reads to the end; the exit code."""
+        while self.process.poll() is None:
+            if time.monotonic() > self.deadline:
+                self.kill()
+                raise AssertionError("did not end in time; seen:\n" + "\n".join(self.lines[-60:]))
+            if line := self.process.stdout.readline():
+                self.lines.append(line.rstrip("\n"))
+            else:
+                time.sleep(0.02)
+        self.lines += self.process.stdout.read().splitlines()
+        return self.process.returncode
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kills the process and every descendant."""
+        doomed = [*children(self.process.pid), psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        for process in doomed:
+            process.kill()
+        psutil.wait_procs(doomed, timeout=10)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def wait_gone(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[psutil.Process]:
+    """The processes still alive after a bounded wait."""
+    return psutil.wait_procs(processes, timeout=timeout_s)[1]
+
+
+def small_run(tmp_path: Path, model: Path, name: str, *overrides: str) -> list[str]:
+    """Words of a `train` command that takes seconds a step."""
+    return [
+        "train",
+        "frozenlake",
+        f"name={name}",
+        f"runs_dir={tmp_path}",
+        f"model.path={model}",
+        "loop.prompts=4",
+        "sampling.group_size=8",
+        "validation.tasks=32",
+        "validation.every=2",
+        "scorer.every=2",
+        "recorder.port=0",
+        "rollout.kv_cache_gib=0.25",
+        "rollout.max_num_seqs=64",
+        *overrides,
+    ]
+
+
+def summary(tmp_path: Path, name: str) -> dict[str, Any]:
+    return json.loads((tmp_path / name / "summary.json").read_text())

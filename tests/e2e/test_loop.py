@@ -1,0 +1,96 @@
+"""The real loop: Ray, vLLM, two FSDP2 ranks, Parquet, a real Prometheus. A few steps."""
+
+import math
+import re
+
+import pyarrow.compute as pc
+import pytest
+
+from actors.archive import read_groups, read_metrics
+from cluster.state import checkpoints
+from tests.e2e.support import Run, children, small_run, summary, wait_gone
+from tests.prometheus import dashboard_queries, need_prometheus, query, running_prometheus
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_policy, tmp_path_factory):
+    """A run of four steps on two learner ranks, scraped while it lives."""
+    need_prometheus()
+    tmp_path = tmp_path_factory.mktemp("loop")
+    words = small_run(tmp_path, tiny_policy, "loop", "loop.steps=4", "learner.ranks=2", "learner.num_threads=1")
+    run = Run(*words)
+    port = int(re.search(r":(\d+)/metrics", run.until(lambda line: "/metrics" in line))[1])
+    with running_prometheus(tmp_path / "prometheus", port) as url:
+        run.until(lambda line: line.startswith("step    4/4"))
+        started = children(run.process.pid)
+        answers = {(t, e): query(url, e) for t, e, filled in dashboard_queries() if filled}
+        code = run.finish()
+    return tmp_path, run, code, started, answers
+
+
+def test_the_run_ends_well_and_says_so(finished):
+    tmp_path, run, code, _, _ = finished
+    assert code == 0, run.text
+    assert run.lines[-1] == f"done: {tmp_path / 'loop'}"
+    found = summary(tmp_path, "loop")
+    assert found["steps"] == 4 and found["finished"] and found["policy_version"] >= 1
+    assert found["success"]["before"]["step"] == 0 and found["success"]["after"]["step"] == 4
+
+
+def test_no_process_is_left_behind(finished):
+    *_, started, _ = finished
+    assert started and not wait_gone(started)
+
+
+def test_every_ticket_is_accounted_for_and_archived(finished):
+    tmp_path, *_ = finished
+    ledger = summary(tmp_path, "loop")["ledger"]
+    assert ledger["balanced"] and ledger["counts"]["issued"] == 16 == ledger["archived_groups"]
+    rows = read_groups(tmp_path / "loop")
+    assert rows.num_rows == 16 * 8
+    assert set(rows.column("decision").to_pylist()) <= {"kept", "dropped", "refused"}
+    assert all(rows.column("reason").to_pylist())
+
+
+def test_at_staleness_0_every_token_was_sampled_by_the_version_that_learns_from_it(finished):
+    tmp_path, *_ = finished
+    metrics = [m for m in read_metrics(tmp_path / "loop") if m["step"] > 0]
+    assert all(m["staleness_max"] == 0 for m in metrics)
+    trained = [m for m in metrics if m["optimizer_steps"] > 0]
+    assert trained and all(m["learner/mismatch_abs"] < 1e-4 for m in trained)
+
+
+def test_rollouts_are_what_was_fed_and_sampled(finished):
+    tmp_path, *_ = finished
+    rows = read_groups(tmp_path / "loop")
+    assert pc.all(pc.equal(pc.list_value_length(rows["token_ids"]), pc.list_value_length(rows["loss_mask"]))).as_py()
+    for row in rows.to_pylist()[:32]:
+        sampled = {i for turn in row["turns"] for i in range(turn["sample_start"], turn["sample_end"])}
+        assert sampled == {i for i, masked in enumerate(row["loss_mask"]) if masked}
+        assert all(
+            (row["log_probs"][i] <= 0) if i in sampled else row["log_probs"][i] == 0 for i in range(len(sampled))
+        )
+
+
+def test_the_scorer_reports_the_proxies(finished):
+    tmp_path, *_ = finished
+    scored = [m for m in read_metrics(tmp_path / "loop") if m.get("first_turn/retrieval_accuracy") is not None]
+    assert scored and summary(tmp_path, "loop")["scorer"]["done"] >= 1
+    for m in scored:
+        assert 0 <= m["first_turn/retrieval_accuracy"] <= 1
+        total = m["first_turn/mi_est"] + m["first_turn/conditional_entropy"]
+        assert math.isclose(total, m["first_turn/marginal_entropy"], abs_tol=1e-6)
+
+
+def test_prometheus_fills_every_panel_that_a_run_must_fill(finished):
+    *_, answers = finished
+    empty = [title for (title, _), samples in answers.items() if not samples]
+    assert answers and not empty
+
+
+def test_the_last_step_is_checkpointed(finished):
+    tmp_path, *_ = finished
+    saved = checkpoints(tmp_path / "loop")
+    assert saved[-1][0] == 4 and (saved[-1][1] / "hf" / "model.safetensors").is_file()
