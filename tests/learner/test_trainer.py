@@ -1,0 +1,256 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner.batching import collate, to_rows
+from learner.config import OptimizerConfig
+from learner.model import Policy, load_model
+from learner.tensors import inputs_of
+from learner.trainer import Trainer, learning_rate
+from tests.learner.models import make_config, make_groups, make_model
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+METRICS = {
+    *("loss", "policy_loss", "entropy", "kl", "ratio_mean", "ratio_max", "clip_fraction_low", "clip_fraction_high"),
+    *("grad_norm", "learning_rate", "mismatch_abs", "mismatch_k3", "advantage_std"),
+}
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    """All parameters as one vector, a copy."""
+    return torch.cat([p.to_local().detach().flatten().clone() for p in trainer.policy.parameters()])
+
+
+def on_policy(trainer: Trainer, groups: list) -> list:
+    """The groups with the trainer's own log-probabilities as the rollout's."""
+    for group in groups:
+        for trajectory in group[1]:
+            (row,) = to_rows([(group[0], [trajectory])], trainer.config.objective)
+            own = trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device))
+            trajectory.log_probs[trajectory.loss_mask] = own.numpy()
+    return groups
+
+
+@pytest.mark.parametrize("budget", [64, 100, 300])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
+def test_any_micro_batching_has_the_gradient_of_one_batch(model_dir: Path, budget: int, aggregation: str) -> None:
+    groups = make_groups()
+    objective = {"aggregation": aggregation, "kl": {"coefficient": 0.1}, "anchor": "recomputed"}
+    whole = Trainer(model_dir, make_config(token_budget=100_000, objective=objective)).gradients(groups, 0.9)
+    split = Trainer(model_dir, make_config(token_budget=budget, objective=objective)).gradients(groups, 0.9)
+    flat = {key: torch.cat([g.flatten() for g in part.values()]) for key, part in (("w", whole), ("s", split))}
+    assert float((flat["s"] - flat["w"]).norm() / flat["w"].norm()) < 1e-6
+    for name, gradient in whole.items():
+        assert float(gradient.norm()) > 0, name
+        assert float((split[name] - gradient).norm() / gradient.norm()) < 1e-5, name
+
+
+def test_padding_changes_nothing_and_no_mask_is_needed(model_dir: Path) -> None:
+    rows = to_rows(make_groups(2), make_config().objective)
+    policy = Policy(load_model(model_dir))
+    ids, positions, targets = inputs_of(collate(rows), torch.device("cpu"))
+    together, entropies = policy(ids, positions, targets, 0.7, True)
+    model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
+    mask = torch.tensor([[i < row.length for i in range(ids.shape[1])] for row in rows]).long()
+    logits = model(input_ids=ids, attention_mask=mask).logits.flatten(0, 1)[positions] / 0.7
+    masked = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    assert float((together - masked).abs().max()) < 1e-5
+    assert torch.allclose(entropies, torch.distributions.Categorical(logits=logits).entropy(), atol=1e-5)
+    alone = torch.cat([policy(*inputs_of(collate([row]), ids.device), 0.7, True)[0] for row in rows])
+    assert float((together - alone).abs().max()) < 1e-5
+
+
+def test_the_chunked_head_has_the_same_gradient(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = make_groups()
+    whole = Trainer(model_dir, make_config()).gradients(groups)
+    monkeypatch.setattr("learner.model.LOGIT_CHUNK", 61 * 10)
+    chunked = Trainer(model_dir, make_config()).gradients(groups)
+    assert all(torch.allclose(chunked[name], whole[name], rtol=1e-4, atol=1e-7) for name in whole)
+
+
+def test_a_step_reports_every_metric_and_counts_optimizer_steps(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(minibatches=3))
+    report = trainer.train_step(1, make_groups())
+    assert report.updated and report.refused is None
+    assert (report.optimizer_steps, trainer.optimizer_steps) == (3, 3)
+    assert set(report.metrics) == METRICS and all(np.isfinite(v) for v in report.metrics.values())
+    assert report.num_trajectories == 18
+    assert report.num_tokens == sum(int(t.loss_mask.sum()) for _, ts in make_groups() for t in ts)
+
+
+def test_on_policy_the_ratio_is_one_and_the_mismatch_none(model_dir: Path) -> None:
+    for anchor in ("rollout", "recomputed"):
+        trainer = Trainer(model_dir, make_config(minibatches=1, objective={"anchor": anchor}))
+        metrics = trainer.train_step(1, on_policy(trainer, make_groups())).metrics
+        assert abs(metrics["ratio_mean"] - 1) < 1e-5 and abs(metrics["ratio_max"] - 1) < 1e-4
+        assert metrics["mismatch_abs"] < 1e-5 and metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == 0
+
+
+def test_learning_raises_what_was_rewarded(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(optimizer={"learning_rate": 1e-3}))
+    groups = on_policy(trainer, make_groups())
+
+    def gap() -> float:
+        rows = to_rows(groups, trainer.config.objective)
+        scores = [float(trainer._score(trainer.policy, inputs_of(collate([r]), trainer.device)).mean()) for r in rows]
+        return float(np.dot(scores, [row.advantage for row in rows]))
+
+    before = gap()
+    for step in range(5):
+        trainer.train_step(step, groups)
+    assert gap() > before + 0.1
+
+
+def test_temperature_is_that_of_the_log_probabilities(model_dir: Path) -> None:
+    groups = on_policy(Trainer(model_dir, make_config(), temperature=0.5), make_groups())
+    trainer = Trainer(model_dir, make_config(minibatches=1), temperature=0.5)
+    assert trainer.train_step(1, groups).metrics["mismatch_abs"] < 1e-5
+
+
+def test_a_group_without_variance_teaches_only_through_regularisers(model_dir: Path) -> None:
+    groups = make_groups(1)
+    for t in groups[0][1]:
+        t.turns[-1].reward = 1.0
+    silent = Trainer(model_dir, make_config(objective={"entropy_coefficient": 0})).gradients(groups)
+    assert not any(g.any() for g in silent.values())
+    entropic = Trainer(model_dir, make_config(objective={"entropy_coefficient": 0.1})).gradients(groups)
+    assert all(g.any() for g in entropic.values())
+
+
+def test_the_loss_scale_scales_the_whole_gradient(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(objective={"entropy_coefficient": 0.1}))
+    whole, half = trainer.gradients(make_groups(), 1.0), trainer.gradients(make_groups(), 0.5)
+    assert all(torch.allclose(half[name], 0.5 * whole[name], rtol=1e-4, atol=1e-8) for name in whole)
+
+
+def poisoned(kind: str) -> list:
+    groups = make_groups()
+    trajectory = groups[2][1][1]
+    if kind == "reward":
+        trajectory.turns[0].reward = float("inf")
+    else:
+        # finite themselves, but their ratio overflows in the objective
+        trajectory.log_probs[trajectory.loss_mask] = np.nan if kind == "log-probability" else -200
+    return groups
+
+
+@pytest.mark.parametrize("kind", ["reward", "log-probability", "gradient"])
+def test_anything_non_finite_refuses_the_step_as_a_whole_and_names_the_group(model_dir: Path, kind: str) -> None:
+    trainer = Trainer(model_dir, make_config(minibatches=4))
+    trainer.train_step(0, make_groups())
+    twin = Trainer(model_dir, make_config(minibatches=4))
+    twin.train_step(0, make_groups())
+    before = weights(trainer)
+    report = trainer.train_step(1, poisoned(kind))
+    assert report.refused == f"non-finite {kind} in group 000001-002"
+    assert not report.updated and report.optimizer_steps == 0
+    assert (weights(trainer) == before).all() and trainer.optimizer_steps == 4
+    for learner in (trainer, twin):  # the optimizer's moments are untouched as well
+        learner.train_step(2, make_groups(seed=2))
+    assert (weights(trainer) == weights(twin)).all()
+
+
+def test_an_infinite_loss_is_refused_before_any_step_was_ever_taken(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config())
+    before = weights(trainer)
+    groups = poisoned("gradient")
+    groups[2][1][1].turns[-1].reward = -1.0
+    report = trainer.train_step(1, groups)
+    assert report.refused == "non-finite loss in group 000001-002"
+    assert (weights(trainer) == before).all() and not trainer.optimizer.state
+
+
+def test_nothing_kept_is_no_update(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config())
+    report = trainer.train_step(1, [])
+    assert not report.updated and report.refused is None and trainer.optimizer_steps == 0
+
+
+def test_the_reference_is_loaded_only_with_kl_on(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr("learner.trainer.load_model", lambda path: loaded.append(path) or load_model(path))
+    assert Trainer(model_dir, make_config()).reference is None and len(loaded) == 1
+    trainer = Trainer(model_dir, make_config(objective={"kl": {"coefficient": 0.1}}))
+    assert trainer.reference is not None and len(loaded) == 3
+    first, second = (trainer.train_step(step, make_groups()).metrics for step in (1, 2))
+    assert 0 <= first["kl"] < second["kl"]
+
+
+def test_the_warm_up_advances_with_optimizer_steps(model_dir: Path) -> None:
+    settings = OptimizerConfig(learning_rate=1e-3, warmup_steps=4)
+    rates = [learning_rate(settings, taken) for taken in range(6)]
+    assert np.allclose(rates, [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+    trainer = Trainer(model_dir, make_config(minibatches=2, optimizer=settings.model_dump()))
+    seen = [trainer.train_step(step, make_groups()).metrics["learning_rate"] for step in range(3)]
+    assert np.allclose(seen, [5e-4, 1e-3, 1e-3])
+
+
+def test_the_gradient_is_clipped_by_its_global_norm(model_dir: Path) -> None:
+    moved = {}
+    for bound in (1e9, 1e-3):
+        options = {"max_grad_norm": bound, "betas": (0.0, 0.0), "epsilon": 1.0, "learning_rate": 1.0}
+        trainer = Trainer(model_dir, make_config(minibatches=1, optimizer=options))
+        before = weights(trainer)
+        norm = trainer.train_step(1, make_groups()).metrics["grad_norm"]
+        moved[bound] = float((weights(trainer) - before).norm())
+    assert norm > 0.1  # reported before clipping
+    assert moved[1e-3] < 1.01e-3 < moved[1e9]
+
+
+def test_a_run_repeats_bit_for_bit_and_follows_its_seed(model_dir: Path) -> None:
+    def run(seed: int) -> torch.Tensor:
+        trainer = Trainer(model_dir, make_config(), seed=seed)
+        for step in range(2):
+            trainer.train_step(step, make_groups(seed=step))
+        return weights(trainer)
+
+    assert (run(1) == run(1)).all()
+    assert (run(1) != run(2)).any()
+
+
+def test_bfloat16_keeps_float32_masters(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(dtype="bfloat16"))
+    report = trainer.train_step(1, make_groups())
+    assert report.updated and all(p.dtype == torch.float32 for p in trainer.policy.parameters())
+    exact = Trainer(model_dir, make_config()).train_step(1, make_groups()).metrics["loss"]
+    assert abs(report.metrics["loss"] - exact) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: (d / "config.json").unlink(), "no config.json"),
+        (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), "no .*safetensors"),
+        (lambda d: rewrite(d, "Qwen2ForCausalLM", "T5ForConditionalGeneration"), "T5ForConditionalGeneration is not"),
+        (lambda d: rewrite(d, '"architectures"', '"auto_map": {}, "architectures"'), "needs code of its own"),
+    ],
+)
+def test_other_models_are_refused_by_name(tmp_path: Path, change: object, message: str) -> None:
+    folder = make_model(tmp_path / "model")
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def rewrite(folder: Path, old: str, new: str) -> None:
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace(old, new))
+
+
+def test_models_that_change_logits_after_the_head_or_look_ahead_are_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertLMHeadModel, Gemma2Config, Gemma2ForCausalLM
+
+    small = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    gemma = Gemma2Config(
+        **small, num_attention_heads=2, num_key_value_heads=1, head_dim=8, final_logit_softcapping=0.01
+    )
+    Gemma2ForCausalLM(gemma).save_pretrained(tmp_path / "gemma")
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM changes its logits after the output head"):
+        load_model(tmp_path / "gemma")
+    BertLMHeadModel(BertConfig(**small, num_attention_heads=2)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match="BertLMHeadModel"):
+        load_model(tmp_path / "bert")
