@@ -169,7 +169,10 @@ def _measure_equal(
     values = _values(groups, statistic, compat)
     returns = np.array([group.returns for group in groups], dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        figures = np.stack([_reduce(values, statistic, compat), _sample_variance(returns), returns.mean(axis=1)])
+        variances = _sample_variance(returns)
+        is_variance = statistic == "reward_variance" and compat == "paper"
+        scores = variances if is_variance else _reduce(values, statistic, compat)
+        figures = np.stack([scores, variances, returns.mean(axis=1)])
     reasons: dict[int, str] = {}
     for position in np.flatnonzero(~np.isfinite(figures).all(axis=0)).tolist():
         reasons[position] = _why_refused(groups[position], values[position], returns[position], statistic)

@@ -20,6 +20,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -187,9 +188,10 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def ticket_key(group_id: str) -> list[str | int]:
+@lru_cache(maxsize=8192)
+def ticket_key(group_id: str) -> tuple[str | int, ...]:
     """Sorts ticket ids by their numbers as numbers: `7-10` after `7-9`."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", group_id)]
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", group_id))
 
 
 def ticket_order(group_ids: Sequence[str]) -> np.ndarray:
