@@ -104,7 +104,18 @@ PARTS = (
     "orchestration",
 )
 LEARNER_PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference")
-FAILURES = ("step_timeout", "generation_timeout", "episode_timeout", "environment_error", "generation_error")
+FAILURES = (
+    "step_timeout",
+    "generation_timeout",
+    "episode_timeout",
+    "environment_error",
+    "generation_error",
+    "context_exhausted",
+    "group_timeout",
+    "actor_died",
+    "actor_error",
+    "worker_died",
+)
 DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
 WAITS = (
     ("coordinator", "environment"),
@@ -361,7 +372,7 @@ HEALTH = (
         "Tickets that ended untrained, by state and reason",
         "ledger/{state}/{reason}",
         ("state", "reason"),
-        (*_product(("dropped",), DROP_REASONS), *_product(("failed",), FAILURES)),
+        (*_product(("dropped",), DROP_REASONS), *_product(("failed",), (*FAILURES, "refused_by_learner"))),
         open=True,
     ),
     MetricSpec(

@@ -18,7 +18,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.archive import EVENTS, METRICS, last_event, read_metrics
+from actors.archive import EVENTS, METRICS, ArchiveError, last_event, read_metrics
 from actors.metrics import LEDGER_STATES, PARTS
 from cluster.errors import UserError
 
@@ -101,6 +102,15 @@ class RunStatus:
 def read_status(run_dir: Path, now: float) -> RunStatus:
     """The status of a run's folder at `now` (unix seconds)."""
     return status_of(run_dir.name, read_metrics(run_dir), _summary(run_dir), last_event(run_dir), now)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """A damaged file of the run is the user's to mend."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise UserError(str(error)) from error
 
 
 def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line | None, now: float) -> RunStatus:
@@ -283,10 +293,11 @@ def headline(status: RunStatus) -> str:
 def status(run_dir: Path | str, as_json: bool = False) -> str:
     """Where a run is, as text or as one JSON object."""
     folder = _folder(run_dir)
-    now = read_status(folder, time.time())
+    with _readable():
+        now, lines = read_status(folder, time.time()), read_metrics(folder)
     if as_json:
         return json.dumps(asdict(now), indent=2)
-    rows = [f"  {f.name:20s} {f.value}" for f in figures(now, read_metrics(folder))]
+    rows = [f"  {f.name:20s} {f.value}" for f in figures(now, lines)]
     return "\n".join([headline(now), *rows])
 
 
@@ -323,11 +334,11 @@ def watch(
     """
     folder, console = _folder(run_dir), console or Console()
     try:
-        if console.is_terminal:
+        with _readable():
+            if not console.is_terminal:
+                return _follow(folder, _LinePrinter(console), interval_s, sleep)
             with Live(console=console, auto_refresh=False) as live:
                 _follow(folder, lambda s, lines: live.update(view(s, lines), refresh=True), interval_s, sleep)
-        else:
-            _follow(folder, _LinePrinter(console), interval_s, sleep)
     except KeyboardInterrupt:
         console.print("no longer watching; the run goes on")
 

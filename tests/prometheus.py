@@ -58,6 +58,7 @@ def _concrete(expr: str) -> str:
 def running_prometheus(tmp_path: Path, target_port: int) -> Iterator[str]:
     """A Prometheus that scrapes 127.0.0.1:`target_port` every second with our alert rules; yields its address."""
     program, port = need_prometheus(), _free_port()
+    tmp_path.mkdir(parents=True, exist_ok=True)
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump(_config(target_port)))
     command = [

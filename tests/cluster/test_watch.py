@@ -103,6 +103,13 @@ def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
         read_status(tmp_path, NOW)
 
 
+def test_a_damaged_line_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("nonsense\n")
+    for call in (status, watch):
+        with pytest.raises(UserError, match=r"metrics\.jsonl line 1"):
+            call(tmp_path)
+
+
 def test_status_as_json_is_one_object_with_null_for_the_unknown(tmp_path: Path) -> None:
     some_run(tmp_path, 2)
     found = json.loads(status(tmp_path, as_json=True))
