@@ -25,7 +25,7 @@ from deploy.panels import ROWS
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
-RATE_WINDOW = "15s"
+RATE_WINDOW = "2m"
 Sample = tuple[dict[str, str], float]
 
 
@@ -133,14 +133,18 @@ def scrapes(url: str) -> int:
     return int(found[0][1]) if found else 0
 
 
-def filled(samples: list[Sample]) -> bool:
-    """Whether any series has a value: NaN is "not measured"."""
-    return any(not math.isnan(value) for _, value in samples)
+def filled(samples: list[Sample], expr: str = "") -> bool:
+    """Whether any series has a value. NaN is "not measured"; a rate that is 0 throughout is of a counter nobody fed."""
+    values = [value for _, value in samples if not math.isnan(value)]
+    return any(value > 0 for value in values) if expr.startswith("rate(") else bool(values)
 
 
 def unfilled_queries(url: str) -> list[str]:
-    """`panel: expression` of each query of the dashboard that a run must fill and that has no value."""
-    return [f"{title}: {expr}" for title, expr, must in dashboard_queries() if not filled(query(url, expr)) and must]
+    """`panel: expression` of each query of the dashboard that a run must fill and that has no value.
+
+    Every query is evaluated, so that one that Prometheus cannot read is a ValueError whether it must be filled or not."""
+    answers = [(title, expr, must, query(url, expr)) for title, expr, must in dashboard_queries()]
+    return [f"{title}: {expr}" for title, expr, must, found in answers if must and not filled(found, expr)]
 
 
 def alerts(url: str) -> dict[str, str]:
