@@ -202,10 +202,18 @@ def _quiet_reload() -> Iterator[None]:
 
 
 def _end_with_parent(parent: int) -> None:
-    """End this process once its parent is gone: a killed worker must not leave its engine behind."""
-    while os.getppid() == parent:
+    """End this process once its worker is gone: a killed worker must not leave its engine behind."""
+    while _exists(parent):
         time.sleep(_PARENT_POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exists(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def register() -> None:
@@ -213,5 +221,5 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreWeightTransferEngine)
         parent = os.environ.get(PARENT_VARIABLE, "")
-        if parent and int(parent) == os.getppid():
+        if parent and int(parent) != os.getpid():
             threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True, name="parent-watch").start()
