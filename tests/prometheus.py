@@ -142,7 +142,7 @@ def filled(samples: list[Sample], expr: str = "") -> bool:
 def unfilled_queries(url: str) -> list[str]:
     """`panel: expression` of each query of the dashboard that a run must fill and that has no value.
 
-    Every query is evaluated, so that one that Prometheus cannot read is a ValueError whether it must be filled or not."""
+    Every query is evaluated: one that Prometheus cannot read is a ValueError, whether it must be filled or not."""
     answers = [(title, expr, must, query(url, expr)) for title, expr, must in dashboard_queries()]
     return [f"{title}: {expr}" for title, expr, must, found in answers if must and not filled(found, expr)]
 
