@@ -217,8 +217,8 @@ class Trainer:
 
     def _apply(self, loss: Tensor, totals: Totals) -> bool:
         """Clip and step; False, and nothing done, when the loss or the gradient of any rank is not finite."""
-        norm, finite = self._norm(loss)
-        if not finite:
+        norm, total = self._norm(loss)
+        if not math.isfinite(norm + total):
             return False
         totals.grad_norms.append(norm)
         if norm > self.config.optimizer.max_grad_norm:
@@ -234,12 +234,12 @@ class Trainer:
         """This rank's shards, as plain tensors (DTensor dispatch costs more than the arithmetic on small models)."""
         return [p.grad.to_local() for p in self.policy.parameters() if p.grad is not None]
 
-    def _norm(self, loss: Tensor) -> tuple[float, bool]:
-        """Global gradient norm, and whether it and the loss are finite on every rank."""
-        squares = torch.nn.utils.get_total_norm(self._gradients()).double().square()
-        both = torch.stack([squares, loss])
+    def _norm(self, loss: Tensor) -> tuple[float, float]:
+        """Global gradient norm and loss, over all ranks: what every rank decides by, so that all decide alike."""
+        both = torch.stack([torch.nn.utils.get_total_norm(self._gradients()).double().square(), loss])
         dist.all_reduce(both)
-        return math.sqrt(max(float(both[0]), 0.0)) if both.isfinite().all() else math.nan, bool(both.isfinite().all())
+        square, total = both.tolist()
+        return math.sqrt(square), total
 
     def _culprit(self, batches: Sequence[Batch], part: Sequence[str], scale: float) -> str:
         """Name the first of the step's groups whose own loss or gradient is not finite, running one group at a time.
@@ -250,8 +250,9 @@ class Trainer:
             self.optimizer.zero_grad()
             totals = Totals.zeros(self.device)
             loss = self._accumulate([batch.only(group_id) for batch in batches], scale, totals, first=False)
-            if not self._norm(loss)[1]:
-                return f"non-finite {'gradient' if loss.isfinite() else 'loss'} in group {group_id}"
+            norm, total = self._norm(loss)
+            if not math.isfinite(norm + total):
+                return f"non-finite {'gradient' if math.isfinite(total) else 'loss'} in group {group_id}"
         return "non-finite gradient of groups " + ", ".join(part) + " together, finite in each"
 
     def _snapshot(self) -> dict[str, Any]:

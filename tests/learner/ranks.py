@@ -1,0 +1,33 @@
+"""Runs a function on several learner ranks, each a process of its own with gloo between them."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from learner import process_group
+from learner.config import LearnerConfig
+from learner.trainer import Trainer
+
+Work = Callable[[Trainer, Path], None]
+"""What each rank does with its trainer; files go into the folder. Has to be importable."""
+
+TIMEOUT_S = 60.0
+
+
+def run_ranks(world_size: int, model_dir: Path, config: LearnerConfig, work: Work, folder: Path) -> None:
+    """Run `work` on `world_size` new processes and wait for all; an exception in one is raised here."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    arguments = (world_size, port, model_dir, config, work, folder)
+    torch.multiprocessing.spawn(_rank, args=arguments, nprocs=world_size, join=True)
+
+
+def _rank(rank: int, world_size: int, port: int, model_dir: Path, config: LearnerConfig, work: Work, out: Any) -> None:
+    torch.set_num_threads(1)
+    process_group.start(rank, world_size, "127.0.0.1", port, TIMEOUT_S, "cpu")
+    work(Trainer(model_dir, config, rank, world_size), out)
+    process_group.stop()

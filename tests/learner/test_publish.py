@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from actors.weights import checksum
+from learner.publish import PROBE_LENGTH, as_array, publish
+from learner.trainer import Trainer
+from tests.learner.models import make_config, make_groups, make_model
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def content(bundle: object) -> dict[str, np.ndarray]:
+    return {name: array for chunk in bundle.chunks for name, array in chunk.items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_names_and_values_are_those_of_the_saved_model(tmp_path: Path, tied: bool) -> None:
+    folder = make_model(tmp_path / "model", tied=tied)
+    bundle = Trainer(folder, make_config()).publish(3, lambda chunk: chunk)
+    with safe_open(folder / "model.safetensors", "numpy") as saved:
+        assert set(content(bundle)) == set(saved.keys())
+        assert all((array == saved.get_tensor(name)).all() for name, array in content(bundle).items())
+    assert ("lm_head.weight" in content(bundle)) is not tied
+    assert bundle.version == 3 and bundle.num_bytes == sum(a.nbytes for a in content(bundle).values())
+
+
+def test_the_checksum_is_over_all_chunks_in_order(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config())
+    whole = trainer.publish(1, lambda chunk: chunk)
+    split = publish(trainer.policy, 1, lambda chunk: chunk, chunk_bytes=4096)
+    assert len(whole.chunks) == 1 < len(split.chunks)
+    assert checksum(content(split).items()) == whole.checksum == split.checksum
+
+
+def test_the_probe_is_the_log_probability_under_the_published_weights(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(), temperature=0.5)
+    trainer.train_step(1, make_groups())
+    bundle = trainer.publish(1, lambda chunk: chunk)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    named = {name: torch.from_numpy(array) for name, array in content(bundle).items()}
+    assert model.load_state_dict(named, strict=False).missing_keys == ["lm_head.weight"]
+    ids = torch.from_numpy(bundle.probe_ids.astype(np.int64))
+    assert len(ids) == PROBE_LENGTH and bundle.probe_ids.dtype == np.int32
+    log_p = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+    expected = log_p[:-1].gather(1, ids[1:, None]).squeeze(1)
+    assert np.allclose(bundle.probe_log_probs, expected.detach().numpy(), atol=1e-5)
+
+
+def test_published_arrays_do_not_follow_the_parameters(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config())
+    bundle = trainer.publish(1, lambda chunk: chunk)
+    trainer.train_step(1, make_groups())
+    assert checksum(content(bundle).items()) == bundle.checksum
+    later = trainer.publish(2, lambda chunk: chunk)
+    assert later.checksum != bundle.checksum and (later.probe_ids == bundle.probe_ids).all()
+
+
+def test_bfloat16_travels_as_its_bits(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config())
+    exact, rounded = (content(trainer.publish(1, lambda c: c, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    bundle = trainer.publish(1, lambda chunk: chunk, torch.bfloat16)
+    assert bundle.bfloat16_names == set(exact)
+    for name, bits in rounded.items():
+        assert bits.dtype == np.uint16
+        back = torch.from_numpy(bits).view(torch.bfloat16)
+        assert (back == torch.from_numpy(exact[name]).bfloat16()).all()
+
+
+def test_integer_buffers_keep_their_type() -> None:
+    assert as_array(torch.tensor([1, 2]), torch.bfloat16).dtype == np.int64

@@ -1,0 +1,115 @@
+"""Two learner ranks against one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from learner import process_group
+from learner.publish import gathered
+from learner.trainer import Trainer
+from tests.learner.models import make_config, make_groups
+from tests.learner.ranks import TIMEOUT_S, run_ranks
+
+STEPS = 5
+OBJECTIVE = {"kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
+CONFIG = make_config(minibatches=1, objective=OBJECTIVE, optimizer={"warmup_steps": 2})
+
+
+def poisoned() -> list:
+    """A single trajectory, so that only one rank sees the ratio that overflows."""
+    groups = make_groups(2)
+    trajectory = groups[1][1][0]
+    trajectory.log_probs[trajectory.loss_mask] = -200
+    return groups
+
+
+def parameters(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for _, tensor in gathered(trainer.policy)])
+
+
+def work(trainer: Trainer, folder: Path) -> None:
+    """Gradients, parameters after five steps, a checkpoint, one step more, refused steps, too few rows for all."""
+    found = {"gradients": trainer.gradients(make_groups(5), 0.9)}
+    reports = [trainer.train_step(step, make_groups(3 + step % 3, seed=step), 0.9) for step in range(STEPS)]
+    found["metrics"] = [report.metrics for report in reports]
+    found["after"] = parameters(trainer)
+    trainer.save(folder / f"from-{trainer.world_size}", {"ranks": trainer.world_size})
+    refused = trainer.train_step(STEPS, poisoned())
+    found["refused"], found["unchanged"] = refused.refused, bool((parameters(trainer) == found["after"]).all())
+    single = [(group_id, members[:1]) for group_id, members in make_groups(1)]
+    found["single"] = trainer.train_step(STEPS, single).updated
+    found["bundle"] = trainer.publish(6, lambda chunk: chunk)
+    assert trainer.load(folder / f"from-{trainer.world_size}") == {"ranks": trainer.world_size}
+    found["restored"] = bool((parameters(trainer) == found["after"]).all())
+    trainer.train_step(STEPS, make_groups(seed=9))
+    found["next"] = parameters(trainer)
+    torch.save(found, folder / f"{trainer.world_size}-{trainer.rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def folder(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one rank and two ranks did, as files."""
+    folder = tmp_path_factory.mktemp("ranks")
+    process_group.start(0, 1, "127.0.0.1", 0, TIMEOUT_S, "cpu")
+    work(Trainer(model_dir, CONFIG), folder)
+    process_group.stop()
+    run_ranks(2, model_dir, CONFIG, work, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, dict]:
+    return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in ("1-0", "2-0", "2-1")}
+
+
+def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+def test_every_gradient_tensor_is_that_of_one_rank(found: dict[str, dict]) -> None:
+    for name, gradient in found["1-0"]["gradients"].items():
+        for rank in ("2-0", "2-1"):
+            assert relative(found[rank]["gradients"][name], gradient) < 1e-5, name
+
+
+def test_parameters_after_five_steps_are_those_of_one_rank(found: dict[str, dict]) -> None:
+    assert relative(found["2-0"]["after"], found["1-0"]["after"]) < 1e-6
+    assert (found["2-0"]["after"] == found["2-1"]["after"]).all()
+
+
+def test_metrics_are_over_all_ranks(found: dict[str, dict]) -> None:
+    for one, other in zip(found["1-0"]["metrics"], found["2-1"]["metrics"], strict=True):
+        assert {name: pytest.approx(value, rel=1e-3, abs=1e-6) for name, value in one.items()} == other
+
+
+def test_what_one_rank_refuses_all_refuse_with_the_group(found: dict[str, dict]) -> None:
+    for rank in found.values():
+        assert rank["refused"] == "non-finite loss in group 000001-001" and rank["unchanged"]
+
+
+def test_fewer_rows_than_ranks_still_train(found: dict[str, dict]) -> None:
+    assert all(rank["single"] for rank in found.values())
+
+
+def test_rank_zero_publishes_what_one_rank_would(found: dict[str, dict]) -> None:
+    one, two = found["1-0"]["bundle"], found["2-0"]["bundle"]
+    assert found["2-1"]["bundle"] is None
+    assert np.allclose(one.probe_log_probs, two.probe_log_probs, atol=1e-4)
+    assert [list(chunk) for chunk in one.chunks] == [list(chunk) for chunk in two.chunks]
+
+
+def test_a_restored_run_continues_as_it_would_have(found: dict[str, dict]) -> None:
+    assert all(rank["restored"] for rank in found.values())
+    assert relative(found["2-0"]["next"], found["1-0"]["next"]) < 1e-6
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_checkpoint_of_two_ranks_continues_on_one(folder: Path, found: dict[str, dict], model_dir: Path) -> None:
+    trainer = Trainer(model_dir, CONFIG)
+    assert trainer.load(folder / "from-2") == {"ranks": 2}
+    assert (parameters(trainer) == found["2-0"]["after"]).all()
+    assert trainer.optimizer_steps == STEPS
+    trainer.train_step(STEPS, make_groups(seed=9))
+    assert relative(parameters(trainer), found["2-0"]["next"]) < 1e-6
