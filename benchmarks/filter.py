@@ -54,10 +54,11 @@ def through_python(groups: list[GroupStatistics], per_step: int, rho: float, eps
     found: dict[str, str] = {}
     rows = [(group.group_id, group.returns.tolist()) for group in groups]
     for start in range(0, len(rows), per_step):
-        scores = [(_variance(rewards), group_id) for group_id, rewards in rows[start : start + per_step]]
-        threshold, mass = rho * sum(value for value, _ in scores) - epsilon, 0.0
+        scores = [(round(_variance(rewards), 12), group_id) for group_id, rewards in rows[start : start + per_step]]
+        total = sum(value for value, _ in scores)
+        threshold, slack, mass = rho * total - epsilon, 1e-12 * total, 0.0
         for value, group_id in sorted(scores, key=lambda item: (-item[0], item[1])):
-            is_kept = threshold > 0 and value > 1e-10 and mass < threshold
+            is_kept = threshold > 0 and value > 1e-10 and mass < threshold - slack
             found[group_id] = "kept" if is_kept else "dropped"
             mass += value
     return found
