@@ -1,0 +1,76 @@
+"""The learner's ranks on a real Ray."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import ray
+
+from actors.records import Group, Task, Ticket, to_table
+from actors.weights import checksum
+from learner.actor import LearnerGroup
+from learner.config import LearnerConfig
+from tests.learner.models import make_config, make_groups
+
+IDS = [group_id for group_id, _ in make_groups()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield
+    ray.shutdown()
+
+
+def config_of(**changes: object) -> LearnerConfig:
+    return make_config(**{"num_threads": 1, "num_cpus": 0.5, "step_timeout_s": 60.0, **changes})
+
+
+def tables() -> list[pa.Table]:
+    return [
+        to_table(Group(Ticket(group_id, 1, Task("X", 0), len(members), 0), "key", members))
+        for group_id, members in make_groups()
+    ]
+
+
+def test_two_ranks_train_publish_save_and_name_what_fails(model_dir: Path, tmp_path: Path) -> None:
+    """One life of a group of two ranks: starting one costs seconds, so the whole of it is one test."""
+    group = LearnerGroup(model_dir, config_of(ranks=2))
+    group.start()
+    refs = [ray.put(table) for table in tables()]
+    report = group.train_step(1, refs, IDS, 0.9)
+    assert report.updated and report.num_trajectories == 18 and report.seconds["fetch"] > 0
+    bundle = group.publish(1)
+    chunks = [ray.get(chunk) for chunk in bundle.chunks]
+    assert checksum((n, a) for chunk in chunks for n, a in chunk.items()) == bundle.checksum
+    for step in (1, 2):
+        group.save(tmp_path / f"step-{step}", {"step": step})
+    assert [path.name for path in group.prune(keep=1)] == ["step-1"]
+    assert group.load(tmp_path / "step-2") == {"step": 2} and group.optimizer_steps() == report.optimizer_steps
+    group.export(tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    with pytest.raises(ValueError, match="not a whole checkpoint"):
+        group.load(tmp_path / "step-1")
+    os.kill(group.pids[1], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="learner rank 1 died in train_step"):
+        group.train_step(2, refs, IDS, 0.9)
+    group.stop()
+
+
+def test_a_late_rank_is_named_and_the_wait_is_bounded(model_dir: Path) -> None:
+    group = LearnerGroup(model_dir, config_of(step_timeout_s=2.0))
+    group.start()
+    os.kill(group.pids[0], signal.SIGSTOP)
+    with pytest.raises(TimeoutError, match=r"learner rank 0 did not finish publish within 2\.0 s"):
+        group.publish(1)
+    os.kill(group.pids[0], signal.SIGKILL)
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{group.pids[0]}"):
+            break
+        time.sleep(0.1)
+    group.stop()
+    assert not os.path.exists(f"/proc/{group.pids[0]}")
