@@ -47,22 +47,6 @@ from actors.records import Trajectory, from_table
 from actors.weights import checksum
 
 SCOPES = ("first_turn", "trajectory")
-PROXY_KEYS = (
-    "retrieval_accuracy",
-    "retrieval_chance",
-    "recall@2",
-    "recall@4",
-    "recall@8",
-    "mi_est",
-    "mi_seq_est",
-    "mi_zscore",
-    "mi_zscore_ema",
-    "conditional_entropy",
-    "marginal_entropy",
-    "upper_bound",
-    "num_prompts",
-    "num_samples",
-)
 NICENESS = 10
 """Of the scoring thread: rollout and learner come first on a machine whose cores are all in use."""
 PARITY_BOUND = 0.1
@@ -126,8 +110,7 @@ class Scorer:
                 epsilon=self.config.zscore_epsilon,
             )
             excluded["non_finite"] += proxies.num_excluded
-            figures |= {key: float(value) for key, value in proxies.metrics().items() if key in PROXY_KEYS}
-            figures["num_samples"] = float(proxies.num_samples)
+            figures |= proxies.metrics() | {"num_samples": float(proxies.num_samples)}
         figures |= {f"excluded/{reason}": float(count) for reason, count in excluded.items()}
         return figures | {"num_excluded": float(excluded.total())}
 

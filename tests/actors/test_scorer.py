@@ -15,11 +15,16 @@ from actors.config import ScorerConfig
 from actors.messages import WeightBundle
 from actors.metrics import SPECS
 from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
-from actors.scorer import PROXY_KEYS, SCOPES, Scorer, ScorerActor, ScoringPace, by_group
+from actors.scorer import SCOPES, Scorer, ScorerActor, ScoringPace, by_group
 from actors.weights import checksum
 
 CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
 CALL_TIMEOUT_S = 60.0
+PROXY_KEYS = (
+    *("retrieval_accuracy", "retrieval_chance", "recall@2", "recall@4", "recall@8", "mi_est", "mi_seq_est"),
+    *("mi_zscore", "mi_zscore_ema", "conditional_entropy", "marginal_entropy", "upper_bound"),
+    *("num_prompts", "num_samples", "num_excluded", "version_mismatch"),
+)
 
 
 class Oracle:
