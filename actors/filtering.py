@@ -27,14 +27,13 @@ import numpy as np
 
 from actors.config import FilterConfig, Rule
 from actors.filter_rules import (
+    ZERO,
     Code,
     GroupStatistics,
     Measured,
     Selection,
-    count_zero,
     describe,
     explain,
-    kept_mass,
     measure,
     pick,
     score,
@@ -318,14 +317,12 @@ class FilterWindow:
         for entry in ordered:
             decision = entry.decision(step)
             lists[decision.decision].append(decision)
-        figures = np.array([(e.score, e.variance, e.mean) for e in ordered], dtype=np.float64).reshape(-1, 3)
-        kept = np.array([entry.verdict == "kept" for entry in ordered], dtype=bool)
-        mass = kept_mass(figures[:, 1], kept)
-        fraction = float(kept.mean()) if len(kept) else 0.0
-        metrics = _metrics(figures, kept, {name: len(found) for name, found in lists.items()})
+        mass = _kept_mass(ordered)
+        fraction = len(lists["kept"]) / len(ordered) if ordered else 0.0
+        metrics = _metrics(ordered, {name: len(found) for name, found in lists.items()})
         metrics |= {"kept_mass": _number(mass), "kept_fraction": fraction, "refill_rounds": float(found.rounds)}
         metrics["no_signal_streak"] = float(self._no_signal.streak)
-        num_zero = count_zero(figures[:, 0])
+        num_zero = sum(abs(entry.score) <= ZERO for entry in ordered)
         is_filtered = filtered and self.config.rule != "none"
         return StepDecision(
             step, **lists, kept_mass=mass, kept_fraction=fraction, num_zero=num_zero, threshold=threshold,
@@ -390,22 +387,29 @@ def _step_from(state: dict[str, Any]) -> _Step:
     return _Step(entries=entries, target=state["target"], rounds=state["rounds"])
 
 
-def _mean(values: np.ndarray) -> float:
-    found = values[np.isfinite(values)]
-    return float(found.mean()) if len(found) else math.nan
+def _kept_mass(entries: Sequence[_Entry]) -> float | None:
+    """`kept_mass` of entries; sums are exact, so that the figure does not depend on the order of arrival."""
+    total = math.fsum(entry.variance for entry in entries if entry.verdict != "refused")
+    if total <= 0:
+        return None
+    return min(1.0, math.fsum(entry.variance for entry in entries if entry.verdict == "kept") / total)
 
 
-def _metrics(figures: np.ndarray, kept: np.ndarray, counts: dict[str, int]) -> dict[str, float]:
-    """Flat keys of `actors.metrics`. `figures`: (n, 3) score, variance, mean return, NaN where refused."""
-    variances, means = figures[:, 1], figures[:, 2]
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _metrics(entries: Sequence[_Entry], counts: dict[str, int]) -> dict[str, float]:
+    """Flat keys of `actors.metrics`; refused groups have no figures."""
+    valid = [entry for entry in entries if entry.verdict != "refused"]
     return {
-        "num_groups": float(len(figures)),
+        "num_groups": float(len(entries)),
         **{f"{name}_groups": float(count) for name, count in counts.items()},
-        "zero_variance_groups": float(count_zero(variances)),
-        "reward_variance_mean": _mean(variances),
-        "reward_mean": _mean(means),
-        "reward_mean_kept": _mean(means[kept]),
-        "reward_mean_dropped": _mean(means[~kept]),
+        "zero_variance_groups": float(sum(entry.variance <= ZERO for entry in valid)),
+        "reward_variance_mean": _mean([entry.variance for entry in valid]),
+        "reward_mean": _mean([entry.mean for entry in valid]),
+        "reward_mean_kept": _mean([entry.mean for entry in valid if entry.verdict == "kept"]),
+        "reward_mean_dropped": _mean([entry.mean for entry in valid if entry.verdict == "dropped"]),
     }
 
 

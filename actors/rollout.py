@@ -40,6 +40,7 @@ import numpy as np
 
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, UpdateReport, WeightBundle
+from actors.parent_watch import PARENT_VARIABLE
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -61,7 +62,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout_s)),
-        "SQUELCH_ENGINE_PARENT": str(os.getpid()),
+        PARENT_VARIABLE: str(os.getpid()),
     }
     if config.num_gpus == 0:
         # Unbound threads: bound ones put every engine of a host on the same cores.

@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import tempfile
-import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -42,14 +39,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from actors.parent_watch import watch_parent
 from actors.weights import checksum
 
 BACKEND = "ray_object_store"
-PARENT_VARIABLE = "SQUELCH_ENGINE_PARENT"
-"""Process id of the worker that an engine belongs to; set by the worker, read in the engine's process."""
-
 _ALIGNMENT = 64
-_PARENT_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -201,25 +195,8 @@ def _quiet_reload() -> Iterator[None]:
         reload_logger.setLevel(level)
 
 
-def _end_with_parent(parent: int) -> None:
-    """End this process once its worker is gone: a killed worker must not leave its engine behind."""
-    while _exists(parent):
-        time.sleep(_PARENT_POLL_S)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exists(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def register() -> None:
     """vLLM's plugin entry point, called in every process of an engine, and possibly more than once."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreWeightTransferEngine)
-        parent = os.environ.get(PARENT_VARIABLE, "")
-        if parent and int(parent) != os.getpid():
-            threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True, name="parent-watch").start()
+        watch_parent()

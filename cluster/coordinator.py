@@ -43,6 +43,8 @@ from cluster.state import LoopState, checkpoint_dir, checkpoints, pack_ticket, p
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 FILTER_TIMEOUT_S = 60.0
+WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}
+"""Whom the coordinator waits for in each part of a step."""
 
 
 class Stopped(Exception):
@@ -58,6 +60,7 @@ class Window:
     tickets: list[Ticket] = field(default_factory=list)
     plays: list[asyncio.Task[PlayedGroup]] = field(default_factory=list)
     groups: dict[str, PlayedGroup] = field(default_factory=dict)
+    seconds_filter: float = 0.0
 
 
 class Coordinator:
@@ -148,7 +151,9 @@ class Coordinator:
         decision = await self._until_stopped(self._decide(window))
         decided = time.time()
         flat = self._decision_figures(window, decision)
-        flat["seconds/rollout"] = decided - max(began, window.issued_at)
+        flat["seconds/filter"] = window.seconds_filter
+        flat["seconds/rollout"] = decided - max(began, window.issued_at) - window.seconds_filter
+        flat["loss_scale"] = self._scale(decision)
         kept = [window.groups[d.group_id] for d in decision.kept]
         flat["staleness_max"], flat["staleness_mean"] = self._staleness(kept)
         self.scoring.offer(step, self.bundle, list(window.groups.values()))
@@ -228,7 +233,9 @@ class Coordinator:
         while True:
             await asyncio.gather(*window.plays)
             final = not self.config.filter.refill or rounds >= self.config.filter.max_refill_rounds
+            asked = time.time()
             decision: StepDecision = await self._filter("close", window.step, final)
+            window.seconds_filter += time.time() - asked
             if final or decision.wanted == 0:
                 break
             rounds += 1
@@ -268,8 +275,8 @@ class Coordinator:
         for ticket_id in ids:
             self.ledger.move(ticket_id, TRAINING)
         started = time.time()
-        scale = loss_scale(self.config.learner.objective.loss_scale, decision, self.config.filter.rho)
-        report = await asyncio.to_thread(self.fleet.learner.train_step, step, [g.table for g in kept], ids, scale)
+        tables, scale = [g.table for g in kept], self._scale(decision)
+        report = await asyncio.to_thread(self.fleet.learner.train_step, step, tables, ids, scale)
         self._event("learner", "train", started, time.time(), step=step)
         for ticket_id in ids:
             self.ledger.move(ticket_id, FAILED if report.refused else TRAINED, "refused_by_learner")
@@ -277,6 +284,9 @@ class Coordinator:
             self.say(f"step {step}: the learner refused the update: {report.refused}")
         self.state.optimizer_steps += report.optimizer_steps
         return report
+
+    def _scale(self, decision: StepDecision) -> float:
+        return loss_scale(self.config.learner.objective.loss_scale, decision, self.config.filter.rho)
 
     async def _publish(self, version: int) -> dict[str, float]:
         """Makes a version and loads it into every rollout worker."""
@@ -394,6 +404,10 @@ class Coordinator:
         for state in (DROPPED, FAILED):
             flat |= {f"ledger/{state}/{reason}": float(n) for reason, n in self.ledger.reasons(state).items()}
         flat["total_steps"] = float(self.config.loop.steps)
+        flat |= {f"restarts/{name}": float(n) for name, n in self.fleet.take_restarts().items()}
+        flat |= {f"up/{name}": float(up) for name, up in self.fleet.up().items()}
+        for part, party in WAITS.items():
+            flat[f"wait/coordinator/{party}"] = flat.get(f"seconds/{part}", 0.0)
         for key in ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step"):
             self.state.totals[key] = self.state.totals.get(key, 0.0) + flat.get(key, 0.0)
         self.last |= flat

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from actors.environment import EnvironmentActor
 
+from actors.environment import EnvironmentActor
 from actors.filter_service import FilterService
 from actors.messages import UpdateReport, WeightBundle
 from actors.rollout import RolloutWorker
@@ -43,6 +43,7 @@ class Fleet:
         self.scorer: Handle = None
         self.learner: LearnerGroup = None
         self.restarts: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
 
     async def start(self, learning: bool = True) -> None:
         """Creates every actor at once and waits until each is ready; names the late ones.
@@ -83,7 +84,10 @@ class Fleet:
     def _new_worker(self, name: str) -> Handle:
         rollout = self.config.rollout
         shell = ray.remote(RolloutWorker).options(
-            num_cpus=rollout.num_cpus, num_gpus=rollout.num_gpus, max_concurrency=1000
+            num_cpus=rollout.num_cpus,
+            num_gpus=rollout.num_gpus,
+            max_concurrency=1000,
+            runtime_env={"env_vars": QUIET_ENGINE},
         )
         return shell.remote(name, self.model_dir, rollout)
 
@@ -151,6 +155,19 @@ class Fleet:
             return
         self.allow_restart("scorer", cause)
         self.scorer = self._new_scorer()
+
+    def take_restarts(self) -> Counter[str]:
+        """Restarts since they were last taken, by actor."""
+        news = self.restarts - self._told
+        self._told = Counter(self.restarts)
+        return news
+
+    def up(self) -> dict[str, bool]:
+        """Which actors are there; one that died and was not replaced is not."""
+        actors = {**self.workers, **self.players, "filter": self.filter}
+        if self.config.scorer.enabled:
+            actors["scorer"] = self.scorer
+        return {name: handle is not None for name, handle in actors.items()}
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Ends every actor: asked first, killed when late. Leaves no process behind."""

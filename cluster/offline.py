@@ -260,7 +260,7 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
     """What `--json` prints: positions count groups over the whole file, in order of step and ticket."""
     import numpy as np
 
-    from actors.filtering import describe, kept_mass
+    from actors.filter_rules import describe, kept_mass
 
     chosen = [_select(path, window, config) for window in windows]
     variances = np.concatenate([found[1] for found in chosen])

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actors.archive import Archive
+from actors.archive import Archive, ArchiveError
 from actors.exporter import Recorder
 from cluster.bootstrap import connect, disconnect, prepare_model
 from cluster.config import RunConfig, dump
@@ -44,17 +44,30 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped)."""
     started = time.time()
     state, checkpoint = _open_run(config, resume)
-    recorder = Recorder(config.recorder)
-    recorder.start()
+    recorder = _open_recorder(config)
     try:
         model_dir = prepare_model(config, say)
         connect(config, say)
         try:
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
+        except ArchiveError as error:
+            raise UserError(str(error)) from error
         finally:
             disconnect()
     finally:
         recorder.close()
+
+
+def _open_recorder(config: RunConfig) -> Recorder:
+    workers = [f"rollout-{i}" for i in range(config.rollout.count)]
+    players = [f"env-{i}" for i in range(config.environment_actor.count)]
+    actors = [*workers, *players, "filter", *(["scorer"] if config.scorer.enabled else [])]
+    recorder = Recorder(config.recorder, seeds={"worker": workers, "actor": actors})
+    try:
+        recorder.start()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return recorder
 
 
 async def _train(
@@ -74,7 +87,7 @@ async def _train(
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")
         await _stoppable(fleet.start(), stop_signal)
         if checkpoint is not None:
-            await asyncio.to_thread(fleet.learner.load, str(checkpoint))
+            await _load(fleet, checkpoint)
             say(f"resumed from {checkpoint} after step {state.clock}")
         coordinator = Coordinator(config, fleet, archive, recorder, state, say)
         _stop_on_signals(coordinator, stop_signal)
@@ -84,6 +97,13 @@ async def _train(
         await fleet.stop()
         archive.close()
     return _close(config, coordinator, archive, stop_signal, time.time() - started, say)
+
+
+async def _load(fleet: Fleet, checkpoint: Path) -> None:
+    try:
+        await asyncio.to_thread(fleet.learner.load, checkpoint)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _open_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:

@@ -110,7 +110,7 @@ def _ledger(run_dir: Path, coordinator: Coordinator) -> dict[str, Any]:
     ledger = coordinator.ledger
     counts = ledger.counts()
     ended = counts["trained"] + counts["dropped"] + counts["failed"]
-    archived = len(read_groups(run_dir).column("group_id").unique()) if ended else 0
+    archived = len(read_groups(run_dir, columns=["group_id"]).column("group_id").unique()) if ended else 0
     return {
         "counts": counts,
         "dropped": ledger.reasons("dropped"),

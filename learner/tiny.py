@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch.nn import functional
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import DynamicCache, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from actors.codec import ChatCodec
 from envs.base import environment_class
@@ -50,6 +50,8 @@ NUM_FINGERPRINT = 16
 """Demonstrations whose texts enter the digest, so that a change of wording or dynamics rebuilds."""
 NUM_VOCABULARY = 200
 """Demonstrations whose words enter the vocabulary, beside the environment's own list of phrases."""
+LOG_EVERY = 100
+"""Optimizer steps between two lines of the log."""
 POOL_BATCHES = 24
 """Batches' worth of demonstrations that are sorted by length together."""
 
@@ -66,20 +68,27 @@ class TinyRecipe(Settings):
     feed_forward: int = Field(384, ge=16)
     max_position: int = Field(1024, ge=128)
     """Longest sequence in tokens."""
+    rope_theta: float = Field(100.0, gt=1)
+    """Base of the rotary positions: low, because sequences are short and cells are found by their position."""
     vocabulary_multiple: int = Field(64, ge=1)
     tokens: int = Field(1_000_000, ge=1)
     """Tokens of the warm-up, fed ones included, padding left out, each passage counted."""
     passes: int = Field(2, ge=1)
     """Passages over the same demonstrations."""
-    batch_tokens: int = Field(4096, ge=64)
+    batch_tokens: int = Field(2048, ge=64)
     """Tokens of one optimizer step, padding included."""
+    matrix_learning_rate: float = Field(6e-3, gt=0)
+    """Muon's peak, for the layers' matrices, in AdamW's scale (updates matched in root mean square)."""
     learning_rate: float = Field(3e-3, gt=0)
-    """AdamW's peak; falls along half a cosine to `final_learning_rate` times it."""
+    """AdamW's peak, for embeddings, norms and biases."""
     final_learning_rate: float = Field(0.1, ge=0, le=1)
+    """Both fall along half a cosine to this share of their peak."""
     warmup_share: float = Field(0.03, ge=0, lt=1)
-    """Share of the tokens in which the learning rate rises."""
+    """Share of the tokens in which the learning rates rise."""
     betas: tuple[float, float] = (0.9, 0.98)
+    """AdamW's."""
     weight_decay: float = Field(0.01, ge=0)
+    """Muon's; AdamW's parameters do not decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     initial_std: float = Field(0.05, gt=0)
     """Standard deviation of the initial weights."""
@@ -211,6 +220,7 @@ def new_model(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> Qwen2ForCausal
         num_key_value_heads=recipe.kv_heads,
         intermediate_size=recipe.feed_forward,
         max_position_embeddings=recipe.max_position,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
         tie_word_embeddings=True,
         initializer_range=recipe.initial_std,
         bos_token_id=None,
@@ -267,10 +277,21 @@ def batches(
             yield cut[index]
 
 
-def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int) -> torch.Tensor:
+def shared_prefix(demonstrations: list[Demonstration]) -> int:
+    """Number of leading tokens that all sequences have in common and that none demonstrates: the system message."""
+    first = demonstrations[0]
+    length = int(first.loss_mask.argmax()) - 1
+    for one in demonstrations[1:]:
+        same = one.token_ids[:length] == first.token_ids[: len(one.token_ids)][:length]
+        length = length if same.all() else int(same.argmin())
+    return length
+
+
+def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int, prefix: int) -> torch.Tensor:
     """Mean negative log-likelihood (nats) of the batch's demonstrated tokens; a scalar.
 
-    Padding is on the right, where causal attention never looks, so no attention mask is needed.
+    The first `prefix` tokens, the same in every row, go through the model once for the whole batch. Padding is on the
+    right, where causal attention never looks, so no attention mask is needed.
     """
     width = max(len(one.token_ids) for one in batch)
     ids = np.full((len(batch), width), pad_id, dtype=np.int64)
@@ -278,10 +299,14 @@ def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int)
     for row, one in enumerate(batch):
         ids[row, : len(one.token_ids)] = one.token_ids
         mask[row, : len(one.loss_mask)] = one.loss_mask
-    tokens, wanted = torch.from_numpy(ids), torch.from_numpy(mask)[:, 1:]
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
-    logits = model.lm_head(hidden[wanted])  # only where a token was demonstrated: half of the positions
-    return functional.cross_entropy(logits, tokens[:, 1:][wanted])
+    tokens, wanted = torch.from_numpy(ids), torch.from_numpy(mask)[:, prefix + 1 :]
+    cache = DynamicCache(config=model.config)
+    if prefix:
+        model.model(input_ids=tokens[:1, :prefix], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(batch))
+    hidden = model.model(input_ids=tokens[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state[:, :-1]
+    logits = model.lm_head(hidden[wanted])  # only where a token was demonstrated: under half of the positions
+    return functional.cross_entropy(logits, tokens[:, prefix + 1 :][wanted])
 
 
 def learning_rate_factor(progress: float, recipe: TinyRecipe) -> float:
@@ -293,35 +318,50 @@ def learning_rate_factor(progress: float, recipe: TinyRecipe) -> float:
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * fall))
 
 
-def make_optimizer(model: Qwen2ForCausalLM, recipe: TinyRecipe) -> torch.optim.AdamW:
-    """AdamW; weights decay, norms and biases do not."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, foreach=True)
+class Optimizer:
+    """Muon for the layers' matrices, AdamW for the rest, on one schedule.
+
+    With Muon the policy reads coordinates off the board after half the tokens that AdamW alone needs.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, recipe: TinyRecipe) -> None:
+        self._recipe = recipe
+        matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in chosen]
+        decay, rate = recipe.weight_decay, recipe.matrix_learning_rate
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, ns_steps=4, adjust_lr_fn="match_rms_adamw")
+        adam = torch.optim.AdamW(rest, lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0)
+        self._parts = ((muon, rate), (adam, recipe.learning_rate))
+        self._parameters = [*matrices, *rest]
+
+    def step(self, factor: float) -> None:
+        """One clipped step at `factor` times the peak learning rates; clears the gradients."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.max_grad_norm)
+        for part, peak in self._parts:
+            for group in part.param_groups:
+                group["lr"] = peak * factor
+            part.step()
+            part.zero_grad(set_to_none=True)
 
 
 def warm_up(
     model: Qwen2ForCausalLM, demonstrations: list[Demonstration], recipe: TinyRecipe, seed: int, pad_id: int
 ) -> tuple[list[float], int]:
     """Train on `recipe.tokens` tokens of the demonstrations; returns (loss of each optimizer step, tokens seen)."""
-    optimizer, rng = make_optimizer(model, recipe), np.random.default_rng(seed)
-    losses, seen = [], 0
+    optimizer, rng = Optimizer(model, recipe), np.random.default_rng(seed)
+    prefix = shared_prefix(demonstrations)
+    losses: list[float] = []
+    seen = 0
     model.train()
     while seen < recipe.tokens:
         for batch in batches(demonstrations, recipe.batch_tokens, rng):
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate * learning_rate_factor(seen / recipe.tokens, recipe)
-            loss = batch_loss(model, batch, pad_id)
+            loss = batch_loss(model, batch, pad_id, prefix)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.step(learning_rate_factor(seen / recipe.tokens, recipe))
             losses.append(loss.item())
             seen += sum(len(one.token_ids) for one in batch)
-            if len(losses) % 50 == 0:
+            if len(losses) % LOG_EVERY == 0:
                 logger.info("warm-up: %d of %d tokens, loss %.3f", seen, recipe.tokens, losses[-1])
             if seen >= recipe.tokens:
                 break

@@ -99,7 +99,7 @@ def test_registering_twice_is_harmless():
 
 def test_an_engine_process_ends_when_its_worker_is_gone():
     worker = subprocess.Popen(["sleep", "60"])
-    watch = f"import actors.weight_transfer as w; w._end_with_parent({worker.pid})"
+    watch = f"import actors.parent_watch as w; w.end_with({worker.pid})"
     with subprocess.Popen([sys.executable, "-c", watch], cwd=Path(__file__).parents[2]) as engine:
         try:
             with pytest.raises(subprocess.TimeoutExpired):
