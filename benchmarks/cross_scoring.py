@@ -112,7 +112,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
         "per_pair": lambda x, z: padded(model, x, z, 1),
         "padded": lambda x, z: padded(model, x, z, PADDED_ROWS),
     }
-    num_prompts, samples, lengths, rounds = (4, 4, (40, 200), 1) if quick else (8, 8, (20, 40, 100, 200, 400), 3)
+    num_prompts, samples, lengths, rounds = (4, 4, (40, 200), 1) if quick else (8, 4, (20, 40, 100, 200, 400), 3)
     measure(forms, *inputs(2, 2, 40), rounds=1)  # first calls pay for set-up
     return [measure(forms, *inputs(num_prompts, samples, size), rounds) for size in lengths]
 
