@@ -1,0 +1,96 @@
+"""What benchmarks share: their two flags, a random policy on disk, and how figures are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAD_ID, PAD = 0, "<pad>"
+END_ID, END = 1, "<end>"
+
+
+def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
+    """Parse `--quick` and `--json`, which every benchmark has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick_help)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    return parser.parse_args()
+
+
+def random_qwen2(folder: Path, *, vocabulary: int, width: int, layers: int, hidden: int, heads: int, seed: int) -> int:
+    """Write a random float32 Qwen2 (half as many key-value heads as heads, tied head) as a Hugging Face folder.
+
+    Returns its number of parameters. Its tokenizer is `word_tokenizer`'s.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=PAD_ID,
+        eos_token_id=None,  # vLLM would stop at it whatever it is asked for; the tokenizer has one
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    word_tokenizer(folder, vocabulary)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def word_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Write a tokenizer that maps the word `t17` to the id 17 and back, so that a text has exactly the ids meant.
+
+    Load it with `PreTrainedTokenizerFast`: `AutoTokenizer` takes any tokenizer in a Qwen2 folder for Qwen2's own.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word(index): index for index in range(vocabulary)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token=PAD))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    fast.save_pretrained(folder)
+
+
+def word(index: int) -> str:
+    """The word whose id is `index`."""
+    return {PAD_ID: PAD, END_ID: END}.get(index, f"t{index}")
+
+
+def print_figures(
+    figures: Mapping[str, Any],
+    as_json: bool,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    notes: Sequence[str],
+) -> None:
+    """The whole of `figures` as one JSON object, or a table (first column to the left) with lines under it."""
+    if as_json:
+        print(json.dumps(figures))
+        return
+    cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+    for first, *others in cells:
+        aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        print("  ".join([first.ljust(widths[0]), *aligned]).rstrip())
+    for note in notes:
+        print(note)
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:,.3f}" if isinstance(cell, float) else str(cell)

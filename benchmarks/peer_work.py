@@ -1,0 +1,92 @@
+"""The work that both sides of the peer benchmark do, and how each is told to do one step of it.
+
+Imported in two virtual environments: standard library only. A worker says `ready`, then does one GRPO step for every
+line it reads and answers it with one line of JSON; the end of its input ends it. It waits for the benchmark, which waits
+for it with a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+FILE_NAME = "work.json"
+SEED = 20
+FIRST_PROMPT_ID = 2
+"""Ids below are the padding and the end of a text."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One turn of GRPO: every step has `num_prompts` new prompts and one optimizer step on all samples of them."""
+
+    num_steps: int
+    num_prompts: int = 8
+    num_samples: int = 16
+    prompt_tokens: int = 40
+    new_tokens: int = 64
+    vocabulary: int = 512
+    num_threads: int = 2
+    temperature: float = 1.0
+    learning_rate: float = 2e-4
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_prompts * self.num_samples
+
+    def prompts(self, step: int) -> list[list[int]]:
+        """Token ids, (num_prompts, prompt_tokens), of a step counted from 0."""
+        rng = random.Random(SEED * 1_000_003 + step)
+        return [
+            [rng.randrange(FIRST_PROMPT_ID, self.vocabulary) for _ in range(self.prompt_tokens)]
+            for _ in range(self.num_prompts)
+        ]
+
+    def check(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], step: int) -> None:
+        """Raises RuntimeError unless these are the step's prompts, each sampled `num_samples` times in full length."""
+        wanted = [prompt for prompt in self.prompts(step) for _ in range(self.num_samples)]
+        if [list(prompt) for prompt in prompts] != wanted:
+            raise RuntimeError(f"step {step}: the {len(prompts)} prompts fed are not the {len(wanted)} of the work")
+        lengths = sorted({len(completion) for completion in completions})
+        if len(completions) != self.num_sequences or lengths != [self.new_tokens]:
+            raise RuntimeError(
+                f"step {step}: {len(completions)} completions of {lengths} tokens, wanted {self.num_sequences} of "
+                f"{self.new_tokens}"
+            )
+
+
+def save(work: Work, folder: Path) -> None:
+    (folder / FILE_NAME).write_text(json.dumps(asdict(work)))
+
+
+def load(folder: Path) -> Work:
+    return Work(**json.loads((folder / FILE_NAME).read_text()))
+
+
+def reward(completion: Sequence[int]) -> float:
+    """Share of even ids, 0 to 1: cheap, a function of the tokens alone, and different among samples."""
+    return sum(token % 2 == 0 for token in completion) / len(completion)
+
+
+class Channel:
+    """The worker's end. Nothing else can write to it: what libraries print goes to standard error."""
+
+    def __init__(self) -> None:
+        self._answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(self, message: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(message) + "\n")
+        self._answers.flush()
+
+    def next_step(self) -> bool:
+        """Wait to be told; False at the end."""
+        return bool(sys.stdin.readline())
