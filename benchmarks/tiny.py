@@ -1,0 +1,153 @@
+"""The tiny policy: what its warm-up costs, how it plays, and whether there is something left to learn and to lose.
+
+python -m benchmarks.tiny [--env NAME] [--policy DIR] [--quick] [--json]
+
+The policy is built anew, so that the seconds are those of a first run, unless `--policy` names a built one. Beside it
+stands the same policy after its warm-up has been continued for as long as a demo of reinforcement learning takes:
+what more imitation alone would have given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from actors.codec import ChatCodec
+from actors.cross_scoring import CrossScorer
+from actors.proxies import proxies_of_samples
+from envs import environment_names
+from envs.config import EnvironmentConfig
+from learner import tiny, tiny_eval
+from learner.demonstrations import encode, transcripts
+from learner.tiny_eval import Played
+
+NUM_PROMPTS = 32
+"""Prompts among which the first turn's reasoning must find its own."""
+GROUP_SIZE = 16
+REASONINGS_PER_PROMPT = 4
+NUM_STEPS = 20
+EPISODES_PER_STEP = 128
+"""Of the continued warm-up: as many episodes a step as a training step plays (8 tasks x 16)."""
+UPDATES_PER_STEP = 4
+CONTINUED_SEED = 1_000_000
+"""Demonstrations of the continued warm-up begin so far behind those of the warm-up."""
+TARGETS = {
+    "success_t05": "0.30 to 0.42",
+    "groups_with_variance": ">= 0.4",
+    "conditional_entropy": ">= 0.3",
+    "retrieval_over_chance": ">= 4",
+    "seconds": "<= 150 (FrozenLake), 240 (Sokoban)",
+}
+
+
+def success(model: PreTrainedModel, codec: ChatCodec, environment: EnvironmentConfig, num: int, t: float) -> float:
+    """Share of the first `num` validation tasks solved at temperature `t`, one episode each."""
+    tasks = range(environment.validation_seed, environment.validation_seed + num)
+    played = tiny_eval.play_tasks(model, codec, environment, tasks, temperature=t)
+    return float(np.mean([one.success for one in played]))
+
+
+def signal(groups: list[Played]) -> dict[str, float]:
+    """What groups of `GROUP_SIZE` at temperature 1 hold for the filter."""
+    returns = np.array([one.episode_return for one in groups]).reshape(-1, GROUP_SIZE)
+    turns = sum(len(one.prompts) for one in groups)
+    return {
+        "groups_with_variance": float((returns.var(axis=1, ddof=1) > 1e-10).mean()),
+        "reward_variance": float(returns.var(axis=1, ddof=1).mean()),
+        "format_valid": sum(one.valid_turns for one in groups) / turns,
+        "turns": turns / len(groups),
+        "tokens_per_trajectory": float(np.mean([len(one.token_ids) for one in groups])),
+    }
+
+
+def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]:
+    """How far the first turn's reasoning depends on its prompt."""
+    chosen = [one for k, one in enumerate(groups) if k % GROUP_SIZE < REASONINGS_PER_PROMPT and len(one.reasonings[0])]
+    prompts = [one.prompts[0] for one in groups[::GROUP_SIZE]]
+    ids = {one.seed: column for column, one in enumerate(groups[::GROUP_SIZE])}
+    reasonings = [one.reasonings[0] for one in chosen]
+    matrix = CrossScorer(model, token_budget=2048).matrix(prompts, reasonings)
+    lengths, source = np.array([len(z) for z in reasonings]), np.array([ids[one.seed] for one in chosen])
+    same = np.unique([prompt.tobytes() for prompt in prompts], return_inverse=True)[1]
+    report = proxies_of_samples(matrix, lengths, source, prompt_id=same).as_dict()
+    names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
+    figures = {name: float(report[name]) for name in names}
+    return figures | {"retrieval_over_chance": figures["retrieval_accuracy"] / figures["retrieval_chance"]}
+
+
+def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedModel:
+    """The policy after `NUM_STEPS` more steps of imitation on fresh demonstrations, at its last learning rate."""
+    model, codec = tiny_eval.load(directory)
+    recipe = tiny.recipe_for(environment.name)
+    source = transcripts(environment, recipe.quality, tiny.DEMONSTRATION_SEED + CONTINUED_SEED)
+    optimizer = tiny.Optimizer(model, recipe)
+    model.train()
+    for _ in range(NUM_STEPS):
+        episodes = [encode(codec, next(source)) for _ in range(EPISODES_PER_STEP)]
+        prefix = tiny.shared_prefix(episodes)
+        for part in range(UPDATES_PER_STEP):
+            tiny.batch_loss(model, episodes[part::UPDATES_PER_STEP], codec.pad_id, prefix).backward()
+            optimizer.step(recipe.final_learning_rate)
+    return model.eval()
+
+
+def measure(directory: Path, environment: EnvironmentConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
+    """Every figure of one environment's policy, which is built in `directory` unless it is there."""
+    report = tiny.build_tiny(directory, environment)
+    model, codec = tiny_eval.load(directory)
+    tasks = range(environment.train_seed, environment.train_seed + num_prompts)
+    groups = tiny_eval.play_tasks(
+        model, codec, environment, tasks, split="train", group_size=GROUP_SIZE, temperature=1.0
+    )
+    return {
+        "environment": environment.name,
+        "threads": torch.get_num_threads(),
+        "seconds": report.seconds,
+        "seconds_demonstrations": report.seconds_demonstrations,
+        "tokens": report.tokens,
+        "optimizer_steps": report.optimizer_steps,
+        "num_parameters": report.num_parameters,
+        "loss": report.loss,
+        "num_tasks": num_tasks,
+        "success_t05": success(model, codec, environment, num_tasks, 0.5),
+        "success_t1": success(model, codec, environment, num_tasks, 1.0),
+        "success_t05_warm_up_continued": success(continued(directory, environment), codec, environment, num_tasks, 0.5),
+        **signal(groups),
+        **dependence(model, groups),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
+    parser.add_argument("--policy", type=Path, help="a folder built before; needs --env")
+    parser.add_argument("--quick", action="store_true", help="64 validation tasks and 8 groups instead of 512 and 32")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    arguments = parser.parse_args()
+    if arguments.policy and not arguments.env:
+        parser.error("--policy needs --env: which environment was it built for?")
+    logging.disable_progress_bar()
+    num_tasks, num_prompts = (64, 8) if arguments.quick else (512, NUM_PROMPTS)
+    for name in [arguments.env] if arguments.env else environment_names():
+        with tempfile.TemporaryDirectory() as fresh:
+            directory = arguments.policy or Path(fresh) / name
+            figures = measure(directory, EnvironmentConfig(name=name), num_tasks, num_prompts)
+        if arguments.json:
+            print(json.dumps(figures))
+            continue
+        for key, value in figures.items():
+            shown = value if isinstance(value, str) else format(value, ",.4g")
+            print(f"{key:<32}{shown:<16}{TARGETS.get(key, '')}".rstrip())
+        print()
+
+
+if __name__ == "__main__":
+    main()
