@@ -26,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ray.exceptions import RayError
+
 from actors.archive import Archive, ArchiveError
 from actors.exporter import Recorder
 from cluster.bootstrap import connect, disconnect, prepare_model
@@ -52,6 +54,10 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
         except ArchiveError as error:
             raise UserError(str(error)) from error
+        except (RuntimeError, TimeoutError, RayError) as error:
+            log.exception("the run failed")
+            say(f"failed: {error}. What was checkpointed is safe: continue with --resume")
+            return EXIT_FAILED
         finally:
             disconnect()
     finally:

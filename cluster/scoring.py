@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.messages import WeightBundle
 from actors.scorer import ScoringPace
@@ -61,8 +61,10 @@ class Scoring:
             self.on_event("scorer", "score", started, time.time(), step=step)
 
     def _failed(self, step: int, started: float, error: RayError) -> None:
-        log.error("%s", self.pace.end("failed", str(error)))
-        self.on_event("scorer", "failure", started, time.time(), step=step, cause=str(error))
+        refused = isinstance(error, RayTaskError) and isinstance(error.cause, ValueError)
+        outcome = "refused" if refused else "failed"
+        log.error("%s", self.pace.end(outcome, str(error)))
+        self.on_event("scorer", outcome, started, time.time(), step=step, cause=str(error))
 
     def take_figures(self) -> dict[str, float]:
         """Figures of scorings finished, and outcomes counted, since they were last taken."""

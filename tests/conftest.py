@@ -13,6 +13,6 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from learner.tiny import build_tiny, recipe_for
 
     folder = tmp_path_factory.mktemp("tiny") / "FrozenLake"
-    recipe = recipe_for("FrozenLake").model_copy(update={"tokens": 250_000})
+    recipe = recipe_for("FrozenLake").model_copy(update={"tokens": 60_000})
     build_tiny(folder, EnvironmentConfig(), 0, recipe)
     return folder

@@ -1,0 +1,47 @@
+"""Overlapped steps on two rollout workers and two environment actors; actors killed on purpose do not stop the run."""
+
+import signal
+
+import psutil
+import pytest
+
+from actors.archive import read_events, read_metrics
+from tests.e2e.support import Run, children, small_run, summary
+
+pytestmark = pytest.mark.timeout(500)
+
+
+def named(run: Run, part: str) -> list[psutil.Process]:
+    """Processes of the run whose title holds `part` (Ray titles a worker by its actor's class)."""
+    return [p for p in children(run.process.pid) if any(part in word for word in p.cmdline())]
+
+
+def test_staleness_stays_within_its_bound_and_dead_actors_are_replaced(tiny_policy, tmp_path):
+    words = small_run(
+        tmp_path,
+        tiny_policy,
+        "faults",
+        "loop.steps=8",
+        "loop.max_staleness=2",
+        "rollout.count=2",
+        "rollout.num_cpus=0.25",
+        "environment_actor.count=2",
+        "validation.every=0",
+        "scorer.every=1",
+    )
+    run = Run(*words, timeout_s=400)
+    run.until(lambda line: line.startswith("step    1/8"))
+    for victim, step in (("EnvironmentActor", 2), ("RolloutWorker", 4), ("FilterService", 5), ("ScorerActor", 6)):
+        found = named(run, victim)
+        assert found, f"no process titled {victim}"
+        found[0].send_signal(signal.SIGKILL)
+        run.until(lambda line, step=step: line.startswith(f"step    {step}/8"))
+    assert run.finish() == 0, run.text
+    metrics = [m for m in read_metrics(tmp_path / "faults") if m["step"] > 0]
+    staleness = [m["staleness_max"] for m in metrics]
+    assert len(staleness) == 8 and max(staleness) <= 2
+    assert max(staleness) >= 1, "steps never overlapped: the bound was not put to the test"
+    assert summary(tmp_path, "faults")["ledger"]["balanced"]
+    restarted = {e["actor"] for e in read_events(tmp_path / "faults") if e["name"] == "restart"}
+    assert {"filter"} <= restarted and any(name.startswith("env-") for name in restarted)
+    assert any(name.startswith("rollout-") for name in restarted)
