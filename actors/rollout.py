@@ -51,6 +51,8 @@ HEALTH_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _BATCHED_TOKENS = 8192
 _CPU_BLOCK_SIZE = 32
+_ALLOCATOR = {"MALLOC_TOP_PAD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "33554432"}
+"""Bytes. Keeps freed activations instead of handing them back to the kernel after each step: a fifth less CPU time."""
 _LOW_PRECISION_PARITY = 0.05
 _FULL_PRECISION_PARITY = 1e-3
 
@@ -67,6 +69,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
     if config.num_gpus == 0:
         # Unbound threads: bound ones put every engine of a host on the same cores.
         variables |= {"OMP_NUM_THREADS": str(config.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        variables |= _ALLOCATOR
     if config.enforce_eager:
         # vLLM compiles one helper of the log-probabilities even then: 12 s on the first batch.
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -307,6 +310,7 @@ class Engine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm, key = self._running(), uuid.uuid4().hex
+        self._require_known_ids(prompt_ids)
         try:
             queue = await llm.add_request(key, tokens_input(prompt_ids.tolist()), parameters)
             return await queue.get()
@@ -316,6 +320,12 @@ class Engine:
             raise
         except EngineDeadError as error:
             raise RuntimeError(self._death()) from error
+
+    def _require_known_ids(self, prompt_ids: np.ndarray) -> None:
+        """Without a tokenizer vLLM does not check ids, and one outside the embedding ends the engine."""
+        rows = self._running().model_config.get_vocab_size()
+        if len(prompt_ids) == 0 or prompt_ids.min() < 0 or prompt_ids.max() >= rows:
+            raise ValueError(f"a prompt needs at least one id, all in [0, {rows}); got {len(prompt_ids)} ids")
 
     # --- weights ---
 
@@ -471,6 +481,7 @@ class RolloutWorker:
         from actors.codec import ChatCodec
 
         self._engine = Engine(name, model_dir, config, ChatCodec(model_dir).stop_ids)
+        self._update_timeout_s = config.update_timeout_s
 
     async def ready(self) -> dict[str, Any]:
         """Starts the engine at the first call; returns {worker, version, process_id, engine_process_ids}."""
@@ -493,7 +504,7 @@ class RolloutWorker:
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Fetches the bundle's chunks from the object store, then as `Engine.update_weights`."""
-        bound = self._engine_timeout()
+        bound = self._update_timeout_s
         try:
             chunks = await asyncio.wait_for(asyncio.gather(*bundle.chunks), bound)
         except TimeoutError:
@@ -503,9 +514,6 @@ class RolloutWorker:
             ) from None
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
         return await self._engine.update_weights(bundle, arrays)
-
-    def _engine_timeout(self) -> float:
-        return self._engine._config.update_timeout_s
 
     async def health(self) -> dict[str, Any]:
         return await self._engine.health()

@@ -1,7 +1,7 @@
 """How new weights enter a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-`RolloutWorker` takes a bundle's arrays from the Ray object store, lays them into one file in shared memory
-(`write_arrays`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine` maps it and loads it.
+`RolloutWorker` takes a bundle's arrays from the Ray object store, lays them into one file in memory
+(`written_arrays`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine` maps it and loads it.
 Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`, which calls `register`.
 
 Invariants:
@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -75,33 +73,32 @@ class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
         return [ArraySpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.arrays]
 
 
-def shared_memory() -> Path:
-    """A folder in memory where there is one, so that weights are not written to disk."""
-    return Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-
-
 @contextmanager
 def written_arrays(
     arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]
 ) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
-    """Write arrays, in order, into one private file, removed at the end; yields its path and its table."""
-    path = shared_memory() / f"squelch-weights-{uuid.uuid4().hex}"
-    try:
-        yield path, _write(path, arrays, bfloat16_names)
-    finally:
-        path.unlink(missing_ok=True)
+    """Write arrays, in order, into anonymous memory; yields a path to it and its table.
+
+    The path is one of this process's open files (Linux): other processes of the same user can map it, and it is gone when
+    this ends, or this process does, however that comes.
+    """
+    with open(os.memfd_create("squelch-weights"), "wb") as file:
+        table = _write(file, arrays, bfloat16_names)
+        file.flush()
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), table
 
 
-def _write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]) -> list[dict[str, Any]]:
+def _write(
+    file: BinaryIO, arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]
+) -> list[dict[str, Any]]:
     table: list[dict[str, Any]] = []
-    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        for name, array in arrays:
-            offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
-            file.seek(offset)
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            spec = ArraySpec(name, array.dtype.str, array.shape, offset, name in bfloat16_names)
-            table.append(vars(spec) | {"shape": list(spec.shape)})
-        file.truncate(max(file.tell(), 1))
+    for name, array in arrays:
+        offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+        file.seek(offset)
+        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        spec = ArraySpec(name, array.dtype.str, array.shape, offset, name in bfloat16_names)
+        table.append(vars(spec) | {"shape": list(spec.shape)})
+    file.truncate(max(file.tell(), 1))  # an empty file cannot be mapped
     return table
 
 

@@ -97,9 +97,11 @@ def test_a_turn_ends_at_the_stop_token_which_is_kept_or_at_its_limit(loop, engin
 
 
 def test_a_request_the_engine_refuses_costs_only_itself(loop, engine):
-    too_long = support.request("long", seed=1, prompt=np.full(300, 5))
-    found = loop.run(support.sample(engine, [too_long, support.request("fine", seed=2)]))
-    assert found["long"].finish_reason == "error" and "256" in found["long"].error
+    bad = {"long": np.full(300, 5), "outside": np.array([5, support.VOCABULARY]), "empty": np.zeros(0)}
+    requests = [support.request(name, seed=1, prompt=prompt) for name, prompt in bad.items()]
+    found = loop.run(support.sample(engine, [*requests, support.request("fine", seed=2)]))
+    assert {found[name].finish_reason for name in bad} == {"error"}
+    assert "256" in found["long"].error and "[0, 64)" in found["outside"].error and "0 ids" in found["empty"].error
     assert found["fine"].finish_reason in ("stop", "length")
 
 
