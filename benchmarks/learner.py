@@ -1,0 +1,198 @@
+"""What one training step of the learner costs, by part, on trajectories as long as FrozenLake's.
+
+    python -m benchmarks.learner [--quick] [--json] [--threads 2] [--trajectories 128] [--model DIR]
+
+Reports, for one rank in this process: seconds by part and tokens per second for both anchors and with KL on (median of
+the steps after a warm-up step), the largest resident memory, publication and checkpoint seconds, and how much of a
+constant loss scale is left after AdamW and clipping (the length of the parameters' movement over the steps, relative to
+that at scale 1). The model is random unless `--model` names a folder; the arithmetic does not depend on its weights.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as hf_logging
+
+from actors.records import Trajectory, Turn
+from learner import process_group
+from learner.batching import collate, to_rows
+from learner.config import LearnerConfig
+from learner.tensors import inputs_of
+from learner.trainer import Trainer
+
+VOCABULARY = 192
+PROMPT, FED = 69, 24
+"""Tokens before the first turn and between two turns, as the tiny policy's FrozenLake has them."""
+SAMPLED = (20, 48)
+GROUP_SIZE = 16
+VARIANTS: dict[str, dict[str, Any]] = {
+    "anchor=rollout": {},
+    "anchor=recomputed": {"anchor": "recomputed"},
+    "anchor=rollout, KL k3": {"kl": {"coefficient": 0.001}},
+}
+SCALES = (1.0, 0.9, 0.5, 0.1)
+
+
+def make_model(folder: Path) -> Path:
+    """A random model of the tiny policy's size: 0.81 M parameters."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_trajectory(rng: np.random.Generator, index: int) -> Trajectory:
+    """One to five turns; the reward is 1 with probability 0.4."""
+    ids, mask, turns = [rng.integers(0, VOCABULARY, PROMPT)], [np.zeros(PROMPT, bool)], []
+    for turn in range(int(rng.integers(1, 6))):
+        fed, sampled = FED if turn else 0, int(rng.integers(*SAMPLED))
+        ids.append(rng.integers(0, VOCABULARY, fed + sampled))
+        mask.append(np.arange(fed + sampled) >= fed)
+        end = sum(map(len, ids))
+        turns.append(Turn(end - sampled, end, end - sampled, end, 0.0, 0.0, True, False, 1, 0, 0))
+    turns[-1].reward = float(rng.random() < 0.4)
+    tokens = np.concatenate(ids).astype(np.int32)
+    return Trajectory(index, tokens, np.concatenate(mask), np.zeros(len(tokens), np.float32), turns, False, False)
+
+
+def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list[Trajectory]]]:
+    """Groups of 16 whose log-probabilities are the trainer's own, as on policy."""
+    rng = np.random.default_rng(0)
+    groups = [
+        (f"{g:03d}", [make_trajectory(rng, i) for i in range(GROUP_SIZE)])
+        for g in range(max(1, num_trajectories // GROUP_SIZE))
+    ]
+    for group_id, members in groups:
+        for row, t in zip(to_rows([(group_id, members)], trainer.config.objective), members, strict=True):
+            t.log_probs[t.loss_mask] = trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device)).cpu()
+    return groups
+
+
+def measure_steps(
+    model: Path, objective: Mapping[str, Any], groups: list, steps: int, threads: int
+) -> dict[str, float]:
+    """Median seconds of a step, whole and by part."""
+    trainer = Trainer(model, LearnerConfig(num_threads=threads, objective=dict(objective)))
+    walls, parts = [], []
+    for step in range(steps + 1):
+        start = time.perf_counter()
+        report = trainer.train_step(step, groups, 0.9)
+        walls.append(time.perf_counter() - start)
+        parts.append(report.seconds)
+    found = {"step": statistics.median(walls[1:])}
+    found |= {name: statistics.median(part[name] for part in parts[1:]) for name in parts[0] if name != "fetch"}
+    fed = sum(len(t.token_ids) for _, members in groups for t in members)
+    return found | {"tokens_per_second": fed / found["step"]}
+
+
+def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
+    """Seconds of a publication (chunks stay in this process), of a checkpoint, and of loading it."""
+    marks = [time.perf_counter()]
+    for action in (
+        lambda: trainer.publish(1, lambda chunk: chunk),
+        lambda: trainer.save(folder / "step-1", {}),
+        lambda: trainer.load(folder / "step-1"),
+    ):
+        action()
+        marks.append(time.perf_counter())
+    return dict(zip(("publish", "save", "load"), np.diff(marks).tolist(), strict=True))
+
+
+def vector(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.to_local().detach().flatten().clone() for p in trainer.policy.parameters()]).double()
+
+
+def measure_scales(model: Path, groups: list, steps: int, max_grad_norm: float) -> dict[str, float]:
+    """Movement of the parameters over the steps at each loss scale, relative to scale 1."""
+    moved = {}
+    for scale in SCALES:
+        trainer = Trainer(model, LearnerConfig.model_validate({"optimizer": {"max_grad_norm": max_grad_norm}}))
+        start = vector(trainer)
+        for step in range(steps):
+            trainer.train_step(step, groups, scale)
+        moved[scale] = float((vector(trainer) - start).norm())
+    return {str(scale): moved[scale] / moved[1.0] for scale in SCALES}
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All measurements, as plain data."""
+    model = Path(arguments.model) if arguments.model else make_model(folder / "model")
+    steps = 1 if arguments.quick else 5
+    trainer = Trainer(model, LearnerConfig(num_threads=arguments.threads))
+    groups = make_groups(trainer, arguments.trajectories)
+    few = groups[:1] if arguments.quick else groups[:2]
+    return {
+        "trajectories": sum(len(members) for _, members in groups),
+        "tokens": sum(len(t.token_ids) for _, members in groups for t in members),
+        "sampled_tokens": sum(int(t.loss_mask.sum()) for _, members in groups for t in members),
+        "threads": arguments.threads,
+        "seconds": {
+            name: measure_steps(model, objective, groups, steps, arguments.threads)
+            for name, objective in VARIANTS.items()
+        },
+        "files_seconds": measure_files(trainer, folder),
+        "movement_by_loss_scale": {
+            "clipped at 1": measure_scales(model, few, steps, 1.0),
+            "not clipped": measure_scales(model, few, steps, 1e9),
+        },
+        "max_resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """The figures as a short table."""
+    lines = [
+        f"{found['trajectories']} trajectories, {found['tokens']} tokens ({found['sampled_tokens']} sampled), "
+        f"{found['threads']} threads, {found['max_resident_mib']:.0f} MiB"
+    ]
+    for name, figures in found["seconds"].items():
+        lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
+    lines.append("files: " + ", ".join(f"{part} {value:.3g} s" for part, value in found["files_seconds"].items()))
+    for name, figures in found["movement_by_loss_scale"].items():
+        lines.append(f"movement, {name}: " + ", ".join(f"scale {s} {value:.3f}" for s, value in figures.items()))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.learner", description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one measured step of 32 trajectories")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument(
+        "--trajectories", type=int, default=None, help="trajectories in one step (128; 32 with --quick)"
+    )
+    parser.add_argument("--model", default=None, help="a local model folder instead of a random 0.8 M one")
+    arguments = parser.parse_args(argv)
+    arguments.trajectories = arguments.trajectories or (32 if arguments.quick else 128)
+    torch.set_num_threads(arguments.threads)
+    hf_logging.disable_progress_bar()
+    process_group.start(0, 1, "127.0.0.1", 0, 600, "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(arguments, Path(folder))
+    process_group.stop()
+    sys.stdout.write((json.dumps(found) if arguments.json else as_text(found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
