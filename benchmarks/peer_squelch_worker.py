@@ -1,9 +1,9 @@
 """Squelch's side of the peer benchmark: python -m benchmarks.peer_squelch_worker FOLDER
 
-The parts that a run has, without Ray between them: `actors.rollout.Engine` (vLLM in its own process) samples, the groups
-go through Arrow as they do between actors, `learner.trainer.Trainer` (FSDP2, one rank) takes one optimizer step, and the
-new weights are published into the engine, with checksum and parity probe, before the step counts as done. No filter: all
-groups are learned from, as on the other side.
+The parts that a run has, without Ray between them: `actors.rollout.Engine` (vLLM in its own process) samples, the
+groups go through Arrow as they do between actors, `learner.trainer.Trainer` (FSDP2, one rank) takes one optimizer step,
+and the new weights are published into the engine, with checksum and parity probe, before the step counts as done. No
+filter: all groups are learned from, as on the other side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The work that both sides of the peer benchmark do, and how each is told to do one step of it.
 
 Imported in two virtual environments: standard library only. A worker says `ready`, then does one GRPO step for every
-line it reads and answers it with one line of JSON; the end of its input ends it. It waits for the benchmark, which waits
-for it with a bound.
+line it reads and answers it with one line of JSON; the end of its input ends it. It waits for the benchmark, which
+waits for it with a bound.
 """
 
 from __future__ import annotations

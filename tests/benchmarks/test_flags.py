@@ -88,4 +88,6 @@ def test_the_ratio_is_of_median_steps_and_the_target_is_held_to_it():
     found = peer_trl.figures(Work(num_steps=4), 10, {"squelch": {}, "trl": {}}, steps)
     assert found["ratio"] == 4.0 and found["reached"]
     steps["trl"][2] = row(7.9)
-    assert not peer_trl.figures(Work(num_steps=4), 10, {"squelch": {}, "trl": {}}, steps)["reached"]
+    assert peer_trl.figures(Work(num_steps=4), 10, {"squelch": {}, "trl": {}}, steps)["reached"] is False
+    lesser = Work(num_steps=4, new_tokens=16)
+    assert peer_trl.figures(lesser, 10, {"squelch": {}, "trl": {}}, steps)["reached"] is None
