@@ -17,6 +17,7 @@ import numpy as np
 from actors.records import Trajectory
 from learner.advantages import group_advantages, shaped_returns
 from learner.config import ObjectiveConfig
+from learner.prefixes import shared_prefixes
 
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
 """(group id, its trajectories), failed ones included or not: they are left out here."""
@@ -49,10 +50,11 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows padded on the right to (num_rows, width). Flat fields have one entry a sampled token, (num_sampled,)."""
+    """Rows padded on the right. Flat fields have one entry a sampled token, (num_sampled,)."""
 
     rows: tuple[Row, ...]
     input_ids: np.ndarray
+    """(num_rows, width): what comes after each row's prefix."""
     positions: np.ndarray
     """Of the prediction, into the flattened (num_rows * width,) inputs."""
     targets: np.ndarray
@@ -60,6 +62,10 @@ class MicroBatch:
     advantages: np.ndarray
     lengths: np.ndarray
     """(num_rows,) sampled tokens of each row."""
+    prefix_ids: np.ndarray
+    """(num_prefixes, prefix_length): openings that rows share; the length may be 0."""
+    prefix_of: np.ndarray
+    """(num_rows,) which prefix a row begins with."""
 
 
 @dataclass(frozen=True)
@@ -187,20 +193,29 @@ def deal(packed: list[np.ndarray], lengths: np.ndarray, world_size: int) -> tupl
     return tuple(tuple(hand + [empty] * (places - len(hand))) for hand in hands)
 
 
-def collate(rows: Sequence[Row]) -> MicroBatch:
-    """Pad rows on the right with id 0. No rows: one row of one token with nothing sampled; ranks stay in step."""
+def collate(rows: Sequence[Row], share: bool = False) -> MicroBatch:
+    """Pad rows on the right with id 0, their shared openings apart if `share`.
+
+    No rows: one row of one token with nothing sampled, so that ranks stay in step.
+    """
     width = max((row.length for row in rows), default=1)
+    limits = [int(row.positions[0]) for row in rows] if share else []
+    prefixes, prefix_of = shared_prefixes([row.token_ids for row in rows], limits, width)
+    start = prefixes.shape[1]
+    width -= start
     input_ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
     for i, row in enumerate(rows):
-        input_ids[i, : row.length] = row.token_ids
+        input_ids[i, : row.length - start] = row.token_ids[start:]
     return MicroBatch(
         rows=tuple(rows),
         input_ids=input_ids,
-        positions=_join([i * width + row.positions for i, row in enumerate(rows)], np.int64),
+        positions=_join([i * width + row.positions - start for i, row in enumerate(rows)], np.int64),
         targets=_join([row.targets for row in rows], np.int64),
         rollout=_join([row.log_probs for row in rows], np.float32),
         advantages=_join([np.full(row.num_sampled, row.advantage) for row in rows], np.float32),
         lengths=np.array([row.num_sampled for row in rows], dtype=np.int64),
+        prefix_ids=prefixes,
+        prefix_of=prefix_of,
     )
 
 

@@ -74,6 +74,9 @@ class LearnerConfig(Settings):
     """Optimizer steps in one training step; the kept trajectories are split evenly among them."""
     token_budget: int = Field(8192, ge=64)
     """Tokens in one micro-batch, padding included."""
+    share_openings: bool = True
+    """Feed the tokens that rows of a micro-batch begin with (the prompt of a group) once instead of once a row. It
+    changes cost, not results; models whose layers are not all full attention are fed row by row whatever this says."""
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     step_timeout_s: float = Field(600.0, gt=0)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from learner.objectives import entropy
@@ -36,15 +36,23 @@ class Policy(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        prefix_ids: Tensor,
+        prefix_of: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies (nats, float32), each (num_sampled,), of softmax(logits / temperature).
 
-        `input_ids`: (num_rows, width), padded on the right. `positions`: (num_sampled,) into the flattened inputs, of
-        the token whose successor is predicted; `targets`: (num_sampled,) those successors. Without `entropy_gradient`
-        the entropies are detached.
+        Row i is `prefix_ids[prefix_of[i]]` followed by `input_ids[i]`: `prefix_ids` (num_prefixes, prefix_length), the
+        length possibly 0; `prefix_of` (num_rows,); `input_ids` (num_rows, width), padded on the right. `positions`:
+        (num_sampled,) into the flattened inputs, of the token whose successor is predicted; `targets`: (num_sampled,)
+        those successors. Without `entropy_gradient` the entropies are detached.
         """
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        hidden = self._hidden(input_ids, prefix_ids, prefix_of)
         chosen = hidden.flatten(0, 1)[positions]
         head = self.model.get_output_embeddings()
         size = max(1, LOGIT_CHUNK // head.weight.shape[0])
@@ -55,6 +63,25 @@ class Policy(nn.Module):
             for part, goal in zip(chosen.split(size), targets.split(size), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _hidden(self, input_ids: Tensor, prefix_ids: Tensor, prefix_of: Tensor) -> Tensor:
+        """Hidden states of the inputs, (num_rows, width, hidden_size)."""
+        base = self.model.base_model
+        if prefix_ids.shape[1] == 0:
+            return base(input_ids=input_ids, use_cache=False).last_hidden_state
+        cache = DynamicCache(config=self.model.config)
+        opening = base(input_ids=prefix_ids, past_key_values=cache, use_cache=True).last_hidden_state
+        cache.batch_select_indices(prefix_of)
+        hidden = base(input_ids=input_ids, past_key_values=cache, use_cache=True).last_hidden_state
+        # Of the prefix only keys and values are used, but FSDP gathers a layer for the backward pass when the gradient
+        # of its output arrives: give each one.
+        return hidden + 0 * opening.sum()
+
+
+def can_share_openings(model: PreTrainedModel) -> bool:
+    """Whether keys and values of a prefix stand in for it: all layers attend to everything before them."""
+    kinds = vars(model.config).get("layer_types")
+    return bool(kinds) and set(kinds) == {"full_attention"}
 
 
 def predict(

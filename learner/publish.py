@@ -67,7 +67,8 @@ def probe(policy: Policy, ids: np.ndarray, device: torch.device) -> np.ndarray:
     """Log-probabilities (num_probe - 1,) float32 of tokens 1.. at temperature 1. A collective, as any forward is."""
     tokens = torch.from_numpy(ids.astype(np.int64)).to(device)
     positions = torch.arange(len(ids) - 1, device=device)
-    log_probs, _ = policy(tokens[None, :-1], positions, tokens[1:], 1.0, False)
+    no_prefix = tokens.new_zeros(1, 0), tokens.new_zeros(1)
+    log_probs, _ = policy(tokens[None, :-1], positions, tokens[1:], *no_prefix, 1.0, False)
     reshard(policy)
     return log_probs.float().cpu().numpy()
 

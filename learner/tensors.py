@@ -1,6 +1,5 @@
 """A micro-batch on the device, as the trainer runs it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,33 +8,28 @@ from torch import Tensor
 from learner.batching import MicroBatch, OptimizerStep, Row
 from learner.objectives import TokenBatch, token_weights
 
-Scorer = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(input_ids, positions, targets) -> log-probabilities (num_sampled,), without gradient."""
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""(input_ids, positions, targets, prefix_ids, prefix_of), as `Policy.forward` takes them."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`input_ids` (num_rows, width); `positions` and `targets` (num_sampled,) as in `Policy.forward`.
-
-    `recomputed`: (num_sampled,) the learner's own log-probabilities at the start of the training step, or None.
-    """
+    """`recomputed`: (num_sampled,) the learner's own log-probabilities at the start of the training step, or None."""
 
     rows: tuple[Row, ...]
-    input_ids: Tensor
-    positions: Tensor
-    targets: Tensor
+    inputs: Inputs
     tokens: TokenBatch
     recomputed: Tensor | None
 
     def only(self, group_id: str) -> "Batch":
         """The batch with nothing sampled but in rows of that group; their inputs and weights stay what they were."""
-        wanted = torch.tensor([row.group_id == group_id for row in self.rows] or [False], device=self.positions.device)
-        keep = wanted[self.positions // self.input_ids.shape[1]]
+        input_ids, positions, targets, *prefixes = self.inputs
+        wanted = torch.tensor([row.group_id == group_id for row in self.rows] or [False], device=positions.device)
+        keep = wanted[positions // input_ids.shape[1]]
         tokens = self.tokens
         return replace(
             self,
-            positions=self.positions[keep],
-            targets=self.targets[keep],
+            inputs=(input_ids, positions[keep], targets[keep], *prefixes),
             tokens=TokenBatch(
                 rollout=tokens.rollout[keep],
                 anchor=tokens.anchor[keep],
@@ -53,7 +47,7 @@ def to_batch(
     aggregation: str,
     recomputed: Tensor | None,
     reference: Tensor | None,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Inputs,
 ) -> Batch:
     """Join a micro-batch with its weights in the optimizer step `part` and what was computed at its start."""
     device = inputs[0].device
@@ -66,12 +60,11 @@ def to_batch(
         weights=token_weights(lengths, aggregation, part.num_sequences, part.num_tokens).to(device),
         reference=reference,
     )
-    return Batch(micro.rows, *inputs, tokens, recomputed)
+    return Batch(micro.rows, inputs, tokens, recomputed)
 
 
-def inputs_of(micro: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(input_ids, positions, targets) on the device."""
-    ids, positions, targets = (
-        torch.from_numpy(a).to(device) for a in (micro.input_ids, micro.positions, micro.targets)
-    )
-    return ids, positions, targets
+def inputs_of(micro: MicroBatch, device: torch.device) -> Inputs:
+    """What the policy is fed, on the device."""
+    arrays = (micro.input_ids, micro.positions, micro.targets, micro.prefix_ids, micro.prefix_of)
+    ids, positions, targets, prefix_ids, prefix_of = (torch.from_numpy(array).to(device) for array in arrays)
+    return ids, positions, targets, prefix_ids, prefix_of

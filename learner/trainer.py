@@ -28,9 +28,9 @@ from learner import batching, checkpoint
 from learner import publish as publication
 from learner.batching import Groups, OptimizerStep, Row
 from learner.config import LearnerConfig, OptimizerConfig
-from learner.model import Policy, load_model, reshard, shard
+from learner.model import Policy, can_share_openings, load_model, reshard, shard
 from learner.objectives import SUM_NAMES, policy_loss
-from learner.tensors import Batch, inputs_of, to_batch
+from learner.tensors import Batch, Inputs, inputs_of, to_batch
 
 PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference")
 
@@ -103,6 +103,7 @@ class Trainer:
         self.mesh = init_device_mesh(self.device.type, (world_size,))
         self.policy = self._load()
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
+        self.share = config.share_openings and can_share_openings(self.policy.model)
         settings = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
@@ -158,7 +159,7 @@ class Trainer:
 
     def _batch(self, rows: Sequence[Row], indices: np.ndarray, part: OptimizerStep, clock: Clock) -> Batch:
         with clock.part("prepare"):
-            micro = batching.collate([rows[i] for i in indices])
+            micro = batching.collate([rows[i] for i in indices], self.share)
             inputs = inputs_of(micro, self.device)
         with clock.part("recompute"):
             recomputed = self._score(self.policy, inputs) if self.config.objective.anchor == "recomputed" else None
@@ -167,7 +168,7 @@ class Trainer:
         return to_batch(micro, part, self.config.objective.aggregation, recomputed, reference, inputs)
 
     @torch.no_grad()
-    def _score(self, policy: Policy, inputs: Sequence[Tensor]) -> Tensor:
+    def _score(self, policy: Policy, inputs: Inputs) -> Tensor:
         log_probs = policy(*inputs, self.temperature, False)[0]
         reshard(policy)
         return log_probs
@@ -205,7 +206,7 @@ class Trainer:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         wants_gradient = self.config.objective.entropy_coefficient > 0
-        return self.policy(batch.input_ids, batch.positions, batch.targets, self.temperature, wants_gradient)
+        return self.policy(*batch.inputs, self.temperature, wants_gradient)
 
     def _count_mismatch(self, batch: Batch, log_probs: Tensor, totals: Totals, first: bool) -> None:
         """Learner against sampler at the same weights: recomputed on all tokens, else the first optimizer step's."""

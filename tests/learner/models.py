@@ -30,13 +30,16 @@ def make_model(folder: Path, width: int = 32, layers: int = 2, vocabulary: int =
     return folder
 
 
-def make_trajectory(rng: np.random.Generator, index: int, reward: float, turns: int = 2, fed: int = 6) -> Trajectory:
-    """`turns` turns of `fed` fed tokens and 2 to 9 sampled ones each."""
+def make_trajectory(
+    rng: np.random.Generator, index: int, reward: float, prompt: list[int], turns: int = 2, fed: int = 6
+) -> Trajectory:
+    """`turns` turns of `fed` fed tokens (the first: `prompt`) and 2 to 9 sampled ones each."""
     ids, mask, records = [], [], []
     for turn in range(turns):
         sampled = int(rng.integers(2, 10))
-        ids += rng.integers(0, VOCABULARY, fed + sampled).tolist()
-        mask += [False] * fed + [True] * sampled
+        given = rng.integers(0, VOCABULARY, fed).tolist() if turn else prompt
+        ids += given + rng.integers(0, VOCABULARY, sampled).tolist()
+        mask += [False] * len(given) + [True] * sampled
         end = len(ids)
         value = reward if turn == turns - 1 else 0.0
         records.append(Turn(end - sampled, end, end - sampled, end, value, 0.0, True, False, 1, 0, 0))
@@ -48,15 +51,19 @@ def make_trajectory(rng: np.random.Generator, index: int, reward: float, turns: 
 
 
 def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, turns: int = 2) -> list[tuple[str, list]]:
-    """Groups of random trajectories with rewards 0 or 1, of `size` and `size + 1` members in turn."""
+    """Groups of random trajectories with rewards 0 or 1, of `size` and `size + 1` members in turn.
+
+    All prompts begin alike; those of a group are equal.
+    """
     rng = np.random.default_rng(seed)
-    return [
-        (
-            f"000001-{g:03d}",
-            [make_trajectory(rng, i, float(i % 2), 1 + (i + g) % (2 * turns - 1)) for i in range(size + g % 2)],
-        )
-        for g in range(num_groups)
-    ]
+    system = rng.integers(0, VOCABULARY, 5).tolist()
+    groups = []
+    for g in range(num_groups):
+        prompt = system + rng.integers(0, VOCABULARY, 4 + g % 2).tolist()
+        counts = [1 + (i + g) % (2 * turns - 1) for i in range(size + g % 2)]
+        members = [make_trajectory(rng, i, float(i % 2), prompt, count) for i, count in enumerate(counts)]
+        groups.append((f"000001-{g:03d}", members))
+    return groups
 
 
 def make_config(**changes: object) -> LearnerConfig:

@@ -52,8 +52,9 @@ def test_any_micro_batching_has_the_gradient_of_one_batch(model_dir: Path, budge
 def test_padding_changes_nothing_and_no_mask_is_needed(model_dir: Path) -> None:
     rows = to_rows(make_groups(2), make_config().objective)
     policy = Policy(load_model(model_dir))
-    ids, positions, targets = inputs_of(collate(rows), torch.device("cpu"))
-    together, entropies = policy(ids, positions, targets, 0.7, True)
+    inputs = inputs_of(collate(rows), torch.device("cpu"))
+    ids, positions, targets, *_ = inputs
+    together, entropies = policy(*inputs, 0.7, True)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
     mask = torch.tensor([[i < row.length for i in range(ids.shape[1])] for row in rows]).long()
     logits = model(input_ids=ids, attention_mask=mask).logits.flatten(0, 1)[positions] / 0.7
@@ -62,6 +63,20 @@ def test_padding_changes_nothing_and_no_mask_is_needed(model_dir: Path) -> None:
     assert torch.allclose(entropies, torch.distributions.Categorical(logits=logits).entropy(), atol=1e-5)
     alone = torch.cat([policy(*inputs_of(collate([row]), ids.device), 0.7, True)[0] for row in rows])
     assert float((together - alone).abs().max()) < 1e-5
+
+
+def test_shared_openings_change_cost_and_not_results(model_dir: Path) -> None:
+    groups = make_groups()
+    rows = to_rows(groups, make_config().objective)
+    apart, shared = collate(rows), collate(rows, share=True)
+    assert 0 < shared.prefix_ids.size + shared.input_ids.size < apart.input_ids.size
+    policy = Policy(load_model(model_dir))
+    one, other = (policy(*inputs_of(micro, torch.device("cpu")), 1.0, True) for micro in (apart, shared))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one, other, strict=True))
+    configs = [make_config(share_openings=share) for share in (False, True)]
+    whole, split = (Trainer(model_dir, config).gradients(groups) for config in configs)
+    for name, gradient in whole.items():
+        assert float((split[name] - gradient).norm() / gradient.norm()) < 1e-5, name
 
 
 def test_the_chunked_head_has_the_same_gradient(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
