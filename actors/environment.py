@@ -1,18 +1,19 @@
 """Environment actor: plays tickets, token by token, against rollout workers.
 
-`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM: it is given `generate`. `EnvironmentActor` is the Ray shell.
+`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM: it is given `generate`. `EnvironmentActor` is the Ray
+shell.
 
 Invariants:
 
-- A trajectory is `first_turn | sampled | next_turn | sampled | ...`, the exact ids; nothing is decoded and encoded again.
-  `loss_mask` is true at sampled ids only. It ends with its last sampled id: nothing is fed after the last turn.
-- A turn cut at its token limit is closed with masked ids (`next_turn(closed=False)`), counts as badly formatted, and the
-  episode goes on. When the context cannot hold a further turn the episode ends there as `truncated`, which is no failure;
-  only a first turn that does not fit is one (`context_exhausted`).
+- A trajectory is `first_turn | sampled | next_turn | sampled | ...`, the exact ids; nothing is decoded and encoded
+  again. `loss_mask` is true at sampled ids only. It ends with its last sampled id: nothing is fed after the last turn.
+- A turn cut at its token limit is closed with masked ids (`next_turn(closed=False)`), counts as badly formatted, and
+  the episode goes on. When the context cannot hold a further turn the episode ends there as `truncated`, which is no
+  failure; only a first turn that does not fit is one (`context_exhausted`).
 - Whatever goes wrong costs one trajectory and says why: `environment_error: ...`, `step_timeout`, `generation_timeout`,
   `generation_error: ...`, `episode_timeout`, `context_exhausted: ...`. A failed trajectory keeps the tokens it had.
-- Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn), and so is each trajectory's noise
-  seed; where the environment shares its noise, the whole group's is one.
+- Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn), each trajectory's noise seed
+  one of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) where the environment shares its noise.
 
 | waits for | who unblocks it | on time-out |
 |---|---|---|
@@ -222,7 +223,8 @@ class EnvironmentPlayer:
             async with bound:
                 return await self._generate(ticket.worker, request)
         except TimeoutError as error:
-            raise (_Failed("generation_timeout") if bound.expired() else _Failed(f"generation_error: {error}")) from error
+            reason = "generation_timeout" if bound.expired() else f"generation_error: {error}"
+            raise _Failed(reason) from error
         except GenerationFailed as error:
             raise _Failed(f"generation_error: {error}") from error
         finally:
@@ -288,7 +290,7 @@ class _HandlePort:
 
 
 class EnvironmentActor:
-    """The Ray actor (asynchronous). The caller owns what `play` returns, so this actor's death loses no finished group."""
+    """The Ray actor (asynchronous). The caller owns what `play` returns: this actor's death loses no finished group."""
 
     def __init__(
         self,

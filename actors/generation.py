@@ -1,12 +1,12 @@
-"""The client of rollout workers: requests of one tick go out in one call, and one long poll a worker brings results back.
+"""The client of rollout workers: a tick's requests go out in one call, and one long poll a worker brings results back.
 
 Imports neither Ray nor vLLM: a worker is reached through a `Port`, which the environment actor makes of a Ray handle.
 
 Invariants:
 
 - At most one `collect` and, per tick, one `submit` are under way to a worker.
-- Every request ends: with its completion, with `GenerationFailed` naming the worker, or by its caller's cancellation, which
-  is passed on so that the worker stops sampling for it.
+- Every request ends: with its completion, with `GenerationFailed` naming the worker, or by its caller's cancellation,
+  which is passed on so that the worker stops sampling for it.
 
 Who waits: `generate` for its completion (the caller bounds it); the poll for the worker, at most `poll_s` plus a grace.
 """

@@ -1,4 +1,4 @@
-"""Ends a process when the one it belongs to is gone, so that a killed worker leaves no engine behind. Standard library only."""
+"""Ends a process when the one it belongs to is gone, so that a killed worker leaves no engine behind."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Invariants:
 
 - A call's result is delivered on the event loop, once, or its time-out is.
-- A call that runs longer than `timeout_s` is given up: Python cannot stop a thread, so its thread is abandoned (it ends when
-  the call ever returns, and never keeps the process alive), the calls queued behind it move to a new thread, and its caller
-  gets TimeoutError. The clock runs from the call's own start, so slow neighbours are not its fault.
+- A call that runs longer than `timeout_s` is given up: Python cannot stop a thread, so its thread is abandoned (it ends
+  when the call ever returns, and never keeps the process alive), the calls queued behind it move to a new thread, and
+  its caller gets TimeoutError. The clock runs from the call's own start, so slow neighbours are not its fault.
 - Calls handed over together may run in any thread, one after another: they must not share state.
 
 Who waits: the caller, for its own call, at most `timeout_s` once that has begun.

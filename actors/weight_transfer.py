@@ -1,8 +1,9 @@
 """How new weights enter a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-`RolloutWorker` takes a bundle's arrays from the Ray object store, lays them into one file in memory
-(`written_arrays`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine` maps it and loads it.
-Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`, which calls `register`.
+The rollout worker takes a bundle's arrays from the Ray object store, lays them into one file in memory
+(`written_arrays`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine` maps it and
+loads it. Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`, which calls
+`register`.
 
 Invariants:
 
@@ -41,6 +42,9 @@ from actors.parent_watch import watch_parent
 from actors.weights import checksum
 
 BACKEND = "ray_object_store"
+NOTHING_LOADED = "nothing was loaded"
+"""Stands in an error after which the engine has the weights it had; a message is all that crosses from its process."""
+
 _ALIGNMENT = 64
 
 
@@ -79,8 +83,8 @@ def written_arrays(
 ) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
     """Write arrays, in order, into anonymous memory; yields a path to it and its table.
 
-    The path is one of this process's open files (Linux): other processes of the same user can map it, and it is gone when
-    this ends, or this process does, however that comes.
+    The path is one of this process's open files (Linux): other processes of the same user can map it, and it is gone
+    when this ends, or this process does, however that comes.
     """
     with open(os.memfd_create("squelch-weights"), "wb") as file:
         table = _write(file, arrays, bfloat16_names)
@@ -148,7 +152,7 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
         if found != update_info.checksum:
             raise RuntimeError(
                 f"weights of version {update_info.version} arrived with checksum {found}, published was "
-                f"{update_info.checksum}; nothing was loaded"
+                f"{update_info.checksum}; {NOTHING_LOADED}"
             )
         self._load([(spec.name, _as_tensor(arrays[spec.name], spec.bfloat16)) for spec in specs], update_info.version)
 
@@ -163,10 +167,11 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
         self._repack_embeddings()
         missing = sorted(expected - set(loaded))
         if missing:
-            raise RuntimeError(f"weights of version {version} do not hold {len(missing)} parameters, such as {missing[:3]}")
+            names = ", ".join(missing[:3])
+            raise RuntimeError(f"weights of version {version} do not hold {len(missing)} parameters, such as {names}")
 
     def _repack_embeddings(self) -> None:
-        """CPU: embeddings and heads keep a packed copy beside the weight; a head tied to the embedding was not reloaded."""
+        """CPU: embeddings and heads keep a packed copy beside the weight; a tied head's was not made anew."""
         if not current_platform.is_cpu():
             return
         for module in self.model.modules():

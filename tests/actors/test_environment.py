@@ -1,4 +1,4 @@
-"""What an environment actor writes down, and what a fault costs: real lakes, a real codec, fakes where a fault is injected."""
+"""What an environment actor writes down and what a fault costs: real lakes, a real codec, fakes to inject faults."""
 
 from __future__ import annotations
 
@@ -194,7 +194,9 @@ def test_a_context_that_holds_no_further_turn_truncates_the_episode(codec):
 
 def test_a_first_prompt_that_does_not_fit_is_a_failure_that_says_so(codec):
     (group,) = play(player(codec, Policy(codec), context=50), ticket(size=2))
-    assert all(t.failure.startswith("context_exhausted: ") and "max_model_len=50" in t.failure for t in group.trajectories)
+    assert all(
+        t.failure.startswith("context_exhausted: ") and "max_model_len=50" in t.failure for t in group.trajectories
+    )
 
 
 # --- faults ---
@@ -248,7 +250,9 @@ class Answers(Policy):
     async def __call__(self, worker, request):
         completion = await super().__call__(worker, request)
         ids = np.append(self.codec.encode(TEXTS[1]), self.codec.stop_ids[0]).astype(np.int32)
-        return Completion(request.request_id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0, completion.version_min)
+        return Completion(
+            request.request_id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0, completion.version_min
+        )
 
 
 @pytest.mark.parametrize(("bad", "said"), [(Raises, "KeyError: 'boom'"), (Exits, "SystemExit: 3")])

@@ -103,8 +103,10 @@ def test_an_unknown_worker_is_a_failure_and_not_a_wait():
 def test_a_completion_that_carries_an_error_is_a_failure():
     class Refuses(Worker):
         async def collect(self, client, timeout_s):
-            return [Completion(c.request_id, c.token_ids, c.log_probs, "error", 0, 0, "too long") for c in
-                    await super().collect(client, timeout_s)]
+            return [
+                Completion(c.request_id, c.token_ids, c.log_probs, "error", 0, 0, "too long")
+                for c in await super().collect(client, timeout_s)
+            ]
 
     (failed,) = asyncio.run(gather(GenerationClient("env-0", {"w": Refuses()}.__getitem__), ["a"]))
     assert str(failed) == "rollout worker w: too long"

@@ -158,32 +158,36 @@ def test_a_transfer_with_another_checksum_is_refused_and_the_old_weights_serve_o
     arrays = support.arrays_of(policies[1])
     bundle = support.bundle_of(policies[1], 3)
     arrays[2][1].reshape(-1)[0] += 1.0
-    with pytest.raises(RuntimeError, match=f"rollout-test: weights of version 3 refused.*checksum.*{bundle.checksum}"):
+    with pytest.raises(RuntimeError, match=rf"rollout-test: weights of version 3 refused.*checksum.*{bundle.checksum}"):
         loop.run(engine.update_weights(bundle, arrays))
     completion = loop.run(support.sample(engine, [one]))["c"]
     assert_matches(policies[0], one.prompt_ids, completion, one.temperature)
     assert completion.version_max == engine.version == 0
 
 
-def test_a_bundle_that_lacks_a_parameter_is_refused(loop, engine, policies):
+def test_a_bundle_that_lacks_a_parameter_is_refused_and_what_it_left_is_not_served(loop, engine, policies):
     arrays = support.arrays_of(policies[1])
     del arrays[-1]
-    with pytest.raises(RuntimeError, match="do not hold 1 parameters, such as .*norm"):
+    with pytest.raises(RuntimeError, match=r"rollout-test.*do not hold 1 parameters, such as .*norm"):
         loop.run(engine.update_weights(support.bundle_of(policies[1], 3, arrays), arrays))
+    with pytest.raises(RuntimeError, match=r"rollout-test.*do not hold 1 parameters"):
+        engine.submit("test", [support.request("x", seed=1)])  # half of one policy, half of another
 
 
 def test_weights_that_fail_the_probe_are_not_served(loop, engine, policies):
-    bundle = replace(support.bundle_of(policies[1], 4), probe_log_probs=support.bundle_of(policies[0], 4).probe_log_probs)
-    with pytest.raises(RuntimeError, match="rollout-test: weights of version 4 failed the parity probe.*bound 0.001"):
+    bundle = replace(
+        support.bundle_of(policies[1], 4), probe_log_probs=support.bundle_of(policies[0], 4).probe_log_probs
+    )
+    with pytest.raises(RuntimeError, match=r"rollout-test: weights of version 4 failed the parity probe.*bound 0.001"):
         loop.run(engine.update_weights(bundle, support.arrays_of(policies[1])))
-    with pytest.raises(RuntimeError, match="version 4 failed the parity probe"):
+    with pytest.raises(RuntimeError, match=r"version 4 failed the parity probe"):
         engine.submit("test", [support.request("x", seed=1)])
     loop.run(engine.update_weights(support.bundle_of(policies[1], 5), support.arrays_of(policies[1])))
     assert loop.run(engine.health())["version"] == 5
 
 
 def test_pause_wait_lets_sequences_end_under_the_weights_they_began_with(loop, policies, engine):
-    waiting = engine._config.model_copy(update={"pause": "wait"})
+    config = engine.vllm._config
     requests = [support.request(f"w{i}", seed=i, max_tokens=100, temperature=0.3) for i in range(16)]
 
     async def update_midway() -> list[Completion]:
@@ -197,11 +201,11 @@ def test_pause_wait_lets_sequences_end_under_the_weights_they_began_with(loop, p
             found += await engine.collect("test", 2.0)
         return found
 
-    original, engine._config = engine._config, waiting
+    engine.vllm._config = config.model_copy(update={"pause": "wait"})
     try:
         found = loop.run(update_midway())
     finally:
-        engine._config = original
+        engine.vllm._config = config
     assert {(c.version_min, c.version_max) for c in found} == {(0, 0)}
 
 
@@ -237,16 +241,16 @@ def test_a_killed_engine_is_reported_by_name_within_a_bound(loop, engine):
     async def kill_midway() -> None:
         engine.submit("test", [support.request(f"d{i}", seed=i, max_tokens=200) for i in range(8)])
         await asyncio.sleep(0.02)
-        for process_id in engine.process_ids:
+        for process_id in engine.vllm.process_ids:
             os.kill(process_id, signal.SIGKILL)
         for _ in range(20):
             await engine.collect("test", 1.0)
 
-    with pytest.raises(RuntimeError, match="rollout worker rollout-test: its vLLM engine has died"):
+    with pytest.raises(RuntimeError, match=r"rollout worker rollout-test: its vLLM engine has died"):
         loop.run(kill_midway(), timeout_s=20)
-    with pytest.raises(RuntimeError, match="rollout-test"):
+    with pytest.raises(RuntimeError, match=r"rollout-test"):
         engine.submit("test", [support.request("late", seed=0)])
-    with pytest.raises(RuntimeError, match="rollout-test"):
+    with pytest.raises(RuntimeError, match=r"rollout-test"):
         loop.run(engine.health())
     loop.run(engine.stop(), timeout_s=30)
-    assert not [pid for pid in engine.process_ids if os.path.exists(f"/proc/{pid}")]
+    assert not [pid for pid in engine.vllm.process_ids if os.path.exists(f"/proc/{pid}")]

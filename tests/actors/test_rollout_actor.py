@@ -1,4 +1,4 @@
-"""Environment actor and rollout worker as real Ray actors: a ticket played end to end, weights out of the object store."""
+"""Environment actor and rollout worker as real Ray actors: tickets played end to end, weights from the object store."""
 
 from __future__ import annotations
 
@@ -31,16 +31,23 @@ WAIT_S = 120.0
 
 def policy(seed: int) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
-    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+    shape = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
+    )
     return Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=384, tie_word_embeddings=True, max_position_embeddings=4096, initializer_range=0.3, **shape)
+        Qwen2Config(
+            vocab_size=384, tie_word_embeddings=True, max_position_embeddings=4096, initializer_range=0.3, **shape
+        )
     ).eval()
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
         logging_level="ERROR",
     )
     yield
@@ -59,7 +66,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def worker(cluster, model_dir) -> Iterator[ray.actor.ActorHandle]:
-    handle = ray.remote(RolloutWorker).options(num_cpus=0.5, max_concurrency=1000).remote("rollout-0", model_dir, CONFIG)
+    handle = (
+        ray.remote(RolloutWorker).options(num_cpus=0.5, max_concurrency=1000).remote("rollout-0", model_dir, CONFIG)
+    )
     ray.get(handle.ready.remote(), timeout=WAIT_S)
     yield handle
     ray.kill(handle)
@@ -68,8 +77,17 @@ def worker(cluster, model_dir) -> Iterator[ray.actor.ActorHandle]:
 @pytest.fixture(scope="module")
 def player(cluster, model_dir, worker) -> ray.actor.ActorHandle:
     environment = EnvironmentConfig(format=FormatConfig(max_turns=3))
-    handle = ray.remote(EnvironmentActor).options(num_cpus=0.25, max_concurrency=1000).remote(
-        "environment-0", model_dir, environment, SamplingConfig(max_tokens_per_turn=12), EnvironmentActorConfig(), 2048
+    handle = (
+        ray.remote(EnvironmentActor)
+        .options(num_cpus=0.25, max_concurrency=1000)
+        .remote(
+            "environment-0",
+            model_dir,
+            environment,
+            SamplingConfig(max_tokens_per_turn=12),
+            EnvironmentActorConfig(),
+            2048,
+        )
     )
     ray.get(handle.set_workers.remote({"rollout-0": worker}), timeout=WAIT_S)
     return handle
@@ -130,7 +148,10 @@ def test_weights_come_out_of_the_object_store_in_chunks(player, worker):
 def test_a_ticket_for_an_unknown_worker_fails_by_name(player):
     summary, _ = play(player, ticket("000003-000", worker="rollout-9"))
     assert len(summary.failures) == 4
-    assert summary.failures[0].startswith("generation_error: rollout worker rollout-9") and "rollout-0" in summary.failures[0]
+    assert (
+        summary.failures[0].startswith("generation_error: rollout worker rollout-9")
+        and "rollout-0" in summary.failures[0]
+    )
 
 
 def test_a_killed_worker_fails_its_group_by_name_and_takes_its_engine_along(player, worker):

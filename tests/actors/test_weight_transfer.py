@@ -60,7 +60,7 @@ def test_another_process_can_map_the_file_and_nothing_is_left_of_it():
 def test_a_short_file_is_an_error_with_the_sizes():
     with written_arrays([("w", np.ones(100))], frozenset()) as (path, table):
         os.truncate(path, 80)
-        with pytest.raises(RuntimeError, match="weights of w end at byte 800, but .* holds 80 bytes"):
+        with pytest.raises(RuntimeError, match=r"weights of w end at byte 800, but .* holds 80 bytes"):
             read_arrays(path, specs(table))
 
 

@@ -61,7 +61,9 @@ def arrays_of(policy: Qwen2ForCausalLM) -> list[tuple[str, np.ndarray]]:
     return [(name, parameter.detach().numpy().copy()) for name, parameter in policy.named_parameters()]
 
 
-def bundle_of(policy: Qwen2ForCausalLM, version: int, arrays: list[tuple[str, np.ndarray]] | None = None) -> WeightBundle:
+def bundle_of(
+    policy: Qwen2ForCausalLM, version: int, arrays: list[tuple[str, np.ndarray]] | None = None
+) -> WeightBundle:
     probe = np.random.default_rng(0).integers(3, VOCABULARY, 48).astype(np.int32)
     digest = checksum(arrays_of(policy) if arrays is None else arrays)
     return WeightBundle(version, (), digest, probe, log_probs(policy, probe).astype(np.float32))
