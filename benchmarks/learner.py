@@ -10,6 +10,7 @@ that at scale 1). The model is random unless `--model` names a folder; the arith
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import sys
@@ -28,18 +29,20 @@ from actors.records import Trajectory, Turn
 from learner import process_group
 from learner.batching import collate, to_rows
 from learner.config import LearnerConfig
+from learner.environment import ENVIRONMENT
 from learner.tensors import inputs_of
 from learner.trainer import Trainer
 
 VOCABULARY = 192
-PROMPT, FED = 69, 24
-"""Tokens before the first turn and between two turns, as the tiny policy's FrozenLake has them."""
+SYSTEM, PROMPT, FED = 43, 69, 24
+"""Tokens that all prompts begin with, before the first turn, and between two turns: the tiny policy's FrozenLake."""
 SAMPLED = (20, 48)
 GROUP_SIZE = 16
 VARIANTS: dict[str, dict[str, Any]] = {
     "anchor=rollout": {},
-    "anchor=recomputed": {"anchor": "recomputed"},
-    "anchor=rollout, KL k3": {"kl": {"coefficient": 0.001}},
+    "anchor=rollout, openings not shared": {"share_openings": False},
+    "anchor=recomputed": {"objective": {"anchor": "recomputed"}},
+    "anchor=rollout, KL k3": {"objective": {"kl": {"coefficient": 0.001}}},
 }
 SCALES = (1.0, 0.9, 0.5, 0.1)
 
@@ -61,9 +64,9 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def make_trajectory(rng: np.random.Generator, index: int) -> Trajectory:
+def make_trajectory(rng: np.random.Generator, index: int, prompt: np.ndarray) -> Trajectory:
     """One to five turns; the reward is 1 with probability 0.4."""
-    ids, mask, turns = [rng.integers(0, VOCABULARY, PROMPT)], [np.zeros(PROMPT, bool)], []
+    ids, mask, turns = [prompt], [np.zeros(len(prompt), bool)], []
     for turn in range(int(rng.integers(1, 6))):
         fed, sampled = FED if turn else 0, int(rng.integers(*SAMPLED))
         ids.append(rng.integers(0, VOCABULARY, fed + sampled))
@@ -78,10 +81,11 @@ def make_trajectory(rng: np.random.Generator, index: int) -> Trajectory:
 def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list[Trajectory]]]:
     """Groups of 16 whose log-probabilities are the trainer's own, as on policy."""
     rng = np.random.default_rng(0)
-    groups = [
-        (f"{g:03d}", [make_trajectory(rng, i) for i in range(GROUP_SIZE)])
-        for g in range(max(1, num_trajectories // GROUP_SIZE))
-    ]
+    system = rng.integers(0, VOCABULARY, SYSTEM)
+    groups = []
+    for g in range(max(1, num_trajectories // GROUP_SIZE)):
+        prompt = np.concatenate([system, rng.integers(0, VOCABULARY, PROMPT - SYSTEM)])
+        groups.append((f"{g:03d}", [make_trajectory(rng, i, prompt) for i in range(GROUP_SIZE)]))
     for group_id, members in groups:
         for row, t in zip(to_rows([(group_id, members)], trainer.config.objective), members, strict=True):
             t.log_probs[t.loss_mask] = trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device)).cpu()
@@ -89,17 +93,18 @@ def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list
 
 
 def measure_steps(
-    model: Path, objective: Mapping[str, Any], groups: list, steps: int, threads: int
+    model: Path, settings: Mapping[str, Any], groups: list, steps: int, threads: int
 ) -> dict[str, float]:
-    """Median seconds of a step, whole and by part."""
-    trainer = Trainer(model, LearnerConfig(num_threads=threads, objective=dict(objective)))
-    walls, parts = [], []
+    """Median seconds of a step, whole and by part; `step_cpu` are those of all threads, whoever else is busy."""
+    trainer = Trainer(model, LearnerConfig.model_validate({"num_threads": threads, **settings}))
+    walls, cpus, parts = [], [], []
     for step in range(steps + 1):
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         report = trainer.train_step(step, groups, 0.9)
         walls.append(time.perf_counter() - start)
+        cpus.append(time.process_time() - cpu)
         parts.append(report.seconds)
-    found = {"step": statistics.median(walls[1:])}
+    found = {"step": statistics.median(walls[1:]), "step_cpu": statistics.median(cpus[1:])}
     found |= {name: statistics.median(part[name] for part in parts[1:]) for name in parts[0] if name != "fetch"}
     fed = sum(len(t.token_ids) for _, members in groups for t in members)
     return found | {"tokens_per_second": fed / found["step"]}
@@ -147,8 +152,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "sampled_tokens": sum(int(t.loss_mask.sum()) for _, members in groups for t in members),
         "threads": arguments.threads,
         "seconds": {
-            name: measure_steps(model, objective, groups, steps, arguments.threads)
-            for name, objective in VARIANTS.items()
+            name: measure_steps(model, settings, groups, steps, arguments.threads)
+            for name, settings in VARIANTS.items()
         },
         "files_seconds": measure_files(trainer, folder),
         "movement_by_loss_scale": {
@@ -183,6 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default=None, help="a local model folder instead of a random 0.8 M one")
     arguments = parser.parse_args(argv)
+    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):  # read when a process starts
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.learner", *(argv or sys.argv[1:])],
+            {**os.environ, **ENVIRONMENT},
+        )
     arguments.trajectories = arguments.trajectories or (32 if arguments.quick else 128)
     torch.set_num_threads(arguments.threads)
     hf_logging.disable_progress_bar()

@@ -27,19 +27,12 @@ from actors.messages import StepReport, WeightBundle
 from actors.records import from_table
 from learner import checkpoint, process_group
 from learner.config import LearnerConfig
+from learner.environment import ENVIRONMENT
 from learner.trainer import Trainer
 
 GRACE_S = 5.0
 """After a rank has failed, so long for the others to fail too: the one that died is the one to name."""
 STOP_S = 10.0
-ENVIRONMENT = {
-    # A thread that waits for its sibling must not burn the core that the sibling, or a rollout worker, needs.
-    "OMP_WAIT_POLICY": "passive",
-    # Activations are freed and asked for again every micro-batch: keep them rather than unmap and fault them in.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),  # the largest that glibc accepts
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 31),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
 
 
 class LearnerRank:
