@@ -165,7 +165,7 @@ class LearnerGroup:
             ray.kill(actor)
 
     def _all(self, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
-        calls = [actor.__getattr__(method).remote(*arguments) for actor in self.ranks]
+        calls = [getattr(actor, method).remote(*arguments) for actor in self.ranks]
         return self._wait(method, calls, timeout_s)
 
     def _wait(self, method: str, calls: list[Any], timeout_s: float) -> list[Any]:
