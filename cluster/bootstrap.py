@@ -12,6 +12,9 @@ import ray
 
 from cluster.config import RunConfig
 from cluster.errors import UserError
+from envs.base import make
+from envs.episode import Episode
+from envs.format import phrases
 
 log = logging.getLogger(__name__)
 REPOSITORY = Path(__file__).parent.parent
@@ -82,7 +85,7 @@ def disconnect() -> None:
 def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     """The folder of the initial policy; the tiny one is built, or found in the cache."""
     if config.model.path != "tiny":
-        return check_model(Path(config.model.path))
+        return check_model(Path(config.model.path), config)
     from learner.tiny import build_digest, build_tiny, recipe_for  # imports torch; a given model needs none of it
 
     recipe = recipe_for(config.environment.name)
@@ -96,14 +99,38 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     return folder.resolve()
 
 
-def check_model(folder: Path) -> Path:
-    """A model folder that can be trained and served.
+def check_model(folder: Path, config: RunConfig) -> Path:
+    """A model folder that can be trained, served and spoken to in the environment's turns.
 
     Raises:
-        UserError: it is missing, holds no safetensors, or has no chat template.
+        UserError: a file is missing, or the tokenizer or context cannot hold the environment's texts.
     """
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model.path={str(folder)!r} is not a Hugging Face model folder: it has no config.json")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"model.path={str(folder)!r} holds no *.safetensors; only safetensors weights are loaded")
+    try:
+        _check_speech(folder, config)
+    except ValueError as error:
+        raise UserError(f"model.path: {error}") from error
     return folder.resolve()
+
+
+def _check_speech(folder: Path, config: RunConfig) -> None:
+    """Whether architecture, chat template, tokenizer and context suit the run; ValueError says what does not."""
+    from actors.codec import ChatCodec  # imports transformers
+    from learner.model import read_config
+
+    positions = read_config(folder).get("max_position_embeddings")
+    codec = ChatCodec(folder)
+    environment = make(config.environment.name, "train", config.environment.options)
+    codec.check(phrases(type(environment), config.environment.format))
+    first_turn = codec.first_turn(Episode(environment, 0, 0, config.environment.format).start())
+    needed = len(first_turn) + config.sampling.max_tokens_per_turn
+    limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
+    for name, limit in limits.items():
+        if limit is not None and needed > limit:
+            raise ValueError(
+                f"the first turn of {config.environment.name} takes {len(first_turn)} tokens and "
+                f"sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn} more, but {name} is {limit}"
+            )
+    if positions is not None and config.rollout.max_model_len > positions:
+        raise ValueError(
+            f"rollout.max_model_len={config.rollout.max_model_len} is more than the model's context of {positions}"
+        )

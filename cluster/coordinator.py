@@ -92,12 +92,12 @@ class Coordinator:
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
             self.early_stop.restore(state.early_stop)
-        self.bundle: WeightBundle = None
-        self.play = Play(config, fleet, lambda: self.bundle)
+        self.play = Play(config, fleet)
         self.scoring = Scoring(config, fleet, self._event)
         self.windows: dict[int, Window] = {}
         self.filter_state: dict[str, Any] | None = state.filter
         self.stop_reason: str | None = None
+        self.bad_steps = 0
         self.last: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._archiving: asyncio.Task[None] | None = None
@@ -156,7 +156,7 @@ class Coordinator:
         flat["loss_scale"] = self._scale(decision)
         kept = [window.groups[d.group_id] for d in decision.kept]
         flat["staleness_max"], flat["staleness_mean"] = self._staleness(kept)
-        self.scoring.offer(step, self.bundle, list(window.groups.values()))
+        self.scoring.offer(step, self.fleet.bundle, list(window.groups.values()))
         report = await self._train(step, kept, decision)
         trained = time.time()
         published = report is not None and report.updated
@@ -280,10 +280,17 @@ class Coordinator:
         self._event("learner", "train", started, time.time(), step=step)
         for ticket_id in ids:
             self.ledger.move(ticket_id, FAILED if report.refused else TRAINED, "refused_by_learner")
-        if report.refused:
-            self.say(f"step {step}: the learner refused the update: {report.refused}")
+        self._count_refusal(step, report.refused)
         self.state.optimizer_steps += report.optimizer_steps
         return report
+
+    def _count_refusal(self, step: int, refused: str | None) -> None:
+        """Steps refused in a row for non-finite values end the run at `learner.max_bad_steps`."""
+        self.bad_steps = self.bad_steps + 1 if refused else 0
+        if refused:
+            self.say(f"step {step}: the learner refused the update: {refused}")
+        if self.bad_steps >= self.config.learner.max_bad_steps:
+            self.stop(f"{self.bad_steps} steps in a row refused (learner.max_bad_steps); last: {refused}")
 
     def _scale(self, decision: StepDecision) -> float:
         return loss_scale(self.config.learner.objective.loss_scale, decision, self.config.filter.rho)
@@ -291,10 +298,11 @@ class Coordinator:
     async def _publish(self, version: int) -> dict[str, float]:
         """Makes a version and loads it into every rollout worker."""
         started = time.time()
-        self.bundle = await asyncio.to_thread(self.fleet.learner.publish, version, self.config.rollout.dtype)
-        reports = await self.fleet.update_workers(self.bundle)
+        learner, dtype = self.fleet.learner, self.config.rollout.dtype
+        bundle: WeightBundle = await asyncio.to_thread(learner.publish, version, dtype)
+        reports = await self.fleet.update_workers(bundle)
         self._event("rollout", "weights", started, time.time(), version=version)
-        return {"weights/bytes": float(self.bundle.num_bytes)} | _update_figures(reports)
+        return {"weights/bytes": float(bundle.num_bytes)} | _update_figures(reports)
 
     # -- validation, checkpoints, figures ------------------------------------------------------------------------
 

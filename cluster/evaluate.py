@@ -85,7 +85,7 @@ async def _play(config: RunConfig, model_dir: Path) -> np.ndarray:
     )
     try:
         await fleet.start(learning=False)
-        solved, _ = await Play(config, fleet, lambda: None).validate(tickets)
+        solved, _ = await Play(config, fleet).validate(tickets)
     finally:
         await fleet.stop()
     return solved

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayError
 
 from actors.environment import EnvironmentActor
 from actors.filter_service import FilterService
@@ -42,6 +43,10 @@ class Fleet:
         self.filter: Handle = None
         self.scorer: Handle = None
         self.learner: LearnerGroup = None
+        self.bundle: WeightBundle | None = None
+        """The published version, which late joiners load."""
+        self._boundary = asyncio.Lock()
+        self._joins: dict[str, asyncio.Task[None]] = {}
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 
@@ -102,13 +107,30 @@ class Fleet:
         )
 
     async def _introduce_workers(self) -> None:
+        """Tells the environment actors who the rollout workers are; a dead one is found when it is next called."""
         calls = {name: player.set_workers.remote(self.workers) for name, player in self.players.items()}
-        await within(calls, self.config.cluster.start_timeout_s, "set_workers")
+        for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s, "set_workers")).items():
+            if isinstance(outcome, BaseException) and not isinstance(outcome, RayActorError):
+                raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
 
     async def update_workers(self, bundle: WeightBundle) -> list[UpdateReport]:
-        """Loads a version into every rollout worker; a late or failing one is named."""
-        calls = {name: worker.update_weights.remote(bundle) for name, worker in self.workers.items()}
-        return list((await within(calls, self.config.rollout.update_timeout_s, "update_weights")).values())
+        """Loads a version into every rollout worker. A dead one is replaced and joins later; one that is late, or whose
+        weights fail their proof, ends the run and is named."""
+        async with self._boundary:
+            self.bundle = bundle
+            handles = dict(self.workers)
+            calls = {name: worker.update_weights.remote(bundle) for name, worker in handles.items()}
+            found = await outcomes(calls, self.config.rollout.update_timeout_s, "update_weights")
+        reports = []
+        for name, outcome in found.items():
+            if isinstance(outcome, RayActorError):
+                self.lose_worker(name, handles[name], str(outcome))
+            elif isinstance(outcome, BaseException):
+                raise RuntimeError(f"update_weights: {name} failed: {outcome}") from outcome
+            else:
+                reports.append(outcome)
+        await self.need_worker()
+        return reports
 
     def allow_restart(self, name: str, cause: str) -> None:
         """Counts a restart; raises RuntimeError with the cause when the actor has used up its restarts."""
@@ -129,16 +151,33 @@ class Fleet:
         self.players[name] = player = self._new_player(name)
         await within({name: player.set_workers.remote(self.workers)}, self.config.cluster.start_timeout_s, "restart")
 
-    async def replace_worker(self, name: str, dead: Handle, bundle: WeightBundle, cause: str) -> None:
-        """A new rollout worker in place of `dead`, with the current weights, made known to the environment actors."""
-        if self.workers[name] is not dead:
+    def lose_worker(self, name: str, dead: Handle, cause: str) -> None:
+        """Takes a dead rollout worker out and starts another in its place, which joins at a weight boundary."""
+        if self.workers.get(name) is not dead:
             return
+        del self.workers[name]
         self.allow_restart(name, cause)
         ray.kill(dead)
-        self.workers[name] = worker = self._new_worker(name)
+        self._joins[name] = asyncio.create_task(self._join(name))
+
+    async def _join(self, name: str) -> None:
+        worker = self._new_worker(name)
         await within({name: worker.ready.remote()}, self.config.rollout.start_timeout_s, "restart")
-        await within({name: worker.update_weights.remote(bundle)}, self.config.rollout.update_timeout_s, "late join")
+        async with self._boundary:
+            if self.bundle is not None:
+                update = worker.update_weights.remote(self.bundle)
+                await within({name: update}, self.config.rollout.update_timeout_s, "late join")
+            self.workers[name] = worker
         await self._introduce_workers()
+
+    async def need_worker(self) -> None:
+        """Returns once there is a rollout worker; raises RuntimeError when none is left and none can be started."""
+        while not self.workers:
+            if not self._joins:
+                raise RuntimeError("no rollout worker is left, and none is starting")
+            done, _ = await asyncio.wait(self._joins.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, join in self._joins.items() if join in done]:
+                self._joins.pop(name).result()
 
     async def replace_filter(self, state: dict[str, Any] | None, cause: str) -> None:
         """A new filter service with the state of the last closed step."""
@@ -164,22 +203,24 @@ class Fleet:
 
     def up(self) -> dict[str, bool]:
         """Which actors are there; one that died and was not replaced is not."""
-        actors = {**self.workers, **self.players, "filter": self.filter}
+        actors = {f"rollout-{i}": self.workers.get(f"rollout-{i}") for i in range(self.config.rollout.count)}
+        actors |= {**self.players, "filter": self.filter}
         if self.config.scorer.enabled:
             actors["scorer"] = self.scorer
         return {name: handle is not None for name, handle in actors.items()}
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Ends every actor: asked first, killed when late. Leaves no process behind."""
-        calls = {name: worker.stop.remote() for name, worker in self.workers.items()}
+        for join in self._joins.values():
+            join.cancel()
+        calls: dict[str, Awaitable[Any]] = {name: worker.stop.remote() for name, worker in self.workers.items()}
         if self.learner is not None:
             calls["learner"] = asyncio.to_thread(self.learner.stop)
         done = await asyncio.gather(*(_bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
         for name, result in zip(calls, done, strict=True):
             if isinstance(result, BaseException):
                 log.warning("%s did not stop when asked and is killed: %r", name, result)
-        others = (self.filter, self.scorer, *self.players.values(), *self.workers.values())
-        for handle in others:
+        for handle in (self.filter, self.scorer, *self.players.values(), *self.workers.values()):
             if handle is not None:
                 ray.kill(handle)
 
@@ -192,19 +233,36 @@ async def _as_future(call: Awaitable[Any]) -> Any:
     return await call
 
 
-async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
-    """Awaits named calls together; past the bound raises TimeoutError naming the late parties."""
+async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+    """Result or exception of named calls, awaited together; past the bound TimeoutError names the late parties."""
     tasks = {name: asyncio.ensure_future(_as_future(call)) for name, call in calls.items()}
-    if not tasks:
-        return {}
-    _, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-    failed = [(name, task) for name, task in tasks.items() if task.done() and task.exception() is not None]
+    late = (await asyncio.wait(tasks.values(), timeout=timeout_s))[1] if tasks else set()
     for task in late:
         task.cancel()
-    if failed:
-        name, task = failed[0]
-        raise RuntimeError(f"{what}: {name} failed: {task.exception()}") from task.exception()
+    if late:
+        names = ", ".join(name for name, task in tasks.items() if task in late)
+        raise TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
+    return {name: task.exception() or task.result() for name, task in tasks.items()}
+
+
+async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+    """Results of named calls; the first to fail raises RuntimeError with its name, at once."""
+    tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
+    if not tasks:
+        return {}
+    done, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    for task in late:
+        task.cancel()
+    for task in done:
+        task.result()
     if late:
         names = ", ".join(name for name, task in tasks.items() if task in late)
         raise TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
     return {name: task.result() for name, task in tasks.items()}
+
+
+async def _named(call: Awaitable[Any], name: str, what: str) -> Any:
+    try:
+        return await call
+    except (RayError, RuntimeError, ValueError, TimeoutError) as error:
+        raise RuntimeError(f"{what}: {name} failed: {error}") from error

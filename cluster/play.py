@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +23,6 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from actors.messages import WeightBundle
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
 from cluster.config import RunConfig
 from cluster.fleet import Fleet
@@ -44,16 +42,16 @@ class PlayedGroup:
 class Play:
     """Spreads tickets over environment actors and rollout workers; a group stays on one worker."""
 
-    def __init__(self, config: RunConfig, fleet: Fleet, current_bundle: Callable[[], WeightBundle]) -> None:
+    def __init__(self, config: RunConfig, fleet: Fleet) -> None:
         self.config = config
         self.fleet = fleet
-        self.current_bundle = current_bundle
         self._turn = itertools.count()
 
     async def group(self, ticket: Ticket) -> PlayedGroup:
         """Plays one ticket; always returns, at worst with every trajectory failed."""
         cause = ""
         for _ in range(self.config.loop.max_attempts):
+            await self.fleet.need_worker()
             player, worker = self._assign()
             placed = replace(ticket, worker=worker)
             handle, worker_handle = self.fleet.players[player], self.fleet.workers[worker]
@@ -72,7 +70,7 @@ class Play:
             except RayError as error:
                 cause = f"actor_error: {player}: {error}".splitlines()[0][:300]
             else:
-                if summary.indices or not await self._worker_was_at_fault(worker, worker_handle, summary):
+                if summary.indices or not await self._worker_is_dead(worker, worker_handle, summary):
                     return PlayedGroup(placed, summary, table_ref)
                 cause = f"worker_died: {worker}"
         return unplayable(ticket, cause)
@@ -82,31 +80,47 @@ class Play:
         players, workers = list(self.fleet.players), list(self.fleet.workers)
         return players[turn % len(players)], workers[turn % len(workers)]
 
-    async def _worker_was_at_fault(self, name: str, handle: Any, summary: GroupSummary) -> bool:
-        """Whether the group failed because its worker is dead; then the worker has been replaced."""
+    async def _worker_is_dead(self, name: str, handle: Any, summary: GroupSummary) -> bool:
+        """Whether the group failed because its worker is dead; then the fleet has been told."""
         if not all(reason.startswith("generation") for reason in summary.failures):
             return False
-        if self.fleet.workers[name] is not handle:
+        if self.fleet.workers.get(name) is not handle:
             return True
         try:
             await asyncio.wait_for(_await(handle.health.remote()), HEALTH_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
-            await self.fleet.replace_worker(name, handle, self.current_bundle(), repr(error)[:300])
+            self.fleet.lose_worker(name, handle, repr(error)[:300])
             return True
         return False
 
     async def validate(self, tickets: list[Ticket]) -> tuple[np.ndarray, list[GroupSummary]]:
         """Success (num_tickets,) of one trajectory a ticket, in order, with the summaries; a failure is no success.
 
-        Each environment actor plays a share of the tickets in one call; a dead one is replaced and its share replayed.
+        Each environment actor plays a share of the tickets in one call; a dead one is replaced and its share replayed,
+        as are the tickets of a rollout worker that died.
         """
-        players, workers = list(self.fleet.players), list(self.fleet.workers)
+        found: dict[str, GroupSummary] = {}
+        for _ in range(self.config.loop.max_attempts):
+            await self.fleet.need_worker()
+            handles = dict(self.fleet.workers)
+            found |= await self._validate_once([t for t in tickets if t.ticket_id not in found], list(handles))
+            lost = [s for s in found.values() if not s.indices]
+            dead = [s.group_id for s in lost if await self._worker_is_dead(s.worker, handles.get(s.worker), s)]
+            if not dead:
+                break
+            found = {group_id: summary for group_id, summary in found.items() if group_id not in dead}
+        missing = len(tickets) - len(found)
+        if missing:
+            raise RuntimeError(f"validation: rollout workers died under {missing} tasks, loop.max_attempts times")
+        ordered = [found[t.ticket_id] for t in tickets]
+        return np.array([bool(len(s.successes) and s.successes[0]) for s in ordered]), ordered
+
+    async def _validate_once(self, tickets: list[Ticket], workers: list[str]) -> dict[str, GroupSummary]:
+        players = list(self.fleet.players)
         placed = [replace(t, worker=workers[i % len(workers)]) for i, t in enumerate(tickets)]
         shares = [placed[i :: len(players)] for i in range(len(players))]
         results = await asyncio.gather(*(self._evaluate(p, s) for p, s in zip(players, shares, strict=True) if s))
-        summaries = {summary.group_id: summary for share in results for summary in share}
-        ordered = [summaries[t.ticket_id] for t in tickets]
-        return np.array([bool(len(s.successes) and s.successes[0]) for s in ordered]), ordered
+        return {summary.group_id: summary for share in results for summary in share}
 
     async def _evaluate(self, player: str, tickets: list[Ticket]) -> list[GroupSummary]:
         cause = ""

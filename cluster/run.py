@@ -31,7 +31,7 @@ from ray.exceptions import RayError
 from actors.archive import Archive, ArchiveError
 from actors.exporter import Recorder
 from cluster.bootstrap import connect, disconnect, prepare_model
-from cluster.config import RunConfig, dump
+from cluster.config import RunConfig, changes, dump, load
 from cluster.coordinator import Coordinator
 from cluster.errors import UserError
 from cluster.fleet import Fleet
@@ -43,14 +43,19 @@ EXIT_FAILED = 1
 
 
 def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
-    """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped)."""
+    """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped).
+
+    Raises:
+        UserError: bad input; whatever can be checked is checked before anything is started or written.
+    """
     started = time.time()
-    state, checkpoint = _open_run(config, resume)
+    state, checkpoint = find_run(config, resume)
     recorder = _open_recorder(config)
     try:
         model_dir = prepare_model(config, say)
         connect(config, say)
         try:
+            create_run(config, say)
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
         except ArchiveError as error:
             raise UserError(str(error)) from error
@@ -112,21 +117,28 @@ async def _load(fleet: Fleet, checkpoint: Path) -> None:
         raise UserError(str(error)) from error
 
 
-def _open_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
+def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
     """The state to start from: that of the newest checkpoint when resuming, else a new run's."""
     run_dir = config.run_dir
-    resolved = run_dir / "config.yaml"
-    if resolved.exists() and not resume:
+    if not resume and (run_dir / "metrics.jsonl").exists():
         raise UserError(
             f"{run_dir} already holds a run. Continue it with --resume, or choose another folder with name=NAME "
             f"(or remove {run_dir})."
         )
-    if resume and not resolved.exists():
+    if resume and not (run_dir / "config.yaml").exists():
         raise UserError(f"--resume: {run_dir} holds no run (no config.yaml); start it without --resume first")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    resolved.write_text(dump(config))
     saved = checkpoints(run_dir) if resume else []
     return (read_state(saved[-1][1]), saved[-1][1]) if saved else (LoopState(), None)
+
+
+def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
+    """Writes the resolved configuration; says which settings a resumed run does differently."""
+    resolved = config.run_dir / "config.yaml"
+    if resolved.exists():
+        for change in changes(load(str(resolved)), config):
+            say(f"changed since the run began: {change}")
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    resolved.write_text(dump(config))
 
 
 async def _stoppable(work: Any, stop_signal: list[int]) -> None:

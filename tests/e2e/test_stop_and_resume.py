@@ -58,7 +58,7 @@ def test_a_run_killed_in_the_middle_of_training_resumes_from_its_checkpoint(tiny
 
 def test_a_name_already_taken_and_a_resume_of_nothing_are_refused(tiny_policy, tmp_path):
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "config.yaml").write_text("name: taken\n")
+    (tmp_path / "taken" / "metrics.jsonl").write_text("")
     taken = Run(*small_run(tmp_path, tiny_policy, "taken"))
     assert taken.finish() == 2 and "--resume" in taken.text
     nothing = Run(*small_run(tmp_path, tiny_policy, "nothing"), "--resume")

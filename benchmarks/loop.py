@@ -1,0 +1,137 @@
+"""A training step of the whole loop: wall seconds by part, and what orchestration costs.
+
+`python -m benchmarks.loop [--steps N] [--recipe NAME] [--quick] [--json]`, and `key=value` overrides as for `train`.
+Runs the recipe in a process of its own without validation. Orchestration is the step's wall time less the union of
+the intervals in which something generates, trains, scores or steps an environment; its CPU share is that of the
+coordinator, the filter service and Ray's own processes in all CPU seconds of the run's process tree over the measured
+steps. The first two steps warm up and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from actors.archive import read_metrics
+from benchmarks.common import print_figures
+
+WARM_UP = 2
+PARTS = ("step", "rollout", "filter", "train", "publish", "orchestration")
+ROLES = {
+    "EngineCore": "engine",
+    "RolloutWorker": "rollout worker",
+    "EnvironmentActor": "environment actor",
+    "LearnerRank": "learner",
+    "ScorerActor": "scorer",
+    "FilterService": "filter service",
+    "raylet": "ray",
+    "gcs_server": "ray",
+    "cluster.cli": "coordinator",
+}
+ORCHESTRATION = ("coordinator", "filter service", "ray")
+
+
+def role_of(process: psutil.Process) -> str:
+    """Which part of the system a process is, from its title."""
+    title = " ".join(process.cmdline())
+    return next((role for part, role in ROLES.items() if part in title), "ray")
+
+
+def cpu_seconds(root: psutil.Process) -> dict[str, float]:
+    """CPU seconds so far by role, of a process and its descendants."""
+    totals: dict[str, float] = {}
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            times, role = process.cpu_times(), role_of(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue  # it ended between being listed and being asked
+        totals[role] = totals.get(role, 0.0) + times.user + times.system
+    return totals
+
+
+def run_steps(recipe: str, steps: int, overrides: list[str], runs_dir: Path) -> dict[str, float]:
+    """Runs the recipe; the CPU seconds by role that the measured steps took. Its metrics are left in `runs_dir`."""
+    words = ["train", recipe, "name=loop", f"runs_dir={runs_dir}", f"loop.steps={steps}", "validation.every=0"]
+    words += ["loop.checkpoint_every=1000000", "recorder.port=0", *overrides]
+    command = [sys.executable, "-u", "-m", "cluster.cli", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+    try:
+        return _watch(process, steps)
+    finally:
+        for child in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
+            child.kill()
+        process.kill()
+
+
+def _watch(process: subprocess.Popen[str], steps: int) -> dict[str, float]:
+    root, before, after, seen = psutil.Process(process.pid), {}, {}, []
+    for line in _lines(process):
+        seen.append(line)
+        if line.startswith(f"step {WARM_UP:4d}/"):
+            before = cpu_seconds(root)
+        if line.startswith(f"step {steps:4d}/"):
+            after = cpu_seconds(root)
+    if process.wait() != 0:
+        raise RuntimeError("the run failed:\n" + "".join(seen[-40:]))
+    return {role: seconds - before.get(role, 0.0) for role, seconds in after.items()}
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    if process.stdout is None:
+        raise RuntimeError("the run's output was not captured")
+    yield from process.stdout
+
+
+def figures(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
+    """Medians over the measured steps."""
+    measured = [m for m in metrics if m["step"] > WARM_UP]
+    parts = {part: float(np.median([m[f"seconds/{part}"] for m in measured])) for part in PARTS}
+    total = sum(cpu.values())
+    return {
+        "steps": len(measured),
+        "seconds": parts,
+        "orchestration_share": parts["orchestration"] / parts["step"],
+        "orchestration_cpu_share": sum(cpu.get(role, 0.0) for role in ORCHESTRATION) / total if total else None,
+        "filter_share": parts["filter"] / parts["step"],
+        "cpu_seconds_per_step": {role: seconds / len(measured) for role, seconds in sorted(cpu.items())},
+        "tokens_sampled_per_step": float(np.median([m["tokens/sampled"] for m in measured])),
+        "tokens_per_second": float(np.median([m["tokens/per_second"] for m in measured])),
+        "kept_groups": float(np.mean([m["kept_groups"] for m in measured])),
+        "staleness_max": max(m["staleness_max"] for m in measured),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--recipe", default="frozenlake")
+    parser.add_argument("--steps", type=int, default=22)
+    parser.add_argument("--quick", action="store_true", help="6 steps")
+    parser.add_argument("--json", action="store_true", help="one object of figures")
+    options = parser.parse_args()
+    steps = 6 if options.quick else options.steps
+    with tempfile.TemporaryDirectory() as folder:
+        cpu = run_steps(options.recipe, steps, options.overrides, Path(folder))
+        found = figures(read_metrics(Path(folder) / "loop"), cpu)
+    rows = [[part, seconds, seconds / found["seconds"]["step"]] for part, seconds in found["seconds"].items()]
+    cpu_shares = ", ".join(f"{role} {seconds:.2f}" for role, seconds in found["cpu_seconds_per_step"].items())
+    notes = [
+        f"{found['steps']} steps, {found['tokens_per_second']:.0f} sampled tokens/s, "
+        f"{found['kept_groups']:.1f} groups kept, largest staleness {found['staleness_max']:.0f}",
+        f"CPU seconds a step: {cpu_shares}",
+        f"orchestration's CPU share: {found['orchestration_cpu_share']:.3f}",
+    ]
+    print_figures(found, options.json, ("part (median)", "seconds", "share of step"), rows, notes)
+
+
+if __name__ == "__main__":
+    main()
