@@ -26,7 +26,7 @@ from learner.tiny import TinyRecipe, batch_loss, batches, build_tiny, learning_r
 from learner.tiny_tokenizer import CONTROL_TOKENS, make_tokenizer, vocabulary
 
 LAKE = EnvironmentConfig(name="FrozenLake")
-SMALL = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, passes=1, batch_tokens=512)
+SMALL = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, batch_tokens=512)
 
 
 @pytest.fixture(scope="module")
