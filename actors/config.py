@@ -70,7 +70,7 @@ class RolloutConfig(Settings):
     """Seconds one weight update may take, parity probe included."""
     parity_bound: float | None = Field(None, gt=0)
     """Largest mean absolute difference in log-probability (nats) between worker and learner on the probe; a
-    larger one fails the update. Unset: 0.001 for float32, 0.05 for the 16-bit types."""
+    larger one fails the update. Unset: 0.001 for float32, 0.1 for the 16-bit types."""
     pause: Literal["keep", "wait"] = "keep"
     """What happens to requests in flight at a weight update: `keep` continues them under the new weights (the turn
     is stamped with both versions), `wait` lets them end first."""

@@ -67,6 +67,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout_s)),
         PARENT_VARIABLE: str(os.getpid()),
     }

@@ -25,6 +25,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
@@ -313,6 +314,8 @@ class EnvironmentActor:
         return _HandlePort(self._workers[worker])
 
     async def ready(self) -> bool:
+        """True once the actor is up."""
+        gc.freeze()  # what imports made is never garbage: collections need not walk it
         return True
 
     async def set_workers(self, workers: dict[str, ActorHandle]) -> None:

