@@ -186,6 +186,21 @@ def test_weights_that_fail_the_probe_are_not_served(loop, engine, policies):
     assert loop.run(engine.health())["version"] == 5
 
 
+def test_a_late_update_names_worker_and_version_and_a_later_one_heals(loop, engine, policies, monkeypatch):
+    async def never(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.vllm, "load", never)
+        patch.setattr(engine, "_config", engine._config.model_copy(update={"update_timeout_s": 0.2}))
+        with pytest.raises(RuntimeError, match=r"rollout-test: weight update to version 6 not finished after 0.2 s"):
+            loop.run(engine.update_weights(support.bundle_of(policies[1], 6), support.arrays_of(policies[1])))
+    with pytest.raises(RuntimeError, match=r"version 6 not finished"):
+        loop.run(engine.collect("test", 1.0))
+    loop.run(engine.update_weights(support.bundle_of(policies[1], 7), support.arrays_of(policies[1])))
+    assert loop.run(support.sample(engine, [support.request("h", seed=1)]))["h"].version_min == 7
+
+
 def test_pause_wait_lets_sequences_end_under_the_weights_they_began_with(loop, policies, engine):
     config = engine.vllm._config
     requests = [support.request(f"w{i}", seed=i, max_tokens=100, temperature=0.3) for i in range(16)]
