@@ -1,7 +1,8 @@
-"""TRL's side of the peer benchmark. Runs in TRL's own virtual environment: python -m benchmarks.peer_trl_worker FOLDER
+"""TRL's side of the peer benchmark: python -m benchmarks.peer_trl_worker FOLDER [tuned], in TRL's own environment.
 
-GRPO with TRL's default generation (transformers' `generate`), float32. Gradient checkpointing, which TRL turns on, is
-off: it saves memory that this model does not need, and costs time. All sequences of a step are one batch.
+GRPO with TRL's default generation (transformers' `generate`), float32, all sequences of a step in one batch; whatever
+else the work leaves open is TRL's default. `tuned` turns off gradient checkpointing: it saves memory that this model
+does not need, and costs time.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ class OneStepAtATime(TrainerCallback):
         )
 
 
-def settings(work: Work, folder: Path) -> trl.GRPOConfig:
+def settings(work: Work, folder: Path, tuned: bool) -> trl.GRPOConfig:
     return trl.GRPOConfig(
         output_dir=str(folder / "trl"),
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,
+        gradient_checkpointing=not tuned,
         max_steps=work.num_steps,
         per_device_train_batch_size=work.num_sequences,
         num_generations=work.num_samples,
@@ -113,7 +114,7 @@ def main() -> None:
     trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         reward_funcs=rewards,
-        args=settings(work, folder),
+        args=settings(work, folder, tuned="tuned" in sys.argv[2:]),
         train_dataset=texts(work),
         processing_class=PreTrainedTokenizerFast.from_pretrained(folder),
     )
