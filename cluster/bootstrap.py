@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from cluster.config import RunConfig
 from cluster.errors import UserError
@@ -55,7 +56,7 @@ def connect(config: RunConfig, say: Callable[[str], None]) -> None:
 def _join(address: str, options: dict[str, Any]) -> None:
     try:
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise UserError(
             f"cluster.address={address!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
             "leave the key empty to start one on this machine."

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import UserError
 
@@ -23,9 +24,16 @@ Any setting of a recipe can be overridden as key.sub=value; `squelch config RECI
 Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 128 + signal when stopped."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Flags are taken as they are spelt: a half-typed one is an error, not a guess."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; bad input ends in one paragraph on stderr and code 2."""
-    options = build_parser().parse_args(argv)
+    options = parse(argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -37,11 +45,23 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Arguments of a command; overrides may stand before or behind its flags."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(argv)
+    late = [word for word in rest if "=" in word and not word.startswith("-") and "overrides" in options]
+    if late != rest:
+        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in late)}")
+    if late:
+        options.overrides = [*options.overrides, *late]
+    return options
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their flags."""
     from cluster.offline import add_filter_parser, add_mi_parser
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="squelch",
         description="Agent RL that drops the prompts without signal and shows, live, whether reasoning depends on its "
         "input (RAGEN-2).",
@@ -110,11 +130,10 @@ def _add_submit(commands: argparse._SubParsersAction) -> None:
 
 def _submit(options: argparse.Namespace) -> int:
     from cluster.config import load
+    from cluster.job import settled, submit
 
-    load(options.recipe, options.overrides)
-    from cluster.job import submit
-
-    return submit(options.address, options.recipe, options.overrides, options.resume, not options.no_wait, say)
+    overrides = settled(load(options.recipe, options.overrides), options.overrides)
+    return submit(options.address, options.recipe, overrides, options.resume, not options.no_wait, say)
 
 
 def _job(options: argparse.Namespace) -> int:
@@ -201,7 +220,11 @@ def _tiny(options: argparse.Namespace) -> int:
 
 
 def _add_config(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("config", help="print a recipe, resolved, or the list of recipes")
+    parser = commands.add_parser(
+        "config",
+        help="print a recipe, resolved, or the list of recipes",
+        description="Prints every setting of a recipe under overrides, as YAML that `train` reads back.",
+    )
     parser.add_argument("recipe", nargs="?", default="frozenlake")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--list", action="store_true", help="names of the shipped recipes")
@@ -216,7 +239,12 @@ def _config(options: argparse.Namespace) -> int:
 
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("doctor", help="what is missing or mismatched here, and how to mend it")
+    parser = commands.add_parser(
+        "doctor",
+        help="what is missing or mismatched here, and how to mend it",
+        description="Looks at Python, vLLM, torch, the tested versions and what the machine offers; a line that begins "
+        "with `mend` says what to do. Exit code 1 when there is one.",
+    )
     parser.set_defaults(run=_doctor)
 
 

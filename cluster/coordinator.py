@@ -357,7 +357,7 @@ class Coordinator:
         self._started = time.time()
         await self._finish_archiving()
         path = checkpoint_dir(self.config.run_dir, step)
-        await asyncio.to_thread(self.fleet.learner.save, str(path), dict(vars(state)))
+        await asyncio.to_thread(self.fleet.learner.save, path.resolve(), dict(vars(state)))
         await asyncio.to_thread(prune, self.config.run_dir, self.config.loop.keep_checkpoints, state.best_step)
         self._event("learner", "checkpoint", started, time.time(), step=step)
 

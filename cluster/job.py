@@ -1,7 +1,8 @@
 """Runs `squelch train` as a job on a Ray cluster that is up, and follows it.
 
 Authentication is Ray's own: with RAY_AUTH_MODE=token the token comes from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. The
-repository travels as the job's working directory; the nodes need Squelch's dependencies installed (see deploy/).
+repository travels as the job's working directory; `python` on the nodes' PATH must be the one that Squelch is installed
+for.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from cluster.config import RunConfig
 from cluster.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
@@ -28,12 +31,28 @@ def client(address: str) -> JobSubmissionClient:
     """
     try:
         return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise UserError(
             f"--address {address}: the cluster's job server did not answer ({error}). Give the dashboard's address, "
             "e.g. "
             "http://127.0.0.1:8265; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
         ) from error
+
+
+def settled(config: RunConfig, overrides: list[str]) -> list[str]:
+    """The overrides, with the tiny policy kept beside the runs: a job's own folder goes with the job.
+
+    Raises:
+        UserError: `runs_dir` is relative, so that the run would be lost with the job's folder.
+    """
+    if not Path(config.runs_dir).is_absolute():
+        raise UserError(
+            f"runs_dir={config.runs_dir!r} is relative, and a job's folder is removed with the job: give an absolute "
+            "path that every node of the cluster sees, e.g. runs_dir=/shared/runs"
+        )
+    if config.model.path == "tiny" and not Path(config.model.cache).is_absolute():
+        return [*overrides, f"model.cache={config.runs_dir}/.tiny"]
+    return overrides
 
 
 def submit(

@@ -112,7 +112,7 @@ async def _train(
 
 async def _load(fleet: Fleet, checkpoint: Path) -> None:
     try:
-        await asyncio.to_thread(fleet.learner.load, checkpoint)
+        await asyncio.to_thread(fleet.learner.load, checkpoint.resolve())
     except ValueError as error:
         raise UserError(str(error)) from error
 

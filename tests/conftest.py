@@ -1,6 +1,10 @@
 """What several rooms' tests share."""
 
+import os
 from pathlib import Path
+
+# Before anything imports torch: threads that wait must not burn the cores that other tests' processes need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import REPOSITORY, Run, small_run, summary
+from tests.e2e.support import Run, small_run, summary
 
 pytestmark = pytest.mark.timeout(600)
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -31,7 +31,8 @@ def cluster(tmp_path_factory):
     port, dashboard = free_port(), free_port()
     command = [RAY, "start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
     command += [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--object-store-memory=200000000"]
-    subprocess.run(command, env={**os.environ, **env}, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    path = {"PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
+    subprocess.run(command, env={**os.environ, **env, **path}, check=True, timeout=120, stdout=subprocess.DEVNULL)
     yield f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", env
     subprocess.run([RAY, "stop", "--force"], timeout=60, check=False, stdout=subprocess.DEVNULL)
     shutil.rmtree(token.parent, ignore_errors=True)
@@ -71,9 +72,20 @@ def test_a_job_is_stopped(cluster, tiny_policy, tmp_path):
 
 def test_a_wrong_token_or_a_silent_address_is_said_in_one_paragraph(cluster, tmp_path):
     _, dashboard, env = cluster
-    wrong = Run("submit", "frozenlake", "--address", dashboard, env={**env, "RAY_AUTH_TOKEN": "not-the-token" * 3})
+    wrong = Run(
+        "submit",
+        "frozenlake",
+        f"runs_dir={tmp_path}",
+        "--address",
+        dashboard,
+        env={**env, "RAY_AUTH_TOKEN": "not-the-token" * 3},
+    )
     assert wrong.finish() == 2 and "RAY_AUTH" in wrong.text and "Traceback" not in wrong.text
-    silent = Run("submit", "frozenlake", "--address", f"http://127.0.0.1:{free_port()}", env=env)
+    relative = Run("submit", "frozenlake", "--address", dashboard, env=env)
+    assert relative.finish() == 2 and "runs_dir" in relative.text
+    silent = Run(
+        "submit", "frozenlake", f"runs_dir={tmp_path}", "--address", f"http://127.0.0.1:{free_port()}", env=env
+    )
     assert silent.finish() == 2 and "Traceback" not in silent.text
     nowhere = Run("train", "frozenlake", f"runs_dir={tmp_path}", "--address", f"127.0.0.1:{free_port()}", env=env)
-    assert REPOSITORY.is_dir() and nowhere.finish() == 2 and "cluster.address" in nowhere.text
+    assert nowhere.finish() == 2 and "cluster.address" in nowhere.text

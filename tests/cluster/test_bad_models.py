@@ -1,0 +1,63 @@
+"""A model folder that cannot be trained, served or spoken to is refused before anything starts."""
+
+import json
+import shutil
+import socket
+
+import pytest
+
+from cluster.cli import main
+
+
+@pytest.fixture
+def model(tiny_policy, tmp_path):
+    return shutil.copytree(tiny_policy, tmp_path / "model")
+
+
+def refused(tmp_path, capsys, *overrides):
+    """The error of a `train` that must end with code 2 and leave no run behind."""
+    words = ["train", "frozenlake", f"runs_dir={tmp_path / 'runs'}", "recorder.port=0", *overrides]
+    assert main(words) == 2
+    assert not (tmp_path / "runs").exists()
+    return capsys.readouterr().err
+
+
+def test_without_a_chat_template(model, tmp_path, capsys):
+    (model / "chat_template.jinja").unlink()
+    assert "chat template" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+def test_a_tokenizer_that_lacks_needed_words(model, tmp_path, capsys):
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["zzz"] = words.pop("Ġgoal")
+    path.write_text(json.dumps(tokenizer))
+    assert "goal" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+def test_a_context_too_small_for_the_first_turn(model, tmp_path, capsys):
+    small = ("rollout.max_model_len=64", "sampling.max_tokens_per_turn=8")
+    assert "rollout.max_model_len is 64" in refused(tmp_path, capsys, f"model.path={model}", *small)
+
+
+def test_a_context_longer_than_the_models(model, tmp_path, capsys):
+    assert "model's context" in refused(tmp_path, capsys, f"model.path={model}", "rollout.max_model_len=4096")
+
+
+def test_an_encoder_decoder_by_name(model, tmp_path, capsys):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["T5ForConditionalGeneration"]}))
+    assert "T5ForConditionalGeneration" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+def test_weights_that_are_not_safetensors(model, tmp_path, capsys):
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert "safetensors" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+def test_a_port_in_use(model, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        error = refused(tmp_path, capsys, f"model.path={model}", f"recorder.port={port}")
+    assert "recorder.port" in error and str(port) in error
