@@ -74,7 +74,8 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
     if config.num_gpus == 0:
         # Unbound threads: bound ones put every engine of a host on the same cores.
         variables |= {"OMP_NUM_THREADS": str(config.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        variables |= _ALLOCATOR
+        # Spinning at barriers, the default, falls to a twentieth of the speed when other processes want the cores.
+        variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | _ALLOCATOR
     if config.enforce_eager:
         # vLLM compiles one helper of the log-probabilities even then: 12 s on the first batch.
         variables["TORCHDYNAMO_DISABLE"] = "1"
@@ -148,6 +149,8 @@ class VllmEngine:
         """Shut the engine down; no process of it is left."""
         llm, self._llm = self._llm, None
         if llm is not None:
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # or it reports the engine's end as a failure
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
         for process in self._processes:
             if process.is_alive():
