@@ -41,6 +41,7 @@ from actors.config import EnvironmentActorConfig, SamplingConfig
 from actors.generation import GenerationClient, GenerationFailed
 from actors.messages import Completion, GenerationRequest
 from actors.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise, to_table
+from actors.spans import Span
 from actors.step_pool import CallFailed, StepPool
 from envs.base import TextEnv, make
 from envs.config import EnvironmentConfig
@@ -139,7 +140,7 @@ class EnvironmentPlayer:
         self._max_model_len = max_model_len
         self._generate = generate
         self._make_env = make_env
-        self._steps = StepPool(config.step_timeout_s, config.step_threads)
+        self.steps = StepPool(config.step_timeout_s, config.step_threads)
         self._idle: dict[tuple[str, str, str], list[TextEnv]] = {}
 
     async def play(self, ticket: Ticket) -> Group:
@@ -157,7 +158,7 @@ class EnvironmentPlayer:
 
     def close(self) -> None:
         """Let the step threads end."""
-        self._steps.close()
+        self.steps.close()
 
     # --- one trajectory ---
 
@@ -260,7 +261,7 @@ class EnvironmentPlayer:
         """An environment call in a step thread. An episode that fails here leaves its environment behind."""
         started = time.monotonic()
         try:
-            return await self._steps.run(function)
+            return await self.steps.run(function)
         except TimeoutError as error:
             raise _Failed("step_timeout") from error
         except CallFailed as error:
@@ -321,6 +322,10 @@ class EnvironmentActor:
     async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
         """From now on these are the rollout workers."""
         self._workers = dict(workers)
+
+    async def take_spans(self) -> list[Span]:
+        """When environments were stepped, since the last call."""
+        return self._player.steps.spans.take()
 
     async def play(self, ticket: Ticket, worker: ActorHandle | None = None) -> tuple[GroupSummary, pa.Table]:
         """Call with `num_returns=2`: the summary travels, the table stays in the object store. `worker`: the handle of

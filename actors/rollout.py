@@ -38,6 +38,7 @@ import numpy as np
 from actors.config import RolloutConfig
 from actors.engine import LoadTimes, TransferRefused, VllmEngine
 from actors.messages import Completion, GenerationRequest, UpdateReport, WeightBundle
+from actors.spans import Span, Spans
 
 HEALTH_TIMEOUT_S = 30.0
 _FULL_PRECISION_PARITY = 1e-3
@@ -101,6 +102,8 @@ class Engine:
         self._updating = asyncio.Lock()
         self._unproven: str | None = None
         self._usage = _Usage()
+        self.spans = Spans()
+        """When the engine had something to sample."""
 
     # --- life ---
 
@@ -190,7 +193,11 @@ class Engine:
         self._usage.change_in_flight(1)
         try:
             await self._serving.wait()
-            mailbox.finished.append(await self._complete(request))
+            self.spans.begin()
+            try:
+                mailbox.finished.append(await self._complete(request))
+            finally:
+                self.spans.end()
         finally:
             self._usage.change_in_flight(-1)
             mailbox.tasks.pop(request.request_id, None)
@@ -332,6 +339,10 @@ class RolloutWorker:
             "process_id": os.getpid(),
             "engine_process_ids": self._engine.vllm.process_ids,
         }
+
+    async def take_spans(self) -> list[Span]:
+        """When the engine had something to sample, since the last call."""
+        return self._engine.spans.take()
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         self._engine.submit(client, requests)

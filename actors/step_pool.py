@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from actors.spans import Spans
+
 T = TypeVar("T")
 
 
@@ -80,6 +82,8 @@ class StepPool:
     def __init__(self, timeout_s: float, num_threads: int = 1) -> None:
         self.num_abandoned = 0
         """Threads given up so far."""
+        self.spans = Spans()
+        """When environments were stepped."""
         self._timeout_s = timeout_s
         self._num_threads = num_threads
         self._pending: list[_Call] = []
@@ -119,7 +123,10 @@ class StepPool:
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (batch := self._batches.get()) is not None:
-            if not batch.work():
+            started = time.time()
+            whole = batch.work()
+            self.spans.add(started, time.time())
+            if not whole:
                 return
             try:
                 loop.call_soon_threadsafe(_deliver, batch.calls)

@@ -33,8 +33,16 @@ from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.records import Ticket
 from cluster.admission import Admission, TicketSource, validation_tickets
 from cluster.config import RunConfig
-from cluster.figures import EarlyStop, gain_interval, group_figures, reward_spread, wilson_interval
-from cluster.fleet import Fleet, within
+from cluster.figures import (
+    EarlyStop,
+    clip_intervals,
+    gain_interval,
+    group_figures,
+    reward_spread,
+    union_seconds,
+    wilson_interval,
+)
+from cluster.fleet import Fleet, outcomes, within
 from cluster.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.play import Play, PlayedGroup, fetch
 from cluster.scoring import Scoring
@@ -98,6 +106,7 @@ class Coordinator:
         self.filter_state: dict[str, Any] | None = state.filter
         self.stop_reason: str | None = None
         self.bad_steps = 0
+        self._spans: list[tuple[float, float]] = []
         self.last: dict[str, float] = {}
         self._stop = asyncio.Event()
         self._archiving: asyncio.Task[None] | None = None
@@ -173,6 +182,7 @@ class Coordinator:
         flat["seconds/publish"] = time.time() - trained
         self._stop_early(self.early_stop.step(self._spread(window)))
         flat |= await self._upkeep(step)
+        await self._collect_spans()
         self._record(step, flat, began)
 
     async def _upkeep(self, step: int) -> dict[str, float]:
@@ -277,7 +287,10 @@ class Coordinator:
         started = time.time()
         tables, scale = [g.table for g in kept], self._scale(decision)
         report = await asyncio.to_thread(self.fleet.learner.train_step, step, tables, ids, scale)
-        self._event("learner", "train", started, time.time(), step=step)
+        ended = time.time()
+        self._event("learner", "call", started, ended, step=step)
+        worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")
+        self._span("learner", (ended - worked, ended))
         for ticket_id in ids:
             self.ledger.move(ticket_id, FAILED if report.refused else TRAINED, "refused_by_learner")
         self._count_refusal(step, report.refused)
@@ -317,6 +330,7 @@ class Coordinator:
             config.validation.temperature,
         )
         solved, _ = await self._until_stopped(self.play.validate(tickets))
+        self._spans.append((started, time.time()))
         success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))
         flat = {
             "validation/success": success,
@@ -405,7 +419,10 @@ class Coordinator:
         return reward_spread([g.summary for g in window.groups.values()], self.config.validation.early_stop)
 
     def _record(self, step: int, flat: dict[str, float], began: float) -> None:
-        flat["seconds/step"] = time.time() - began - flat.get("seconds/validation", 0.0)
+        ended = time.time()
+        flat["seconds/step"] = ended - began - flat.get("seconds/validation", 0.0)
+        flat["seconds/orchestration"] = self._orchestration(began, ended)
+        self._spans.clear()
         flat["tokens/per_second"] = flat["tokens/sampled"] / flat["seconds/step"]
         flat |= self.scoring.take_figures()
         flat |= {f"ledger/{state}": float(n) for state, n in self.ledger.counts().items()}
@@ -422,6 +439,23 @@ class Coordinator:
         self.recorder.step(step, flat)
         self.archive.metrics(step, flat)
         self.say(step_line(step, self.config.loop.steps, flat))
+
+    async def _collect_spans(self) -> None:
+        """When rollout workers sampled and environment actors stepped, since the last step."""
+        actors = {**self.fleet.workers, **self.fleet.players}
+        calls = {name: actor.take_spans.remote() for name, actor in actors.items()}
+        for name, spans in (await outcomes(calls, FILTER_TIMEOUT_S, "take_spans")).items():
+            for span in [] if isinstance(spans, RayActorError) else spans:
+                self._span(name, span)
+
+    def _span(self, actor: str, span: tuple[float, float]) -> None:
+        self._spans.append(span)
+        self._event(actor, "work", *span)
+
+    def _orchestration(self, began: float, ended: float) -> float:
+        """Seconds of the interval in which nothing generated, trained, scored or stepped an environment."""
+        spans = [*self._spans, *self.scoring.spans(ended)]
+        return ended - began - union_seconds(clip_intervals(spans, began, ended))
 
     def _event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         self.archive.event(actor, name, start, end, **facts)

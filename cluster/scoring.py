@@ -36,6 +36,8 @@ class Scoring:
         self._figures: dict[str, float] = {}
         self._told: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
+        self._started = 0.0
+        self._span = (0.0, 0.0)
 
     def offer(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
         """Starts scoring a step that is due, unless the scorer is still busy with one."""
@@ -45,7 +47,8 @@ class Scoring:
             self._task = asyncio.create_task(self._score(step, bundle, groups))
 
     async def _score(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        started, scorer = time.time(), self.fleet.scorer
+        self._started = started = time.time()
+        scorer = self.fleet.scorer
         try:
             figures = await scorer.score.remote(step, bundle, [g.table for g in groups])
             self.state = await scorer.state.remote()
@@ -58,7 +61,15 @@ class Scoring:
         else:
             self.pace.end("done")
             self._figures |= figures | {"scorer/step": float(step), "seconds/score": time.time() - started}
-            self.on_event("scorer", "score", started, time.time(), step=step)
+            self._span = (started, time.time())
+            self.on_event("scorer", "score", *self._span, step=step)
+
+    def spans(self, now: float) -> list[tuple[float, float]]:
+        """When the scorer last worked, and works."""
+        return [self._span, (self._started, now)] if self._busy() else [self._span]
+
+    def _busy(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     def _failed(self, step: int, started: float, error: RayError) -> None:
         refused = isinstance(error, RayTaskError) and isinstance(error.cause, ValueError)
