@@ -6,9 +6,9 @@ something left to learn, and part of its reasoning ignores the state, so that in
 Invariants:
 
 - The folder is a standard Hugging Face folder; it appears whole or not at all (built beside, then renamed).
-- Weights follow from (recipe, seed, environment) for a given number of torch threads. `squelch_tiny.json` holds the
-  digest of the three and of the first demonstrations, so that a folder is reused exactly while it would be rebuilt
-  the same.
+- Weights follow from (recipe, seed, environment), to the byte, whatever the number of torch's threads.
+  `squelch_tiny.json` holds the digest of the three and of the first demonstrations, so that a folder is reused exactly
+  while it would be rebuilt the same.
 - The warm-up's loss covers demonstrated tokens only, predicted from exactly what a rollout would have been fed.
 """
 
@@ -23,6 +23,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,6 +54,8 @@ NUM_VOCABULARY = 200
 """Demonstrations whose words enter the vocabulary, beside the environment's own list of phrases."""
 LOG_EVERY = 100
 """Optimizer steps between two lines of the log."""
+SHARDS = 2
+"""Parts of a batch computed side by side. Fixed, not the number of cores: the weights depend on it by rounding."""
 POOL_BATCHES = 24
 """Batches' worth of demonstrations that are sorted by length together."""
 
@@ -347,22 +351,62 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
 
+class Gradients:
+    """Gradients of one batch, computed in `SHARDS` parts side by side, one torch thread each.
+
+    Parts and their order are fixed, so the weights are the same bytes on any number of cores; and no part waits for
+    another within an operation, which on busy cores costs torch's own threads more than they gain.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, pad_id: int, prefix: int) -> None:
+        self._model, self._pad_id, self._prefix = model, pad_id, prefix
+        self._parameters = list(model.parameters())
+        self._workers = ThreadPoolExecutor(SHARDS, initializer=torch.set_num_threads, initargs=(1,))
+
+    def backward(self, batch: list[Demonstration]) -> float:
+        """Set `.grad` of every parameter to the gradient of the batch's loss; returns the loss (nats)."""
+        parts = [batch[shard::SHARDS] for shard in range(min(SHARDS, len(batch)))]
+        counts = [int(sum(one.loss_mask.sum() for one in part)) for part in parts]
+        shares = [count / sum(counts) for count in counts]
+        losses, gradients = zip(*self._workers.map(self._part, parts, shares), strict=True)
+        for parameter, *pieces in zip(self._parameters, *gradients, strict=True):
+            parameter.grad = torch.stack(pieces).sum(0)
+        return sum(losses)
+
+    def _part(self, part: list[Demonstration], share: float) -> tuple[float, tuple[torch.Tensor, ...]]:
+        loss = share * batch_loss(self._model, part, self._pad_id, self._prefix)
+        return loss.item(), torch.autograd.grad(loss, self._parameters)
+
+    def close(self) -> None:
+        self._workers.shutdown()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Sets torch's threads to 1, and back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def warm_up(
     model: Qwen2ForCausalLM, demonstrations: list[Demonstration], recipe: TinyRecipe, seed: int, pad_id: int
 ) -> tuple[list[float], int]:
     """Train on every demonstration once; returns (loss of each optimizer step, tokens seen)."""
     optimizer, rng = Optimizer(model, recipe), np.random.default_rng(seed)
-    prefix, total = shared_prefix(demonstrations), sum(len(one.token_ids) for one in demonstrations)
+    total = sum(len(one.token_ids) for one in demonstrations)
     losses: list[float] = []
     seen = 0
     model.train()
-    for batch in batches(demonstrations, recipe.batch_tokens, rng):
-        loss = batch_loss(model, batch, pad_id, prefix)
-        loss.backward()
-        optimizer.step(learning_rate_factor(seen / total, recipe))
-        losses.append(loss.item())
-        seen += sum(len(one.token_ids) for one in batch)
-        if len(losses) % LOG_EVERY == 0:
-            logger.info("warm-up: %d of %d tokens, loss %.3f", seen, total, losses[-1])
+    with one_torch_thread(), closing(Gradients(model, pad_id, shared_prefix(demonstrations))) as gradients:
+        for batch in batches(demonstrations, recipe.batch_tokens, rng):
+            losses.append(gradients.backward(batch))
+            optimizer.step(learning_rate_factor(seen / total, recipe))
+            seen += sum(len(one.token_ids) for one in batch)
+            if len(losses) % LOG_EVERY == 0:
+                logger.info("warm-up: %d of %d tokens, loss %.3f", seen, total, losses[-1])
     model.eval()
     return losses, seen

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,34 @@ def test_reading_the_shared_prefix_once_changes_neither_loss_nor_gradient(codec:
         gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for plain, once in zip(*gradients, strict=True):
         torch.testing.assert_close(once, plain, rtol=1e-3, atol=1e-6)
+
+
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(codec: ChatCodec) -> None:
+    """Also where parts differ in size: a mean of the parts' means would be wrong."""
+    model, some = tiny.new_model(codec, SMALL, seed=1), demonstrations(codec, 5)
+    prefix = shared_prefix(some)
+    whole = batch_loss(model, some, codec.pad_id, prefix)
+    wanted = torch.autograd.grad(whole, list(model.parameters()))
+    with closing(tiny.Gradients(model, codec.pad_id, prefix)) as gradients:
+        for count in (5, 1):
+            loss = gradients.backward(some[:count])
+            assert count == 1 or loss == pytest.approx(whole.item(), rel=1e-5)
+            for parameter, one in zip(model.parameters(), wanted, strict=True):
+                near = torch.allclose(parameter.grad, one, rtol=1e-3, atol=1e-6)
+                assert near == (count == 5), "one sequence alone has another gradient"
+
+
+def test_weights_do_not_depend_on_the_number_of_threads(codec: ChatCodec) -> None:
+    before, weights = torch.get_num_threads(), []
+    some = demonstrations(codec, 20)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        model = tiny.new_model(codec, SMALL, seed=1)
+        tiny.warm_up(model, some, SMALL, 0, codec.pad_id)
+        assert torch.get_num_threads() == threads
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.set_num_threads(before)
+    assert torch.equal(*weights)
 
 
 def test_the_loss_covers_demonstrated_tokens_only(codec: ChatCodec) -> None:
