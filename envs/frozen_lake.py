@@ -38,10 +38,10 @@ class FrozenLakeOptions(Settings):
     shared_slip: bool = False
     """Whether the trajectories of one group meet the same slips, so that their variance holds no environment noise."""
     min_holes: int = Field(2, ge=0)
-    max_holes: int = Field(5, ge=0)
+    max_holes: int = Field(4, ge=0)
     """The number of holes is uniform between the two."""
     min_distance: int = Field(2, ge=1)
-    max_distance: int = Field(6, ge=1)
+    max_distance: int = Field(4, ge=1)
     """Bounds, in moves, of the shortest safe path from start to goal."""
 
     @model_validator(mode="after")

@@ -52,6 +52,10 @@ class OptimizerConfig(Settings):
     learning_rate: float = Field(2e-4, gt=0)
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
+    decay_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the learning rate falls linearly to `final_factor` times itself; 0 keeps it."""
+    final_factor: float = Field(0.1, ge=0, le=1)
+    """What is left of the learning rate after `decay_steps`."""
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
