@@ -37,9 +37,9 @@ class WeightBundle:
     """One version of the policy's weights, in the Ray object store.
 
     `chunks` are object references; each resolves to a dict of parameter name to a contiguous numpy array (bfloat16 as
-    uint16 with its name in `bfloat16_names`). `checksum` is over all names and bytes in order. The probe is a fixed token
-    sequence (num_probe,) with the learner's own log-probabilities (num_probe - 1,) of tokens 1.. under these weights at
-    temperature 1.
+    uint16 with its name in `bfloat16_names`). `checksum` is over all names and bytes in order. The probe is a fixed
+    token sequence (num_probe,) with the learner's own log-probabilities (num_probe - 1,) of tokens 1.. under these
+    weights at temperature 1.
     """
 
     version: int

@@ -5,9 +5,9 @@ Invariants:
 - A trajectory is one append-only sequence of the exact token ids that were fed and sampled. `loss_mask` is true at
   sampled ids only; `log_probs` holds, at those ids, the log-probability (nats) under the distribution they were drawn
   from, and 0 elsewhere.
-- Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:sample_start]`, which ends with the
-  opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn whose reasoning is empty or was never
-  closed has `reasoning_start == reasoning_end`.
+- Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:sample_start]`, which ends with
+  the opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn whose reasoning is empty or was
+  never closed has `reasoning_start == reasoning_end`.
 - A group's identity is its ticket's id, assigned by the coordinator; it is never derived from text.
 - A failed trajectory keeps its row, with `failure` set and whatever tokens it had; it is never learned from.
 

@@ -92,9 +92,7 @@ def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list
     return groups
 
 
-def measure_steps(
-    model: Path, settings: Mapping[str, Any], groups: list, steps: int, threads: int
-) -> dict[str, float]:
+def measure_steps(model: Path, settings: Mapping[str, Any], groups: list, steps: int, threads: int) -> dict[str, float]:
     """Median seconds of a step, whole and by part; `step_cpu` are those of all threads, whoever else is busy."""
     trainer = Trainer(model, LearnerConfig.model_validate({"num_threads": threads, **settings}))
     walls, cpus, parts = [], [], []

@@ -1,6 +1,6 @@
 """The tiny policy: what its warm-up costs, how it plays, and whether there is something left to learn and to lose.
 
-python -m benchmarks.tiny [--env NAME] [--policy DIR] [--quick] [--json]
+python -m benchmarks.tiny [--env NAME] [--options JSON] [--policy DIR] [--quick] [--json]
 
 The policy is built anew, so that the seconds are those of a first run, unless `--policy` names a built one. Beside it
 stands the same policy after its warm-up has been continued for as long as a demo of reinforcement learning takes:
@@ -109,6 +109,7 @@ def measure(directory: Path, environment: EnvironmentConfig, num_tasks: int, num
     )
     return {
         "environment": environment.name,
+        "options": json.dumps(environment.options),
         "threads": torch.get_num_threads(),
         "seconds": report.seconds,
         "seconds_demonstrations": report.seconds_demonstrations,
@@ -128,18 +129,20 @@ def measure(directory: Path, environment: EnvironmentConfig, num_tasks: int, num
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
+    parser.add_argument("--options", type=json.loads, default={}, help="task options as a recipe has them; needs --env")
     parser.add_argument("--policy", type=Path, help="a folder built before; needs --env")
     parser.add_argument("--quick", action="store_true", help="64 validation tasks and 8 groups instead of 512 and 32")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     arguments = parser.parse_args()
-    if arguments.policy and not arguments.env:
-        parser.error("--policy needs --env: which environment was it built for?")
+    if (arguments.policy or arguments.options) and not arguments.env:
+        parser.error("--policy and --options need --env: which environment are they for?")
     logging.disable_progress_bar()
     num_tasks, num_prompts = (64, 8) if arguments.quick else (512, NUM_PROMPTS)
     for name in [arguments.env] if arguments.env else environment_names():
         with tempfile.TemporaryDirectory() as fresh:
             directory = arguments.policy or Path(fresh) / name
-            figures = measure(directory, EnvironmentConfig(name=name), num_tasks, num_prompts)
+            environment = EnvironmentConfig(name=name, options=arguments.options)
+            figures = measure(directory, environment, num_tasks, num_prompts)
         if arguments.json:
             print(json.dumps(figures))
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; bad input ends in one paragraph on stderr and code 2."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars; the actors started here inherit it
     options = parse(argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:

@@ -27,7 +27,8 @@ from cluster.config import RunConfig
 from learner.actor import LearnerGroup
 
 log = logging.getLogger(__name__)
-QUIET_ENGINE = {"VLLM_LOGGING_LEVEL": "WARNING"}  # the engine tells of every pause and start-up detail otherwise
+# The engine tells of every pause and start-up detail otherwise, and warns of what the CPU build chose on purpose.
+QUIET_ENGINE = {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
 Handle = Any  # a Ray actor handle; Ray exports no public type for it
 
 

@@ -101,7 +101,7 @@ RECIPES: dict[str, TinyRecipe] = {
     # It reads the lake well and half the time does not look: what there is to learn is to reason about the state.
     "FrozenLake": TinyRecipe(
         tokens=1_400_000,
-        quality=DemonstrationQuality(grounded=0.5, wrong_coordinates=0.05, random_plan=0.1, generic_random_plan=0.9),
+        quality=DemonstrationQuality(grounded=0.55, wrong_coordinates=0.05, random_plan=0.1, generic_random_plan=0.9),
     ),
     # Pushing takes more foresight than walking: more tokens, and fewer random plans among them.
     "Sokoban": TinyRecipe(

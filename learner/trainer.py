@@ -71,7 +71,7 @@ class Totals:
 
 
 def learning_rate(config: OptimizerConfig, taken: int) -> float:
-    """Rate of the optimizer step after `taken` steps: linear warm-up over `warmup_steps`, linear fall over `decay_steps`."""
+    """Rate of the optimizer step after `taken`: linear rise over `warmup_steps`, linear fall over `decay_steps`."""
     rise = min(1.0, (taken + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     fall = max(config.final_factor, 1.0 - taken / config.decay_steps) if config.decay_steps else 1.0
     return config.learning_rate * rise * fall
