@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from actors.records import ARCHIVE_SCHEMA, DECISION_FIELDS, TRAJECTORY_SCHEMA
 
-GROUPS, VALIDATION = "groups", "validation"
+GROUPS = "groups"
 METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
 TEXT_COLUMNS = [f.name for f in ARCHIVE_SCHEMA if f.type == pa.string()]
 
@@ -83,13 +83,6 @@ class Archive:
         whole = pa.concat_tables(rows) if rows else ARCHIVE_SCHEMA.empty_table()
         return self._write(part_path(self.run_dir / GROUPS, step), whole)
 
-    def write_validation(self, step: int, table: pa.Table) -> Path:
-        """Writes the validation trajectories (`TRAJECTORY_SCHEMA`) that were played after a training step."""
-        folder = self.run_dir / VALIDATION
-        with _named(folder):
-            folder.mkdir(exist_ok=True)
-        return self._write(part_path(folder, step), table.select(TRAJECTORY_SCHEMA.names).cast(TRAJECTORY_SCHEMA))
-
     def _write(self, path: Path, table: pa.Table) -> Path:
         text = [name for name in TEXT_COLUMNS if name in table.column_names]
         with _whole_file(path) as file:
@@ -114,10 +107,9 @@ class Archive:
         with _whole_file(self.run_dir / METRICS) as file:
             file.writelines(_line(record) for record in kept)
         self._metrics = _LineFile(self.run_dir / METRICS)
-        for folder in (GROUPS, VALIDATION):
-            for path in (self.run_dir / folder).glob("step-*.parquet"):
-                if step_of(path) > step:
-                    path.unlink()
+        for path in (self.run_dir / GROUPS).glob("step-*.parquet"):
+            if step_of(path) > step:
+                path.unlink()
 
     def finish(self) -> Path | None:
         """Writes `metrics.parquet` from the lines; None when there are none. The lines stay, for a resume."""

@@ -144,5 +144,3 @@ class RecorderConfig(Settings):
     """Address the metrics endpoint listens on."""
     port: int = Field(9464, ge=0, le=65535)
     """Port of `/metrics`; 0 takes a free one."""
-    archive_validation: bool = False
-    """Archive validation trajectories too."""

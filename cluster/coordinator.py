@@ -31,22 +31,22 @@ from actors.exporter import Recorder
 from actors.filtering import Decision, StepDecision, loss_scale
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.records import Ticket
-from cluster.admission import Admission, TicketSource, validation_tickets
+from cluster.admission import Admission, TicketSource
 from cluster.config import RunConfig
+from cluster.errors import UserError
 from cluster.figures import (
     EarlyStop,
     clip_intervals,
-    gain_interval,
     group_figures,
     reward_spread,
     union_seconds,
-    wilson_interval,
 )
 from cluster.fleet import Fleet, outcomes, within
 from cluster.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.play import Play, PlayedGroup, fetch
 from cluster.scoring import Scoring
 from cluster.state import LoopState, checkpoint_dir, checkpoints, pack_ticket, prune
+from cluster.validation import Validation
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,6 +101,7 @@ class Coordinator:
         if state.early_stop:
             self.early_stop.restore(state.early_stop)
         self.play = Play(config, fleet)
+        self.validation = Validation(config, self.play, state)
         self.scoring = Scoring(config, fleet, self._event)
         self.windows: dict[int, Window] = {}
         self.filter_state: dict[str, Any] | None = state.filter
@@ -134,7 +135,7 @@ class Coordinator:
             await self._filter("restore", self.filter_state)
         await self.scoring.restore(self.state.scorer)
         await self._publish(self.admission.version)
-        if self.config.validation.every and self.admission.clock == 0:
+        if self.validation.due(0, last=False) and self.admission.clock == 0:
             await self._validate(0)
         self._reissue(self.state.tickets())
         self._issue()
@@ -188,9 +189,9 @@ class Coordinator:
     async def _upkeep(self, step: int) -> dict[str, float]:
         """Validation and checkpoint where they are due."""
         flat: dict[str, float] = {}
-        validation, loop = self.config.validation, self.config.loop
+        loop = self.config.loop
         last = step == loop.steps
-        if validation.every and (step % validation.every == 0 or last):
+        if self.validation.due(step, last):
             flat |= await self._validate(step)
         if step % loop.checkpoint_every == 0 or last or self.state.best_step == step:
             started = time.time()
@@ -265,6 +266,8 @@ class Coordinator:
             call = getattr(handle, method).remote(*arguments)
             return (await within({"filter": call}, FILTER_TIMEOUT_S, method))["filter"]
         except RuntimeError as error:
+            if isinstance(error.__cause__, ValueError):  # what the filter refuses is the user's to mend
+                raise UserError(f"filter: {str(error.__cause__).strip().splitlines()[-1]}") from error
             if not isinstance(error.__cause__, RayActorError):
                 raise
             if self.fleet.filter is handle:
@@ -320,40 +323,16 @@ class Coordinator:
     # -- validation, checkpoints, figures ------------------------------------------------------------------------
 
     async def _validate(self, step: int) -> dict[str, float]:
-        config, started = self.config, time.time()
-        tickets = validation_tickets(
-            config.environment.name,
-            config.environment.options,
-            config.environment.validation_seed,
-            config.validation.tasks,
-            config.seed,
-            config.validation.temperature,
-        )
-        solved, _ = await self._until_stopped(self.play.validate(tickets))
+        started = time.time()
+        flat = await self._until_stopped(self.validation.measure(step))
         self._spans.append((started, time.time()))
-        success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))
-        flat = {
-            "validation/success": success,
-            "validation/success_low": low,
-            "validation/success_high": high,
-            "validation/step": float(step),
-            "seconds/validation": time.time() - started,
-            "collapsed": float(success < config.validation.collapse_threshold),
-        }
-        if self.state.first_validation is None:
-            self.state.first_validation = {"step": step, "success": success, "solved": solved.astype(int).tolist()}
-        else:
-            before = np.array(self.state.first_validation["solved"], dtype=bool)
-            flat |= dict(zip(("gain", "gain_low", "gain_high"), gain_interval(before, solved), strict=True))
-        if success > self.state.best_success:
-            self.state.best_success, self.state.best_step = success, step
-        flat["validation/best"] = self.state.best_success
-        self._stop_early(self.early_stop.validation(success))
+        self._stop_early(self.early_stop.validation(flat["validation/success"]))
         self.last |= flat
         if step == 0:
-            self.recorder.step(0, flat | {"total_steps": float(config.loop.steps)})
-            self.archive.metrics(0, flat | {"total_steps": config.loop.steps})
-        self.say(f"step {step:4d}  validation success {success:.3f}  [{low:.3f}, {high:.3f}]")
+            self.recorder.step(0, flat | {"total_steps": float(self.config.loop.steps)})
+            self.archive.metrics(0, flat | {"total_steps": self.config.loop.steps})
+        interval = f"[{flat['validation/success_low']:.3f}, {flat['validation/success_high']:.3f}]"
+        self.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
         return flat
 
     def _stop_early(self, reason: str | None) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from actors.archive import Archive, ArchiveError
+from actors.archive import Archive
 from actors.exporter import Recorder
 from cluster.bootstrap import connect, disconnect, prepare_model
 from cluster.config import RunConfig, changes, dump, load
@@ -57,7 +57,7 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
         try:
             create_run(config, say)
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
-        except ArchiveError as error:
+        except ValueError as error:  # bad input met on the way: a full disk, a token budget below one trajectory
             raise UserError(str(error)) from error
         except (RuntimeError, TimeoutError, RayError) as error:
             log.exception("the run failed")

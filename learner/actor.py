@@ -25,7 +25,7 @@ from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport, WeightBundle
 from actors.records import from_table
-from learner import checkpoint, process_group
+from learner import process_group
 from learner.config import LearnerConfig
 from learner.environment import ENVIRONMENT
 from learner.trainer import Trainer
@@ -113,7 +113,6 @@ class LearnerGroup:
         actor = ray.remote(LearnerRank).options(**options)
         self.ranks = [actor.remote(str(model_dir), config, seed, temperature) for _ in range(config.ranks)]
         self.pids: list[int] = []
-        self.checkpoints: Path | None = None
 
     def start(self) -> None:
         """Bring up the process group and load the model on every rank."""
@@ -141,11 +140,6 @@ class LearnerGroup:
     def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint with the caller's data; see `learner.checkpoint`."""
         self._all("save", self.config.step_timeout_s, str(path), dict(loop))
-        self.checkpoints = Path(path).parent
-
-    def prune(self, keep: int, best_step: int | None = None) -> list[Path]:
-        """Delete the checkpoints beside the last one saved but the `keep` newest and the best; returns those."""
-        return [] if self.checkpoints is None else checkpoint.prune(self.checkpoints, keep, best_step)
 
     def load(self, path: Path | str) -> dict[str, Any]:
         return self._all("load", self.config.step_timeout_s, str(path))[0]

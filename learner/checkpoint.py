@@ -155,25 +155,3 @@ def _on_rank_zero(action: Callable[[], None]) -> None:
         dist.broadcast_object_list(failure, src=0)
     if failure[0] is not None:
         raise OSError(failure[0])
-
-
-def prune(directory: Path, keep: int, best_step: int | None = None) -> list[Path]:
-    """Delete all `step-N` folders but the `keep` newest (by N) and `best_step`'s, and unfinished ones.
-
-    Returns what was deleted.
-    """
-    steps = {int(m[1]): p for p in directory.iterdir() if (m := STEP_FOLDER.fullmatch(p.name)) and p.is_dir()}
-    newest = set(sorted(steps)[-keep:]) if keep > 0 else set()
-    doomed = [path for step, path in steps.items() if step not in newest and step != best_step]
-    doomed += directory.glob(".step-*.partial")
-    for path in doomed:
-        shutil.rmtree(path)
-    return sorted(doomed)
-
-
-def latest(directory: Path) -> Path | None:
-    """The newest whole `step-N` folder, or None."""
-    if not directory.is_dir():
-        return None
-    whole = [p for p in directory.iterdir() if STEP_FOLDER.fullmatch(p.name) and (p / "model.json").is_file()]
-    return max(whole, key=lambda p: int(p.name.removeprefix("step-")), default=None)

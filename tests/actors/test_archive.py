@@ -258,12 +258,6 @@ def test_events_keep_their_facts_and_cannot_end_before_they_start(tmp_path: Path
         archive.event("learner", "train", 10.0, 9.0)
 
 
-def test_validation_is_archived_apart_from_the_groups(tmp_path: Path) -> None:
-    path = Archive(tmp_path).write_validation(20, group_table(20, 0))
-    assert path == tmp_path / "validation" / "step-000020.parquet"
-    assert pq.read_table(path).schema.equals(TRAJECTORY_SCHEMA)
-
-
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(ArchiveError, match="run"):

@@ -1,9 +1,11 @@
 """The real loop: Ray, vLLM, two FSDP2 ranks, Parquet, a real Prometheus. A few steps."""
 
+import json
 import math
 import re
 import time
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 
@@ -89,6 +91,34 @@ def test_the_scorer_reports_the_proxies(finished):
 def test_prometheus_fills_every_panel_that_a_run_must_fill(finished):
     *_, unfilled = finished
     assert len(dashboard_queries()) > 20 and unfilled == []
+
+
+def test_a_run_repeats_token_for_token_from_its_seed(finished, tiny_policy):
+    tmp_path, *_ = finished
+    again = Run(*small_run(tmp_path, tiny_policy, "again", "loop.steps=2", "learner.ranks=2", "learner.num_threads=1"))
+    assert again.finish() == 0, again.text
+    first, second = (read_groups(tmp_path / name, steps=[1, 2]).to_pylist() for name in ("loop", "again"))
+    assert len(first) == len(second) == 2 * 4 * 8
+    for one, other in zip(first, second, strict=True):
+        assert (one["group_id"], one["trajectory"]) == (other["group_id"], other["trajectory"])
+        assert one["token_ids"] == other["token_ids"] and one["episode_return"] == other["episode_return"]
+        assert np.allclose(one["log_probs"], other["log_probs"], atol=1e-5)
+
+
+def test_eval_plays_the_fixed_tasks_with_a_checkpoint(finished):
+    tmp_path, *_ = finished
+    run = Run("eval", str(tmp_path / "loop"), "--checkpoint", "last", "--tasks", "32", "--json")
+    assert run.finish() == 0, run.text
+    found = json.loads(run.lines[-1])
+    after = summary(tmp_path, "loop")["success"]["after"]
+    assert found["tasks"] == 32 and found["checkpoint"] == "step 4"
+    assert found["success"] == after["success"], "the same weights, tasks and seeds"
+
+
+def test_status_says_that_the_run_is_over(finished):
+    tmp_path, *_ = finished
+    run = Run("status", str(tmp_path / "loop"), "--json")
+    assert run.finish() == 0 and json.loads(run.lines[-1])["state"] == "finished"
 
 
 def test_the_last_step_is_checkpointed(finished):

@@ -97,23 +97,6 @@ def test_a_failed_write_leaves_nothing_and_keeps_what_was_there(
     assert trainer.train_step(1, make_groups()).updated
 
 
-def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
-    for name in ("step-2", "step-10", "step-30", "step-4", ".step-5.partial", "other"):
-        (tmp_path / name).mkdir()
-    gone = checkpoint.prune(tmp_path, keep=2, best_step=4)
-    assert sorted(p.name for p in gone) == [".step-5.partial", "step-2"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "step-10", "step-30", "step-4"]
-
-
-def test_the_latest_is_the_newest_whole_one(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "none") is None
-    for name in ("step-9", "step-10", "step-11"):
-        (tmp_path / name).mkdir()
-    for name in ("step-9", "step-10"):
-        (tmp_path / name / "model.json").write_text(json.dumps({}))
-    assert checkpoint.latest(tmp_path).name == "step-10"
-
-
 def test_the_state_is_sharded_and_says_whose_it_is(model_dir: Path, tmp_path: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     trainer.save(tmp_path / "step-1", {})
