@@ -1,7 +1,6 @@
 """What a run leaves behind: every group in Parquet, metrics and spans as JSON lines.
 
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd
-    runs/<name>/validation/step-000020.parquet   validation trajectories, `TRAJECTORY_SCHEMA` (on request)
     runs/<name>/metrics.jsonl                    one object a line and step; `metrics.parquet` is its copy at the end
     runs/<name>/events.jsonl                     one span a line: actor, name, start, end (unix seconds), facts
 
