@@ -46,6 +46,7 @@ def connect(config: RunConfig, say: Callable[[str], None]) -> None:
     else:
         cpus = config.cluster.num_cpus or max(needed_cpus(config), float(os.cpu_count() or 1))
         ray.init(
+            address="local",  # never a cluster that happens to run on this machine
             num_cpus=int(-(-cpus // 1)),
             object_store_memory=config.cluster.object_store_mib * 2**20,
             include_dashboard=False,

@@ -199,8 +199,8 @@ def collate(rows: Sequence[Row], share: bool = False) -> MicroBatch:
     No rows: one row of one token with nothing sampled, so that ranks stay in step.
     """
     width = max((row.length for row in rows), default=1)
-    limits = [int(row.positions[0]) for row in rows] if share else []
-    prefixes, prefix_of = shared_prefixes([row.token_ids for row in rows], limits, width)
+    none = np.zeros((1, 0), dtype=np.int64), np.zeros(max(len(rows), 1), dtype=np.int64)
+    prefixes, prefix_of = _prefixes(rows, width) if share else none
     start = prefixes.shape[1]
     width -= start
     input_ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
@@ -217,6 +217,19 @@ def collate(rows: Sequence[Row], share: bool = False) -> MicroBatch:
         prefix_ids=prefixes,
         prefix_of=prefix_of,
     )
+
+
+def all_share(hands: Sequence[Sequence[Row]]) -> bool:
+    """Whether each of these micro-batches, one a rank, has an opening worth sharing.
+
+    A shared opening is a forward pass of its own, with its own collectives: ranks that run their k-th micro-batch
+    together must share in all or in none, or they wait for one another for ever.
+    """
+    return all(_prefixes(rows, max((row.length for row in rows), default=1))[0].shape[1] > 0 for rows in hands)
+
+
+def _prefixes(rows: Sequence[Row], width: int) -> tuple[np.ndarray, np.ndarray]:
+    return shared_prefixes([row.token_ids for row in rows], [int(row.positions[0]) for row in rows], width)
 
 
 def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:

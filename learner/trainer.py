@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -155,11 +154,14 @@ class Trainer:
 
     def _prepare(self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock) -> list[list[Batch]]:
         """This rank's micro-batches of each optimizer step, with what stays fixed over the whole training step."""
-        return [[self._batch(rows, indices, part, clock) for indices in part.micro_batches[self.rank]] for part in plan]
+        places = [range(len(part.micro_batches[self.rank])) for part in plan]
+        return [[self._batch(rows, part, k, clock) for k in places[i]] for i, part in enumerate(plan)]
 
-    def _batch(self, rows: Sequence[Row], indices: np.ndarray, part: OptimizerStep, clock: Clock) -> Batch:
+    def _batch(self, rows: Sequence[Row], part: OptimizerStep, place: int, clock: Clock) -> Batch:
+        """This rank's micro-batch at a place of an optimizer step."""
         with clock.part("prepare"):
-            micro = batching.collate([rows[i] for i in indices], self.share)
+            hands = [[rows[i] for i in hand[place]] for hand in part.micro_batches]
+            micro = batching.collate(hands[self.rank], self.share and batching.all_share(hands))
             inputs = inputs_of(micro, self.device)
         with clock.part("recompute"):
             recomputed = self._score(self.policy, inputs) if self.config.objective.anchor == "recomputed" else None

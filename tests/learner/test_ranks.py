@@ -40,6 +40,8 @@ def work(trainer: Trainer, folder: Path) -> None:
     found["refused"], found["unchanged"] = refused.refused, bool((parameters(trainer) == found["after"]).all())
     single = [(group_id, members[:1]) for group_id, members in make_groups(1)]
     found["single"] = trainer.train_step(STEPS, single).updated
+    lopsided = [(group_id, members[:3]) for group_id, members in make_groups(1)]
+    found["lopsided"] = trainer.train_step(STEPS, lopsided).updated
     found["bundle"] = trainer.publish(6, lambda chunk: chunk)
     assert trainer.load(folder / f"from-{trainer.world_size}") == {"ranks": trainer.world_size}
     found["restored"] = bool((parameters(trainer) == found["after"]).all())
@@ -91,6 +93,10 @@ def test_what_one_rank_refuses_all_refuse_with_the_group(found: dict[str, dict])
 
 def test_fewer_rows_than_ranks_still_train(found: dict[str, dict]) -> None:
     assert all(rank["single"] for rank in found.values())
+
+
+def test_a_rank_whose_rows_share_an_opening_keeps_step_with_one_whose_do_not(found: dict[str, dict]) -> None:
+    assert all(rank["lopsided"] for rank in found.values())
 
 
 def test_rank_zero_publishes_what_one_rank_would(found: dict[str, dict]) -> None:
