@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from cluster.config import RunConfig
 from cluster.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
-EXCLUDES = [".git", ".venv", ".cache", "runs", "**/__pycache__", ".hypothesis", ".pytest_cache"]
+EXCLUDES = [".git", ".venv", ".bench-venv", ".cache", "runs", "**/__pycache__", ".hypothesis", ".pytest_cache"]
+ACCEPT_TIMEOUT_S = 60.0
 
 
 def client(address: str) -> JobSubmissionClient:
@@ -62,13 +64,25 @@ def submit(
     jobs = client(address)
     flags = ["--resume"] if resume else []
     words = ["python", "-m", "cluster.cli", "train", recipe, *overrides, "--address", "auto", *flags]
-    job_id = jobs.submit_job(
-        entrypoint=shlex.join(words),
-        runtime_env={"working_dir": str(REPOSITORY), "excludes": EXCLUDES},
-        metadata={"recipe": recipe},
-    )
+    job_id = _accepted(jobs, shlex.join(words), recipe)
     say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` says how it goes")
     return asyncio.run(_follow(jobs, job_id, say)) if wait else 0
+
+
+def _accepted(jobs: JobSubmissionClient, entrypoint: str, recipe: str) -> str:
+    """The id of the submitted job. A cluster that has just started has no agent to take it yet: asks again, bounded."""
+    deadline = time.monotonic() + ACCEPT_TIMEOUT_S
+    while True:
+        try:
+            return jobs.submit_job(
+                entrypoint=entrypoint,
+                runtime_env={"working_dir": str(REPOSITORY), "excludes": EXCLUDES},
+                metadata={"recipe": recipe},
+            )
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise UserError(f"the cluster did not take the job: {error}") from error
+            time.sleep(1.0)
 
 
 async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:

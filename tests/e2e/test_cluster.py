@@ -2,15 +2,16 @@
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.support import Run, small_run, summary
+from tests.prometheus import until
 
 pytestmark = pytest.mark.timeout(600)
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -29,13 +30,24 @@ def cluster(tmp_path_factory):
     token.write_text("squelch-test-token-0123456789abcdef")
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     port, dashboard = free_port(), free_port()
-    command = [RAY, "start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
+    command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
     command += [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--object-store-memory=200000000"]
     path = {"PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
-    subprocess.run(command, env={**os.environ, **env, **path}, check=True, timeout=120, stdout=subprocess.DEVNULL)
-    yield f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", env
-    subprocess.run([RAY, "stop", "--force"], timeout=60, check=False, stdout=subprocess.DEVNULL)
-    shutil.rmtree(token.parent, ignore_errors=True)
+    head = subprocess.Popen(command, env={**os.environ, **env, **path}, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: head.poll() is None and answers(dashboard), "the cluster's dashboard answers", timeout_s=90)
+        yield f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", env
+    finally:
+        family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
+        head.terminate()
+        for process in psutil.wait_procs(family, timeout=20)[1]:
+            process.kill()
+
+
+def answers(port: int) -> bool:
+    """Whether something listens on a loopback port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_train_joins_a_cluster_that_is_up(cluster, tiny_policy, tmp_path):
