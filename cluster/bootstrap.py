@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from envs.episode import Episode
 from envs.format import phrases
 
 log = logging.getLogger(__name__)
+PROBE_TIMEOUT_S = 5.0
 REPOSITORY = Path(__file__).parent.parent
 
 
@@ -56,12 +58,20 @@ def connect(config: RunConfig, say: Callable[[str], None]) -> None:
 
 def _join(address: str, options: dict[str, Any]) -> None:
     try:
+        _probe(address)
         ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
-    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+    except (OSError, ValueError, RuntimeError, RayError) as error:
         raise UserError(
             f"cluster.address={address!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
             "leave the key empty to start one on this machine."
         ) from error
+
+
+def _probe(address: str) -> None:
+    """Raises OSError at once when nothing listens at a host:port; Ray itself would ask for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
 def _check_size(config: RunConfig) -> None:

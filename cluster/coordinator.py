@@ -107,6 +107,8 @@ class Coordinator:
         self.filter_state: dict[str, Any] | None = state.filter
         self.stop_reason: str | None = None
         self.bad_steps = 0
+        self._admitted: set[str] = set()
+        """Groups that the present filter service has been handed."""
         self._spans: list[tuple[float, float]] = []
         self.last: dict[str, float] = {}
         self._stop = asyncio.Event()
@@ -235,8 +237,15 @@ class Coordinator:
         group = await self.play.group(ticket)
         window.groups[ticket.ticket_id] = group
         self.ledger.move(ticket.ticket_id, BUFFERED)
-        await self._filter("admit", [group.summary])
+        await self._admit([group])
         return group
+
+    async def _admit(self, groups: list[PlayedGroup]) -> None:
+        """Hands groups to the filter service, each once for as long as that service lives."""
+        new = [g.summary for g in groups if g.summary.group_id not in self._admitted]
+        self._admitted |= {summary.group_id for summary in new}
+        if new:
+            await self._filter("admit", new)
 
     async def _decide(self, window: Window) -> StepDecision:
         """Waits for the step's tickets, refill rounds included; moves them in the ledger as the filter decided."""
@@ -271,9 +280,9 @@ class Coordinator:
             if not isinstance(error.__cause__, RayActorError):
                 raise
             if self.fleet.filter is handle:
+                self._admitted.clear()
                 await self.fleet.replace_filter(self.filter_state, str(error))
-                held = [g.summary for w in self.windows.values() for g in w.groups.values()]
-                await self._filter("admit", held)
+                await self._admit([g for w in self.windows.values() for g in w.groups.values()])
             return await self._filter(method, *arguments) if method != "admit" else []
 
     # -- learner and weights -------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(code
     finally:
         Hangs.release.set()
     failures = [t.failure for group in groups for t in group.trajectories if t.failure is not None]
-    assert failures == ["step_timeout"] and one._steps.num_abandoned == 1
+    assert failures == ["step_timeout"] and one.steps.num_abandoned == 1
 
 
 def test_an_environment_that_cannot_be_made_costs_its_trajectories_not_the_actor(codec):

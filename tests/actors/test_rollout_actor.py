@@ -44,6 +44,7 @@ def policy(seed: int) -> Qwen2ForCausalLM:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init(
+        "local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,

@@ -202,6 +202,7 @@ def bundle_of(model: Qwen2ForCausalLM, version: int) -> WeightBundle:
 def cluster():
     path = str(Path(__file__).parents[2])
     ray.init(
+        "local",
         num_cpus=1,
         include_dashboard=False,
         log_to_driver=False,

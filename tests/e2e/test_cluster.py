@@ -32,6 +32,7 @@ def cluster(tmp_path_factory):
     port, dashboard = free_port(), free_port()
     command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
     command += [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--object-store-memory=200000000"]
+    command += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
     path = {"PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
     head = subprocess.Popen(command, env={**os.environ, **env, **path}, stdout=subprocess.DEVNULL)
     try:

@@ -118,7 +118,7 @@ def test_eval_plays_the_fixed_tasks_with_a_checkpoint(finished):
 def test_status_says_that_the_run_is_over(finished):
     tmp_path, *_ = finished
     run = Run("status", str(tmp_path / "loop"), "--json")
-    assert run.finish() == 0 and json.loads(run.lines[-1])["state"] == "finished"
+    assert run.finish() == 0 and json.loads(run.text)["state"] == "finished"
 
 
 def test_the_last_step_is_checkpointed(finished):
