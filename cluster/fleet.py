@@ -217,7 +217,7 @@ class Fleet:
         calls: dict[str, Awaitable[Any]] = {name: worker.stop.remote() for name, worker in self.workers.items()}
         if self.learner is not None:
             calls["learner"] = asyncio.to_thread(self.learner.stop)
-        done = await asyncio.gather(*(_bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
+        done = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
         for name, result in zip(calls, done, strict=True):
             if isinstance(result, BaseException):
                 log.warning("%s did not stop when asked and is killed: %r", name, result)
@@ -226,7 +226,8 @@ class Fleet:
                 ray.kill(handle)
 
 
-async def _bounded(call: Awaitable[Any], timeout_s: float) -> Any:
+async def bounded(call: Awaitable[Any], timeout_s: float) -> Any:
+    """The result of one call, e.g. an object reference; TimeoutError past the bound."""
     return await asyncio.wait_for(_as_future(call), timeout_s)
 
 

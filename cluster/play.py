@@ -24,7 +24,7 @@ from ray.exceptions import RayActorError, RayError
 
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
 from cluster.config import RunConfig
-from cluster.fleet import Fleet
+from cluster.fleet import Fleet, bounded
 
 HEALTH_TIMEOUT_S = 20.0
 
@@ -56,7 +56,7 @@ class Play:
             handle, worker_handle = self.fleet.players[player], self.fleet.workers[worker]
             summary_ref, table_ref = handle.play.options(num_returns=2).remote(placed)
             try:
-                summary = await asyncio.wait_for(_await(summary_ref), self.config.loop.group_timeout_s)
+                summary = await bounded(summary_ref, self.config.loop.group_timeout_s)
             except TimeoutError:
                 cause = f"group_timeout: {player} did not return {ticket.ticket_id} in time"
                 ray.cancel(summary_ref, force=False)
@@ -86,7 +86,7 @@ class Play:
         if self.fleet.workers.get(name) is not handle:
             return True
         try:
-            await asyncio.wait_for(_await(handle.health.remote()), HEALTH_TIMEOUT_S)
+            await bounded(handle.health.remote(), HEALTH_TIMEOUT_S)
         except (RayError, TimeoutError) as error:
             self.fleet.lose_worker(name, handle, repr(error)[:300])
             return True
@@ -127,7 +127,7 @@ class Play:
             handle = self.fleet.players[player]
             ref, _ = handle.evaluate.options(num_returns=2).remote(tickets)
             try:
-                return await asyncio.wait_for(_await(ref), self.config.loop.group_timeout_s)
+                return await bounded(ref, self.config.loop.group_timeout_s)
             except RayActorError as error:
                 cause = str(error)
                 await self.fleet.replace_player(player, handle, cause)
@@ -147,7 +147,3 @@ def unplayable(ticket: Ticket, cause: str) -> PlayedGroup:
 async def fetch(groups: list[PlayedGroup], timeout_s: float = 60.0) -> list[pa.Table]:
     """The groups' rows, from the object store; TimeoutError when they do not come in time."""
     return await asyncio.to_thread(ray.get, [g.table for g in groups], timeout=timeout_s)
-
-
-async def _await(ref: Any) -> Any:
-    return await ref

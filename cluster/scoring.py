@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.messages import WeightBundle
 from actors.scorer import ScoringPace
 from cluster.config import RunConfig
-from cluster.fleet import Fleet
+from cluster.fleet import Fleet, bounded
 from cluster.play import PlayedGroup
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,4 @@ class Scoring:
         """Hands the scorer its state of an earlier process."""
         self.state = state
         if state is not None and self.fleet.scorer is not None:
-            await asyncio.wait_for(_await(self.fleet.scorer.restore.remote(state)), self.timeout_s)
-
-
-async def _await(ref: Any) -> Any:
-    return await ref
+            await bounded(self.fleet.scorer.restore.remote(state), self.timeout_s)
