@@ -173,8 +173,12 @@ def _wilson(share: float, trials: int, standard_error: float) -> Interval:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """Student's t by its expansion around the normal quantile (Abramowitz and Stegun 26.7.5); within 1% from 3 degrees
-    of freedom on."""
+    """Student's t: in closed form for 1 and 2 degrees of freedom, where the expansion is poor; else by its expansion
+    around the normal quantile (Abramowitz and Stegun 26.7.5), within 1%."""
+    if degrees == 1:
+        return math.tan((probability - 0.5) * math.pi)
+    if degrees == 2:
+        return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
     z, v = NormalDist().inv_cdf(probability), degrees
     terms = (
         (z**3 + z) / 4,

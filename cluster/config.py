@@ -25,7 +25,7 @@ from actors.config import (
 from cluster.errors import UserError
 from envs.config import EnvironmentConfig
 from envs.settings import Settings
-from learner.algorithms import differences, with_filter
+from learner.algorithms import differences, merged, with_filter
 from learner.config import LearnerConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -204,7 +204,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
     base = tree.pop("extends", None)
-    return _merge(read_recipe(base), tree) if base else tree
+    return merged(read_recipe(base), tree) if base else tree
 
 
 def dump(config: RunConfig) -> str:
@@ -225,14 +225,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

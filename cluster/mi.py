@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import UserError
 from cluster.offline import add_compat, aligned, command, read_npz
+from cluster.terminal import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,11 +64,11 @@ def run_mi(args: argparse.Namespace) -> int:
     found, has_time = mi_reports(args.file, args.compat, args.seed)
     if args.json:
         plain = [mi_json(report, sure, args.half_width) for report, sure in found]
-        print(json.dumps(plain if has_time else plain[0], allow_nan=False))
+        say(json.dumps(plain if has_time else plain[0], allow_nan=False))
     else:
         titles = [f"time {time}" if has_time else "" for time in range(len(found))]
         tables = (mi_table(*each, args.half_width, title) for each, title in zip(found, titles, strict=True))
-        print("\n\n".join(tables))
+        say("\n\n".join(tables))
     return 0
 
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from actors.config import FilterConfig, Rule, Statistic
 from cluster.errors import UserError
+from cluster.terminal import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,7 +123,7 @@ def run_filter(args: argparse.Namespace) -> int:
     config = filter_config(args)
     windows = read_windows(args.file)
     report = filter_report(args.file, windows, config)
-    print(json.dumps(report, allow_nan=False) if args.json else filter_table(report))
+    say(json.dumps(report, allow_nan=False) if args.json else filter_table(report))
     return 0
 
 

@@ -38,6 +38,7 @@ from cluster.errors import UserError
 from cluster.state import checkpoints
 from cluster.sweep_plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep_table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
+from cluster.terminal import remark, say
 
 STOP_TIMEOUT_S = 900.0
 """Seconds that a cell may take to finish its step and checkpoint after it was asked to stop."""
@@ -308,13 +309,10 @@ def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[s
 
 def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
     """Checks, runs and reports a plan; the exit code."""
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-
+    tell = remark if as_json else say
     check_folders(plan)
-    sweep = Sweep(plan, ProcessRunner(), parallel, say)
-    prepare([cell.config for cell in sweep.open_cells], parallel, say)
+    sweep = Sweep(plan, ProcessRunner(), parallel, tell)
+    prepare([cell.config for cell in sweep.open_cells], parallel, tell)
     try:
         asyncio.run(_stoppable(sweep))
         report = sweep.report()
@@ -324,11 +322,11 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
             f"{plan.folder}: {error}; cells under way were asked to end, the same command goes on"
         ) from error
     if as_json:
-        print(json.dumps(report, allow_nan=False))
+        say(json.dumps(report, allow_nan=False))
     else:
         for line in table_lines(report["arms"]):
             say(line)
-    return _close(sweep, say)
+    return _close(sweep, tell)
 
 
 async def _stoppable(sweep: Sweep) -> None:

@@ -65,14 +65,8 @@ def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
     mean = statistics.fmean(values)
     if count == 1:
         return {"mean": mean, "low": None, "high": None, "n": 1}
-    half = t_975(count - 1) * statistics.stdev(values) / math.sqrt(count)
+    half = t_quantile(0.975, count - 1) * statistics.stdev(values) / math.sqrt(count)
     return {"mean": mean, "low": mean - half, "high": mean + half, "n": count}
-
-
-def t_975(degrees: int) -> float:
-    """97.5% point of Student's t: in closed form for 1 and 2 degrees, where the expansion is poor."""
-    exact = {1: math.tan(0.475 * math.pi), 2: 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))}
-    return exact[degrees] if degrees in exact else t_quantile(0.975, degrees)
 
 
 def arm_figures(plan: Plan, cells: Mapping[str, Figures]) -> list[dict[str, Any]]:

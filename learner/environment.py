@@ -1,8 +1,8 @@
 """Process environment of a learner rank; the C library and OpenMP read it once, when the process starts."""
 
 ENVIRONMENT = {
-    # A thread that waits for its sibling must not burn the core that the sibling, or a rollout worker, needs: it sleeps,
-    # but not before some tens of microseconds, which is how long most waits are (a quarter off a step of two threads).
+    # A thread that waits for its sibling must not burn the core that the sibling, or a rollout worker, needs: it
+    # sleeps, but only after some tens of microseconds, as long as most waits are (a quarter off two threads' step).
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "20000",
     # Activations are freed and asked for again every micro-batch: keep them rather than unmap and fault them in.

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.uncertainty import t_quantile
 from cluster import sweep_cells
 from cluster.cli import main
 from cluster.errors import UserError
 from cluster.sweep_cells import Ended, ProcessRunner, Sweep, last_words
 from cluster.sweep_plan import Arm, Cell, Plan, check_folders, grid_arms, is_finished, make_plan, read_grid
-from cluster.sweep_table import arm_figures, t_975, t_interval, table_lines
+from cluster.sweep_table import arm_figures, t_interval, table_lines
 
 GRID = ["filter.rule=none,top_p", "learner.objective.entropy_coefficient=0.001,0.1"]
 
@@ -316,7 +317,7 @@ def test_last_words_are_the_reason_before_the_last_line():
 
 @pytest.mark.parametrize(("degrees", "point"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262)])
 def test_t_is_students(degrees, point):
-    assert t_975(degrees) == pytest.approx(point, rel=0.01)
+    assert t_quantile(0.975, degrees) == pytest.approx(point, rel=0.01)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8), st.floats(-10, 10))

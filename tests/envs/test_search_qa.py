@@ -26,6 +26,7 @@ from envs.search_qa import SearchQA
 from envs.search_qa.questions import REWARDS, Question, exact_match, f1, normalised
 from envs.search_qa.world import RELATIONS, World, generate
 from tests.actors.test_codec import byte_level_bpe, save_model
+from tests.envs.demonstrations import PERFECT, last_reward
 from tests.envs.retriever_server import hits, serving, sleeping
 
 SMALL = {"num_passages": 2000}
@@ -231,29 +232,16 @@ def test_the_option_chooses_the_reward():
 
 def test_perfect_demonstrations_solve_and_usual_ones_differ_within_a_group():
     env, rng = make("SearchQA", options=SMALL), random.Random(0)
-
-    def play(seed, quality):
-        env.reset(seed=seed)
-        for _ in range(env.max_turns):
-            _, actions = env.demonstrate(rng, quality)
-            _, reward, terminated, _, info = env.step(*actions)
-            assert info["action_valid"]
-            if terminated:
-                return reward
-        return 0.0
-
-    perfect = DemonstrationQuality(grounded=1, wrong_coordinates=0, random_plan=0)
-    assert all(play(seed, perfect) == 1.0 for seed in range(50))
-    groups = [[play(seed, DemonstrationQuality()) for _ in range(16)] for seed in range(20)]
+    assert all(last_reward(env, seed, rng, PERFECT) == 1.0 for seed in range(50))
+    groups = [[last_reward(env, seed, rng, DemonstrationQuality()) for _ in range(16)] for seed in range(20)]
     assert sum(len(set(group)) > 1 for group in groups) > 15
 
 
 def test_a_demonstration_names_what_it_looks_for():
     env = make("SearchQA", options=SMALL)
     env.reset(seed=3)
-    perfect = DemonstrationQuality(grounded=1, wrong_coordinates=0, random_plan=0)
     for hop, following in pairwise((*env._question.hops, None)):
-        reasoning, (action,) = env.demonstrate(random.Random(1), perfect)
+        reasoning, (action,) = env.demonstrate(random.Random(1), PERFECT)
         assert hop in reasoning and action == f"search[{hop}]" and following != hop
         env.step(action)
 

@@ -11,6 +11,7 @@ from benchmarks.hostile_searches import hostile_searches
 from envs import DemonstrationQuality, make
 from envs.web_shop.made_up import MadeUpShop, draw_goal, make_product
 from envs.web_shop.products import NO_LIMIT, Goal, Product, best_choice, purchase_reward, type_reward
+from tests.envs.demonstrations import PERFECT, last_reward
 
 SMALL = {"num_products": 1000}
 IDS = {**SMALL, "result_buttons": "id"}
@@ -283,20 +284,8 @@ def test_two_thousand_hostile_actions_raise_nothing():
 
 def test_perfect_demonstrations_solve_and_usual_ones_differ_within_a_group():
     env, rng = make("WebShop", options=SMALL), random.Random(0)
-
-    def play(seed, quality):
-        env.reset(seed=seed)
-        for _ in range(env.max_turns):
-            _, actions = env.demonstrate(rng, quality)
-            _, reward, terminated, _, info = env.step(*actions)
-            assert info["action_valid"]
-            if terminated:
-                return reward
-        return 0.0
-
-    perfect = DemonstrationQuality(grounded=1, wrong_coordinates=0, random_plan=0)
-    assert all(play(seed, perfect) == 1.0 for seed in range(30))
-    groups = [[play(seed, DemonstrationQuality()) for _ in range(16)] for seed in range(20)]
+    assert all(last_reward(env, seed, rng, PERFECT) == 1.0 for seed in range(30))
+    groups = [[last_reward(env, seed, rng, DemonstrationQuality()) for _ in range(16)] for seed in range(20)]
     assert sum(len(set(group)) > 1 for group in groups) > 12
 
 
