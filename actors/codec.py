@@ -121,14 +121,16 @@ class ChatCodec:
     def reasoning_span(self, ids: np.ndarray | list[int]) -> tuple[int, int]:
         """(start, end) among the sampled ids: those whose bytes all lie before `</think>`.
 
-        White space at either end of the reasoning counts as reasoning. (0, 0) where the reasoning was never closed, or
-        holds nothing but white space.
+        White space at either end of the reasoning counts as reasoning. Empty where there is none: (0, 0) where nothing
+        but white space stands before `</think>`, (n, n) behind all n ids where it was never closed.
         """
         pieces = [self.token_bytes(int(index)) for index in ids]
         text = b"".join(pieces)
         marker = text.find(THINK_CLOSE.encode())
+        if marker < 0:
+            return len(pieces), len(pieces)
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        end = int(np.searchsorted(ends, marker, side="right")) if marker >= 0 else 0
+        end = int(np.searchsorted(ends, marker, side="right"))
         blank = end == 0 or not text[: ends[end - 1]].strip()
         return (0, 0) if blank else (0, end)
 

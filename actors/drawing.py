@@ -29,11 +29,12 @@ from actors.records import Trajectory
 Groups = Mapping[str, Sequence[Trajectory]]
 """Trajectories by group id."""
 
-EXCLUSIONS = ("failed", "no_turn", "no_reasoning", "stale", "too_long", "non_finite", "one_prompt")
-"""failed: the trajectory failed. no_turn: it ended before its first turn. no_reasoning: empty, or never closed. stale:
-a token was sampled by a version older than the bound. too_long: prompt and reasoning exceed the model's context.
-non_finite: the model gave a NaN or infinite log-probability under some prompt. one_prompt: no other prompt was there to
-tell it from."""
+EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
+"""failed: the trajectory failed. no_turn: it ended before its first turn. empty: its reasoning holds
+nothing but white space. unclosed: its reasoning was never closed, e.g. cut at the token limit. stale: a token was
+sampled by a version older than the bound. too_long: prompt and reasoning exceed the model's context. non_finite: the
+model gave a NaN or infinite log-probability under some prompt. one_prompt: no other prompt was there to tell it
+from."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | 
         return "no_turn"
     turn = trajectory.turns[index]
     if turn.reasoning_end <= turn.reasoning_start:
-        return "no_reasoning"
+        return "unclosed" if turn.reasoning_start >= turn.sample_end else "empty"
     return "stale" if turn.version_min < oldest_version else None
 
 

@@ -107,7 +107,7 @@ REASONING = (
         "Distinct prompts that an interval of MI-Est of the half width scorer.half_width needs",
     ),
     _scoped("squelch_scored_prompts", "num_prompts", "Distinct prompts in the score matrix"),
-    _scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out: empty, cut, or not closed"),
+    _scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out, for whatever reason"),
     _scoped("squelch_scorer_version_mismatch_ratio", "version_mismatch", "Share of tokens sampled by other versions"),
     _scoped("squelch_scored_reasonings", "num_samples", "Reasonings in the score matrix"),
     _scoped(
@@ -121,7 +121,7 @@ REASONING = (
         "Reasonings left out of the score matrix, by reason (docs/reasoning.md)",
         "{scope}/excluded/{reason}",
         ("scope", "reason"),
-        product(SCOPES, ("failed", "no_turn", "no_reasoning", "stale", "too_long", "non_finite", "one_prompt")),
+        product(SCOPES, ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")),
     ),
     gauge("squelch_scorer_version", "scorer/version", "Policy version of the scorer's weights"),
     gauge("squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scoring", unit="seconds"),

@@ -6,8 +6,9 @@ Invariants:
   sampled ids only; `log_probs` holds, at those ids, the log-probability (nats) under the distribution they were drawn
   from, and 0 elsewhere.
 - Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:sample_start]`, which ends with
-  the opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn whose reasoning is empty or was
-  never closed has `reasoning_start == reasoning_end`.
+  the opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn without reasoning has
+  `reasoning_start == reasoning_end`: both are `sample_start` where nothing stood before its closing, and `sample_end`
+  where it was never closed.
 - A group's identity is its ticket's id, assigned by the coordinator; it is never derived from text.
 - A failed trajectory keeps its row, with `failure` set and whatever tokens it had; it is never learned from.
 

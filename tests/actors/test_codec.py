@@ -139,6 +139,7 @@ def test_reasoning_span_holds_exactly_the_tokens_wholly_before_the_marker(
     if not b"".join(codec.token_bytes(ids[k]) for k in inside).strip():
         inside = []
     assert list(range(start, end)) == inside
+    assert inside or start == (0 if marker >= 0 else len(ids)), "an empty span says why it is empty"
 
 
 def segmentation(codec: ChatCodec, text: bytes) -> st.SearchStrategy[list[int]]:
@@ -166,9 +167,12 @@ def test_a_token_that_straddles_the_marker_is_not_reasoning(codec: ChatCodec) ->
     assert b"<" in codec.token_bytes(ids[end])
 
 
-def test_unclosed_and_blank_reasoning_is_empty(codec: ChatCodec) -> None:
-    for text in (" still thinking", "", "</think> <answer>", " \n </think>"):
+def test_reasoning_that_is_blank_or_never_closed_is_an_empty_span_that_says_which(codec: ChatCodec) -> None:
+    for text in ("</think> <answer>", " \n </think>"):
         assert codec.reasoning_span(bpe(codec, text)) == (0, 0), text
+    for text in (" still thinking", " ", ""):
+        ids = bpe(codec, text)
+        assert codec.reasoning_span(ids) == (len(ids), len(ids)), text
 
 
 def test_text_leaves_out_control_tokens_and_never_raises_on_broken_bytes(codec: ChatCodec) -> None:

@@ -29,6 +29,13 @@ def trajectory(
     return Trajectory(index, tokens, mask, zeros, turns, False, False, failure)
 
 
+def unclosed(trajectory: Trajectory) -> Trajectory:
+    """With a first turn that ends in the middle of its reasoning."""
+    first = trajectory.turns[0]
+    first.reasoning_start = first.reasoning_end = first.sample_end
+    return trajectory
+
+
 def window(num_groups: int, size: int, prompts: list[list[int]] | None = None) -> dict[str, list[Trajectory]]:
     prompts = prompts or [[10 + g, 11, 12] for g in range(num_groups)]
     return {f"g{g}": [trajectory(i, prompts[g], [3, 4]) for i in range(size)] for g in range(num_groups)}
@@ -81,7 +88,8 @@ def test_at_most_max_prompts_columns_chosen_at_random() -> None:
 def test_first_turn_counts_what_it_cannot_use_and_draws_from_the_rest() -> None:
     group = [
         trajectory(0, [1, 2], [3]),
-        trajectory(1, [1, 2], [0]),  # empty or unclosed: start == end
+        trajectory(1, [1, 2], [0]),
+        unclosed(trajectory(5, [1, 2], [3])),
         trajectory(2, [1, 2], [3], failure="step_timeout"),
         trajectory(3, [1, 2], []),
         trajectory(4, [1, 2], [3], version=-1),
@@ -89,7 +97,7 @@ def test_first_turn_counts_what_it_cannot_use_and_draws_from_the_rest() -> None:
     draw = draw_first_turn({"a": group}, 64, 8, (0,), 0)
     assert [z.tolist() for z in draw.reasonings] == [[0, 0, 0]]
     assert draw.weights.tolist() == [1.0]
-    assert draw.excluded == {"no_reasoning": 1, "failed": 1, "no_turn": 1, "stale": 1}
+    assert draw.excluded == {"empty": 1, "unclosed": 1, "failed": 1, "no_turn": 1, "stale": 1}
 
 
 def test_trajectory_draws_are_whole_contexts_of_a_random_turn() -> None:
@@ -111,9 +119,9 @@ def test_trajectories_are_uniform_before_turns_are() -> None:
 
 
 def test_a_drawn_turn_without_reasoning_is_counted_and_not_replaced() -> None:
-    draw = draw_trajectory({"a": [trajectory(0, [1], [2, 0])]}, 100, (0,), 0)
-    assert len(draw.reasonings) + draw.excluded["no_reasoning"] == 100
-    assert 20 < draw.excluded["no_reasoning"] < 80
+    draw = draw_trajectory({"a": [trajectory(0, [1], [2, 0]), unclosed(trajectory(1, [1], [2]))]}, 100, (0,), 0)
+    assert len(draw.reasonings) + draw.excluded["empty"] + draw.excluded["unclosed"] == 100
+    assert 10 < draw.excluded["empty"] < 40 < draw.excluded["unclosed"] < 70
 
 
 def test_a_window_in_which_everything_failed_yields_an_empty_draw() -> None:

@@ -133,8 +133,8 @@ def test_a_cut_turn_is_badly_formatted_and_the_episode_goes_on(codec):
 
 
 def test_reasoning_spans_hold_whole_sampled_tokens_before_the_marker(codec):
-    (group,) = play(player(codec, Policy(codec)), ticket(size=8))
-    spans = 0
+    (group,) = play(player(codec, Policy(codec, cut_rate=0.3)), ticket(size=8))
+    spans = unclosed = 0
     for trajectory in group.trajectories:
         for turn in trajectory.turns:
             assert turn.sample_start <= turn.reasoning_start <= turn.reasoning_end <= turn.sample_end
@@ -142,7 +142,10 @@ def test_reasoning_spans_hold_whole_sampled_tokens_before_the_marker(codec):
             whole = codec.text(trajectory.token_ids[turn.sample_start : turn.sample_end])
             assert "</think>" not in reasoning and whole.startswith(reasoning)
             spans += turn.reasoning_end > turn.reasoning_start
-    assert spans
+            never_closed = "</think>" not in whole
+            assert (turn.reasoning_start == turn.reasoning_end == turn.sample_end) is never_closed
+            unclosed += never_closed
+    assert spans and unclosed
 
 
 def test_all_trajectories_of_all_groups_are_in_flight_together(codec):

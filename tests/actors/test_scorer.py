@@ -103,10 +103,12 @@ def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_averag
     groups["g0"][0].failure = "step_timeout"
     for trajectories in groups.values():
         trajectories[1].turns[0].reasoning_end = trajectories[1].turns[0].reasoning_start
+    cut = groups["g1"][2].turns[0]
+    cut.reasoning_start = cut.reasoning_end = cut.sample_end
     scorer = Scorer(Oracle(1.0), CONFIG, seed=1)
     figures = scorer.score(1, 0, groups)
-    assert figures["first_turn/excluded/failed"] == 1 and figures["first_turn/excluded/no_reasoning"] == 8
-    assert figures["first_turn/num_excluded"] == 9
+    assert figures["first_turn/excluded/failed"] == figures["first_turn/excluded/unclosed"] == 1
+    assert figures["first_turn/excluded/empty"] == 8 and figures["first_turn/num_excluded"] == 10
     state = scorer.state()
     for t in (t for trajectories in groups.values() for t in trajectories):
         t.turns[0].reasoning_end = t.turns[0].reasoning_start
