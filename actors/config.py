@@ -136,6 +136,10 @@ class ScorerConfig(Settings):
     """Steps between two scorings; step 1 is always scored."""
     num_cpus: float = Field(0.25, ge=0)
     """Ray CPUs that the scorer asks for."""
+    num_gpus: float = Field(0.0, ge=0, le=1)
+    """Ray GPUs that the scorer asks for: 0 scores on a CPU thread, 1 on a GPU of its own, less on a shared one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the scorer's weights. Log-probabilities are float32 and their sums float64 either way."""
     max_prompts: int = Field(64, ge=2)
     """First-turn scope: at most so many distinct prompts (N)."""
     samples_per_prompt: int = Field(8, ge=1)

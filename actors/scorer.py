@@ -59,6 +59,8 @@ from actors.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
 from actors.weights import checksum
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from actors.codec import ChatCodec
 
 UNKNOWN = (
@@ -70,8 +72,8 @@ UNKNOWN = (
 NICENESS = 10
 """Of the scoring thread: rollout and learner come first on a machine whose cores are all in use."""
 PARITY_BOUND = 0.1
-"""Largest mean absolute difference (nats a token) to the learner on the probe. The scorer computes in float32; a
-learner that computes in bfloat16 differs by about 0.015, a stale or half-loaded parameter by more than 1."""
+"""Largest mean absolute difference (nats a token) to the learner on the probe. bfloat16 on one side and float32 on the
+other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
 
 
 class Engine(Protocol):
@@ -332,7 +334,7 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
 
 @ray.remote(concurrency_groups={"health": 1})
 class ScorerActor:
-    """The scorer in its own process, on the CPU (float32, one thread, low priority); see `Scorer`.
+    """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
 
     `health` is answered while a scoring is under way.
     """
@@ -340,19 +342,10 @@ class ScorerActor:
     def __init__(
         self, model_dir: str, config: ScorerConfig, temperature: float, seed: int, max_staleness: int = 0
     ) -> None:
-        import torch  # only this process may pay for torch and transformers: the coordinator imports this module
-        from transformers import AutoModelForCausalLM
-
-        from actors.cross_scoring import CrossScorer
+        from actors.cross_scoring import CrossScorer  # torch, for which only this process may pay
 
         _step_back()
-        model = AutoModelForCausalLM.from_pretrained(
-            config.model or model_dir,
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+        model = load_model(config.model or model_dir, config)
         self._engine = CrossScorer(model, config.token_budget, temperature)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._model_dir = model_dir
@@ -429,6 +422,30 @@ class ScorerActor:
             return ray.get(refs, timeout=self._timeout_s)
         except GetTimeoutError as error:
             raise TimeoutError(f"{what} did not reach the scorer within {self._timeout_s:g} s") from error
+
+
+def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
+    """The causal model of a folder, in the type and on the device that the settings name.
+
+    Raises RuntimeError when that is a GPU and this process sees none.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if config.num_gpus > 0 and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"scorer.num_gpus={config.num_gpus:g}, but the scorer's process finds no CUDA device (torch "
+            f"{torch.__version__}): set Squelch up with KIND=gpu on the nodes that have GPUs, or set "
+            "scorer.num_gpus=0 to score on a CPU thread, or scorer.enabled=false"
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, config.dtype),
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    return model.to("cuda") if config.num_gpus > 0 else model
 
 
 def _step_back() -> None:

@@ -23,18 +23,24 @@ PROBE_TIMEOUT_S = 5.0
 REPOSITORY = Path(__file__).parent.parent
 
 
-def needed_cpus(config: RunConfig) -> float:
-    """Ray CPUs that all actors of a run ask for together."""
-    return (
-        config.rollout.count * config.rollout.num_cpus
-        + config.environment_actor.count * config.environment_actor.num_cpus
-        + config.learner.ranks * config.learner.num_cpus
-        + (config.scorer.num_cpus if config.scorer.enabled else 0)
-    )
+def needed_cpus(config: RunConfig, learning: bool = True) -> float:
+    """Ray CPUs that all actors of a run ask for together; without `learning`, those that play."""
+    playing = config.rollout.count * config.rollout.num_cpus
+    playing += config.environment_actor.count * config.environment_actor.num_cpus
+    scoring = config.scorer.num_cpus if config.scorer.enabled else 0
+    return playing + (config.learner.ranks * config.learner.num_cpus + scoring if learning else 0)
 
 
-def connect(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Joins the cluster at `cluster.address`, or starts one on this machine.
+def needed_gpus(config: RunConfig, learning: bool = True) -> float:
+    """As `needed_cpus`, of Ray GPUs."""
+    playing = config.rollout.count * config.rollout.num_gpus
+    scoring = config.scorer.num_gpus if config.scorer.enabled else 0
+    return playing + (config.learner.ranks * config.learner.num_gpus + scoring if learning else 0)
+
+
+def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True) -> None:
+    """Joins the cluster at `cluster.address`, or starts one on this machine. Without `learning` it is to hold only the
+    actors that play.
 
     Raises:
         UserError: the cluster cannot be joined, or is too small for what the run asks for.
@@ -44,10 +50,9 @@ def connect(config: RunConfig, say: Callable[[str], None]) -> None:
     if address:
         check_address(config)
         _join(address, options)
-        _check_size(config)
         say(f"joined the Ray cluster at {address}")
     else:
-        cpus = config.cluster.num_cpus or max(needed_cpus(config), float(os.cpu_count() or 1))
+        cpus = config.cluster.num_cpus or max(needed_cpus(config, learning), float(os.cpu_count() or 1))
         ray.init(
             address="local",  # never a cluster that happens to run on this machine
             num_cpus=int(-(-cpus // 1)),
@@ -55,6 +60,7 @@ def connect(config: RunConfig, say: Callable[[str], None]) -> None:
             include_dashboard=False,
             **options,
         )
+    _check_size(config, learning)
 
 
 def check_address(config: RunConfig) -> None:
@@ -87,18 +93,18 @@ def _unreachable(address: str, error: Exception) -> UserError:
     )
 
 
-def _check_size(config: RunConfig) -> None:
-    have, need = ray.cluster_resources(), needed_cpus(config)
+def _check_size(config: RunConfig, learning: bool) -> None:
+    have, need = ray.cluster_resources(), needed_cpus(config, learning)
     if have.get("CPU", 0) < need:
         raise UserError(
-            f"the cluster has {have.get('CPU', 0):g} CPUs and the run asks for {need:g}: add nodes, or lower "
-            "rollout.count, environment_actor.count, learner.ranks or their num_cpus"
+            f"the cluster has {have.get('CPU', 0):g} CPUs and the run asks for {need:g}: add nodes (here: "
+            "raise cluster.num_cpus), or lower rollout.count, environment_actor.count, learner.ranks or their num_cpus"
         )
-    gpus = config.rollout.count * config.rollout.num_gpus + config.learner.ranks * config.learner.num_gpus
-    if have.get("GPU", 0) < gpus:
+    if have.get("GPU", 0) < (gpus := needed_gpus(config, learning)):
         raise UserError(
-            f"the cluster has {have.get('GPU', 0):g} GPUs and the run asks for {gpus:g}: lower rollout.num_gpus or "
-            "learner.num_gpus, or use a cluster with GPUs"
+            f"the cluster has {have.get('GPU', 0):g} GPUs and the run asks for {gpus:g}: use one with more, lower "
+            "rollout.num_gpus or learner.num_gpus, or do without the scorer's (scorer.num_gpus=0 scores on a CPU "
+            "thread, scorer.enabled=false not at all)"
         )
 
 

@@ -26,7 +26,7 @@ def evaluate(
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
     config = load(str(run_dir / "config.yaml"), [f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
     model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
-    connect(config, say if not as_json else _silent)
+    connect(config, say if not as_json else _silent, learning=False)
     try:
         solved = asyncio.run(_play(config, model_dir))
     finally:

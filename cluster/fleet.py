@@ -102,7 +102,7 @@ class Fleet:
 
     def _new_scorer(self) -> Handle:
         config = self.config
-        shell = ScorerActor.options(num_cpus=config.scorer.num_cpus)
+        shell = ScorerActor.options(num_cpus=config.scorer.num_cpus, num_gpus=config.scorer.num_gpus)
         return shell.remote(
             self.model_dir, config.scorer, config.sampling.temperature, config.seed, config.loop.max_staleness
         )

@@ -295,16 +295,19 @@ def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[s
     """Joins the cluster for a moment. UserError when it is not there, or smaller than `parallel` cells need."""
     import ray
 
-    from cluster.bootstrap import connect, disconnect, needed_cpus
+    from cluster.bootstrap import connect, disconnect, needed_cpus, needed_gpus
 
-    largest = max(configs, key=needed_cpus)
     try:
-        connect(largest, say)
-        have = ray.cluster_resources().get("CPU", 0)
+        connect(max(configs, key=needed_cpus), say)
+        resources = ray.cluster_resources()
     finally:
         disconnect()
-    if (need := min(parallel, len(configs)) * needed_cpus(largest)) > have:
-        raise UserError(f"--parallel {parallel}: the cells ask for {need:g} CPUs at once and the cluster has {have:g}")
+    for kind, needed in (("CPU", needed_cpus), ("GPU", needed_gpus)):
+        need, have = min(parallel, len(configs)) * max(needed(config) for config in configs), resources.get(kind, 0)
+        if need > have:
+            raise UserError(
+                f"--parallel {parallel}: the cells ask for {need:g} {kind}s at once and the cluster has {have:g}"
+            )
 
 
 def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:

@@ -21,7 +21,7 @@ from actors.metric_lookup import series_of
 from actors.metrics import SPECS
 from actors.proxies import proxies_of_samples
 from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
-from actors.scorer import SCOPES, Scorer, ScorerActor, ScoringPace, by_group
+from actors.scorer import PARITY_BOUND, SCOPES, Scorer, ScorerActor, ScoringPace, by_group, load_model
 from actors.weights import checksum
 
 CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
@@ -416,6 +416,40 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     expected = proxies_of_samples(matrix, lengths, draw.source, column_weights=draw.weights)
     assert figures["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
     ray.kill(scorer)
+
+
+def test_bfloat16_weights_score_nearly_as_float32_does(tmp_path: Path) -> None:
+    from actors.cross_scoring import CrossScorer
+
+    folder, _ = tiny(tmp_path)
+    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(folder, CONFIG.model_copy(update={"dtype": dtype}))
+        assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
+        found[dtype] = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
+    lengths = np.array([[len(z)] for z in draw.reasonings])
+    difference = np.abs(found["bfloat16"] - found["float32"]) / lengths
+    assert 0 < difference.mean() < PARITY_BOUND
+
+
+def test_a_scorer_that_is_to_use_a_gpu_where_there_is_none_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"scorer\.num_gpus=0\.5, but .* no CUDA device .*scorer\.num_gpus=0"):
+        load_model(tiny(tmp_path)[0], CONFIG.model_copy(update={"num_gpus": 0.5}))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_matrix_is_that_of_the_cpu(tmp_path: Path) -> None:
+    from actors.cross_scoring import CrossScorer
+
+    folder, _ = tiny(tmp_path)
+    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
+    models = [load_model(folder, CONFIG.model_copy(update={"num_gpus": gpus})) for gpus in (0, 1)]
+    cpu, gpu = (CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings) for model in models)
+    assert np.allclose(cpu, gpu, atol=1e-3)
 
 
 def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing() -> None:

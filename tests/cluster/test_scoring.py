@@ -12,6 +12,7 @@ import pytest
 from actors.metric_lookup import series_of
 from cluster.config import load
 from cluster.errors import UserError
+from cluster.fleet import Fleet
 from cluster.run import _check_scorer
 from cluster.scoring import Scoring
 
@@ -67,6 +68,21 @@ def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     asyncio.run(resumed.restore(None, None, json.loads(json.dumps(watched.alarm.state()))))
     feed(resumed, 8, 0.5, 0.1)
     assert len(said) == 1 and "falling since step 6" in said[0]
+
+
+def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, float]] = []
+
+    class Shell:
+        @staticmethod
+        def options(**resources: float) -> Any:
+            asked.append(resources)
+            return SimpleNamespace(remote=lambda *_: "scorer")
+
+    monkeypatch.setattr("cluster.fleet.ScorerActor", Shell)
+    for overrides in ([], ["scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
+        Fleet(load("frozenlake", overrides), Path("policy"), lambda *_, **__: None).replace_scorer("test")
+    assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0}, {"num_cpus": 2.0, "num_gpus": 0.5}]
 
 
 def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_starts(tmp_path: Path) -> None:
