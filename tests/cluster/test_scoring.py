@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError, RayTaskError
 
 from actors.metric_lookup import series_of
 from cluster.config import load
@@ -68,6 +69,95 @@ def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     asyncio.run(resumed.restore(None, None, json.loads(json.dumps(watched.alarm.state()))))
     feed(resumed, 8, 0.5, 0.1)
     assert len(said) == 1 and "falling since step 6" in said[0]
+
+
+class OneScorer:
+    """A scorer actor as the coordinator sees it: `answer` settles the scoring under way."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.asked: list[int] = []
+        self.restored: list[dict[str, Any]] = []
+        self._state = state
+        self._answer: asyncio.Future[dict[str, float]] | None = None
+        self.score = SimpleNamespace(remote=self._score)
+        self.state = SimpleNamespace(remote=lambda: self._now(self._state))
+        self.restore = SimpleNamespace(remote=lambda state: self._now(self.restored.append(state)))
+
+    def _score(self, step: int, *_: Any) -> asyncio.Future[dict[str, float]]:
+        self.asked.append(step)
+        self._answer = asyncio.get_running_loop().create_future()
+        return self._answer
+
+    async def _now(self, value: Any) -> Any:
+        return value
+
+    async def answer(self, result: dict[str, float] | Exception) -> None:
+        if isinstance(result, Exception):
+            self._answer.set_exception(result)
+        else:
+            self._answer.set_result(result)
+        for _ in range(10):  # a few turns of the event loop: the coordinator's task takes it in
+            await asyncio.sleep(0)
+
+
+class OneScorerFleet:
+    """Holds a scorer, and puts the next in its place when told of its death."""
+
+    def __init__(self) -> None:
+        self.scorer, self.causes = OneScorer({"of": "the first"}), list[str]()
+
+    def replace_scorer(self, cause: str) -> None:
+        self.causes.append(cause)
+        self.scorer = OneScorer({"of": "the second"})
+
+
+def watching(fleet: OneScorerFleet) -> Scoring:
+    return Scoring(load("frozenlake", ["scorer.every=1"]), fleet, lambda *_, **__: None, lambda _: None)
+
+
+def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies_in_it() -> None:
+    async def run() -> None:
+        fleet = OneScorerFleet()
+        first, watched = fleet.scorer, watching(fleet)
+        watched.offer(1, None, [])
+        await asyncio.sleep(0)
+        assert "scorer/step" not in watched.take_figures(1, 0.1), "nothing waits for the first scoring"
+        await first.answer({"scorer/version": 1.0})
+        assert watched.take_figures(2, 0.1)["scorer/step"] == 1.0
+        watched.offer(2, None, [])
+        await asyncio.sleep(0)
+        await first.answer(RayActorError())
+        figures = watched.take_figures(3, 0.1)
+        assert figures["scorer/failed"] == 1.0 and "scorer/step" not in figures
+        assert len(fleet.causes) == 1 and fleet.scorer.restored == [{"of": "the first"}]
+        watched.offer(3, None, [])
+        await asyncio.sleep(0)
+        await fleet.scorer.answer({"scorer/version": 3.0})
+        figures = watched.take_figures(4, 0.1)
+        assert (figures["scorer/step"], figures["scorer/version"], figures["scorer/done"]) == (3.0, 3.0, 1.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(ValueError("its newest tokens are of version 9"), "refused"), (RuntimeError("the weights fail"), "failed")],
+)
+def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error: Exception, outcome: str) -> None:
+    async def run() -> None:
+        fleet = OneScorerFleet()
+        first, watched = fleet.scorer, watching(fleet)
+        watched.offer(1, None, [])
+        await asyncio.sleep(0)
+        await first.answer(RayTaskError("score", "trace", error).as_instanceof_cause())
+        assert watched.take_figures(1, 0.1)[f"scorer/{outcome}"] == 1.0
+        assert fleet.scorer is first and not fleet.causes
+        watched.offer(2, None, [])
+        await asyncio.sleep(0)
+        assert first.asked == [1, 2]
+        await first.answer({})
+
+    asyncio.run(run())
 
 
 def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

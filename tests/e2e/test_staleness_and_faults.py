@@ -31,6 +31,7 @@ def test_staleness_stays_within_its_bound_and_dead_actors_are_replaced(tiny_poli
         "environment_actor.count=2",
         "validation.every=0",
         "scorer.every=1",
+        "scorer.max_pairs=64",
         "learner.ranks=1",
         "loop.checkpoint_every=4",
     )
@@ -48,6 +49,9 @@ def test_staleness_stays_within_its_bound_and_dead_actors_are_replaced(tiny_poli
     assert max(staleness) >= 1, "steps never overlapped: the bound was not put to the test"
     assert summary(tmp_path, "faults")["ledger"]["balanced"]
     restarted = {e["actor"] for e in read_events(tmp_path / "faults") if e["name"] == "restart"}
-    assert {"filter"} <= restarted and any(name.startswith("env-") for name in restarted)
+    assert {"filter", "scorer"} <= restarted and any(name.startswith("env-") for name in restarted)
     assert any(name.startswith("rollout-") for name in restarted)
+    assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
+    scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
+    assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"
     assert_replays(tmp_path / "faults", tiny_policy, 5, 8)
