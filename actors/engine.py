@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actors.allocator import ALLOCATOR
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, WeightBundle
 from actors.parent_watch import PARENT_VARIABLE
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 10.0
 _BATCHED_TOKENS = 8192
 _CPU_BLOCK_SIZE = 32
-_ALLOCATOR = {
-    "MALLOC_TOP_PAD_": "67108864",
-    "MALLOC_TRIM_THRESHOLD_": "1073741824",
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-}
-"""Bytes. Keeps freed activations instead of handing them back to the kernel each step: a fifth less CPU time."""
 
 
 class TransferRefused(RuntimeError):
@@ -77,7 +72,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         # Attention cut up by the batch's load sums in another order in every batch: log-probabilities in other bits.
         variables |= {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
         # Spinning at barriers, the default, falls to a twentieth of the speed when other processes want the cores.
-        variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | _ALLOCATOR
+        variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | ALLOCATOR
     if config.enforce_eager:
         # vLLM compiles one helper of the log-probabilities even then: 12 s on the first batch.
         variables["TORCHDYNAMO_DISABLE"] = "1"

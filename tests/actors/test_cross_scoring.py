@@ -67,9 +67,13 @@ def per_token_error(found: np.ndarray, expected: np.ndarray, reasonings: list[np
     return float((np.abs(found - expected) / np.array([len(z) for z in reasonings])[:, None]).max())
 
 
+@pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("start", [[], [5, 6, 7, 8, 9]])
 @pytest.mark.parametrize("budget", [1, 40, 4096])
-def test_matrix_equals_one_forward_for_each_pair(budget: int, start: list[int]) -> None:
+def test_matrix_equals_one_forward_for_each_pair(
+    budget: int, start: list[int], kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_scoring, "_has_kernel", lambda query, value: kernel)
     model, rng = qwen2(), np.random.default_rng(1)
     prompts, reasonings = rows(rng, [9, 3, 17, 4, 9], start), rows(rng, [1, 2, 11, 5, 1, 8])
     expected = one_by_one(copy.deepcopy(model), prompts, reasonings, 0.7)
@@ -116,6 +120,7 @@ def test_queries_in_blocks_and_logits_in_blocks_change_nothing(monkeypatch: pyte
     rng = np.random.default_rng(3)
     prompts, reasonings = rows(rng, [20, 30], [1, 2, 3]), rows(rng, [12, 9, 15])
     whole = CrossScorer(qwen2(), 4096).matrix(prompts, reasonings)
+    monkeypatch.setattr(cross_scoring, "_has_kernel", lambda query, value: False)
     monkeypatch.setattr(cross_scoring, "MAX_SCORES", 700)
     monkeypatch.setattr(cross_scoring, "MAX_LOGITS", 4 * VOCABULARY)
     blocks = CrossScorer(qwen2(), 4096).matrix(prompts, reasonings)
