@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.disk import sync
 from actors.records import ARCHIVE_SCHEMA, DECISION_FIELDS, OPTIONAL_COLUMNS, TRAJECTORY_SCHEMA
 
 GROUPS = "groups"
@@ -256,17 +257,9 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-            _sync_folder(path.parent)
+            sync(path.parent)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_groups(path: Path | str, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:

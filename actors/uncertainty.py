@@ -36,6 +36,8 @@ import numpy as np
 from actors.proxies import RECALL_AT, Compat, Proxies, Scores, by_prompt, log_mixture, prompt_mass
 
 LEVEL = 0.95
+Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Standard errors on either side of a mean that its 95% normal interval reaches."""
 RESAMPLES = 999
 """Resamples and permutations; with the true labels added, p-values are multiples of 1/1000."""
 MIN_PROMPTS = 4
@@ -158,7 +160,8 @@ def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Inter
     if name in SHARES:
         certain = name != SHARES[0] and report.recall_chance[int(name.removeprefix("recall@"))] == 1.0
         if value in (0.0, 1.0) and not certain:
-            found = _wilson(value, report.num_prompts, found.standard_error)
+            trials = report.num_prompts
+            found = Interval(*wilson_interval(round(value) * trials, trials), found.standard_error)
         return Interval(max(0.0, found.low), min(1.0, found.high), found.standard_error)
     # MI-Est's own bound hangs on the lengths drawn: clipped at it, a saturated figure's interval covers too little.
     top = report.upper_bound if name == "mi_seq_est" else math.inf
@@ -166,10 +169,15 @@ def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Inter
     return Interval(max(bottom, found.low), max(value, min(top, found.high)), found.standard_error)
 
 
-def _wilson(share: float, trials: int, standard_error: float) -> Interval:
-    z2 = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
-    reach = z2 / (trials + z2)
-    return Interval(*((1 - reach, 1.0) if share else (0.0, reach)), standard_error)
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95% score interval of a binomial proportion (Wilson, 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    share, z2 = successes / trials, Z95**2
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return (low if successes > 0 else 0.0), (high if successes < trials else 1.0)
 
 
 def t_quantile(probability: float, degrees: int) -> float:

@@ -25,8 +25,8 @@ import numpy as np
 
 from actors.alarm import BASELINE, DependenceAlarm, scoring_of
 from actors.archive import read_metrics
+from actors.uncertainty import wilson_interval
 from benchmarks.common import print_figures
-from cluster.figures import wilson_interval
 
 BLOCK = 4
 """Scorings in a block: noise that lasts longer than so many scorings is cut."""

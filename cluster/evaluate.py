@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from actors.uncertainty import wilson_interval
 from cluster.admission import validation_tickets
 from cluster.bootstrap import connect, disconnect, prepare_model
 from cluster.config import RunConfig, load
 from cluster.errors import UserError
-from cluster.figures import wilson_interval
 from cluster.fleet import Fleet
 from cluster.play import Play
 from cluster.state import checkpoints, read_state

@@ -11,18 +11,7 @@ import numpy as np
 
 from actors.messages import UpdateReport, WeightBundle
 from actors.records import GroupSummary
-
-Z95 = 1.959963984540054
-
-
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95% score interval of a binomial proportion (Wilson, 1927); (0, 1) without trials."""
-    if trials == 0:
-        return 0.0, 1.0
-    share, z2 = successes / trials, Z95**2
-    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+from actors.uncertainty import Z95
 
 
 def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:

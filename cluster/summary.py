@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from actors.archive import read_groups, read_metrics
+from actors.uncertainty import wilson_interval
 from cluster.config import RunConfig
 from cluster.coordinator import Coordinator
-from cluster.figures import wilson_interval
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "archive", "checkpoint", "step")
 

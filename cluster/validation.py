@@ -10,9 +10,10 @@ import time
 
 import numpy as np
 
+from actors.uncertainty import wilson_interval
 from cluster.admission import validation_tickets
 from cluster.config import RunConfig
-from cluster.figures import gain_interval, wilson_interval
+from cluster.figures import gain_interval
 from cluster.play import Play
 from cluster.state import LoopState
 

@@ -15,7 +15,6 @@ Who waits: each rank for the others, in collectives, at most the process group's
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from actors.disk import sync
 from learner.model import Policy
 from learner.publish import entries, gathered, published
 
@@ -239,22 +239,13 @@ def _seal(partial: Path, path: Path, described: Mapping[str, Any], loop: Mapping
     (partial / "model.json").write_text(json.dumps(described))
     (partial / "loop.json").write_text(json.dumps(dict(loop)))
     for file in partial.rglob("*"):
-        _sync(file)
+        sync(file)
     replaced = partial.with_name(f".{path.name}.replaced.partial")
     if path.exists():
         path.rename(replaced)
     partial.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Its bytes, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from actors.uncertainty import (
     delete_one,
     t_quantile,
     uncertainty,
+    wilson_interval,
 )
 
 
@@ -152,3 +153,12 @@ def test_importing_loads_no_heavy_library() -> None:
     code = "import sys, actors.uncertainty; print([m for m in ('torch', 'ray', 'pyarrow') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
+
+
+def test_wilson_interval_matches_its_textbook_values() -> None:
+    low, high = wilson_interval(50, 100)
+    assert (round(low, 4), round(high, 4)) == (0.4038, 0.5962)
+    assert wilson_interval(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
+    for trials in range(1, 200):
+        assert wilson_interval(0, trials)[0] == 0.0 and wilson_interval(trials, trials)[1] == 1.0
+    assert wilson_interval(0, 0) == (0.0, 1.0)
