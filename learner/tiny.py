@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -162,7 +163,9 @@ def build_tiny(
     found = _stamped(target)
     if found is not None and found.digest == digest:
         return found
-    building = target.with_name(f".{target.name}.building-{os.getpid()}")
+    remove_abandoned(target.parent)
+    building = building_path(target, os.getpid())
+    shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
         report = _build(building, target, environment, seed, recipe, digest)
@@ -172,6 +175,31 @@ def build_tiny(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return report
+
+
+def building_path(target: Path, process: int) -> Path:
+    """Where a process of this machine fills a folder that is to become `target`."""
+    return target.with_name(f".{target.name}.building-{socket.gethostname()}-{process}")
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes what builds in `folder` left behind that were killed on this machine. Builds of other machines, which may
+    share the folder, are left alone: whether they go on cannot be seen from here."""
+    mine = f".building-{socket.gethostname()}-"
+    for left in folder.glob(".*.building-*") if folder.is_dir() else ():
+        process = left.name.rpartition("-")[2]
+        if mine in left.name and process.isdigit() and not _runs(int(process)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 def _stamped(directory: Path) -> TinyReport | None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -278,6 +281,19 @@ def test_a_build_that_fails_leaves_nothing_behind_and_the_old_policy_in_place(
         build_tiny(tmp_path / "a", LAKE, seed=1, recipe=recipe)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / tiny.STAMP).read_text() == before
+
+
+def test_the_next_build_removes_what_killed_ones_left_and_nothing_of_those_that_go_on(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    target, other = tmp_path / "a", tmp_path / "b"
+    abandoned = [tiny.building_path(path, ended.pid) for path in (target, other)]
+    abandoned.append(tiny.building_path(target, os.getpid()))  # a killed process's number, given out again
+    going_on = [tiny.building_path(other, os.getppid()), tmp_path / f".b.building-elsewhere-{ended.pid}"]
+    for path in (*abandoned, *going_on):
+        (path / "part").mkdir(parents=True)
+    build_tiny(target, LAKE, recipe=SMALL.model_copy(update={"tokens": 1_000}))
+    assert sorted(tmp_path.iterdir()) == sorted([target, *going_on])
 
 
 # --- the sampler ---
