@@ -22,13 +22,14 @@ import asyncio
 import logging
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
-from actors.archive import Archive
+from actors.archive import Archive, ArchiveError
 from actors.exporter import Recorder
 from actors.fixed_model import check_scorer_model
 from cluster.bootstrap import check_address, connect, disconnect, prepare_model
@@ -42,6 +43,8 @@ from envs.base import make
 
 log = logging.getLogger(__name__)
 EXIT_FAILED = 1
+TRACE = "failure.log"
+"""In the run's folder: the trace of the error that ended it last, where it may be no fault of the user's."""
 
 
 def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
@@ -63,8 +66,10 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             for note in make(config.environment.name, "train", config.environment.options).notes():
                 say(note)
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
-        except ValueError as error:  # bad input met on the way: a full disk, a token budget below one trajectory
+        except ArchiveError as error:  # a full disk, a folder that may not be written
             raise UserError(str(error)) from error
+        except ValueError as error:  # a token budget below one trajectory; or a fault of ours, which needs its trace
+            raise UserError(_with_trace(error, config.run_dir)) from error
         except (RuntimeError, TimeoutError, RayError) as error:
             log.exception("the run failed")
             say(f"failed: {error}. What was checkpointed is safe: continue with --resume")
@@ -73,6 +78,17 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             disconnect()
     finally:
         recorder.close()
+
+
+def _with_trace(error: ValueError, run_dir: Path) -> str:
+    """The error as one paragraph that says where its whole trace, those of other processes included, was written."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    paragraph, path = " ".join(str(cause).split()) or type(cause).__name__, run_dir / TRACE
+    try:
+        path.write_text("".join(traceback.format_exception(error)))
+    except OSError as refused:
+        return f"{paragraph} (its trace cannot be written to {path}: {refused.strerror})"
+    return f"{paragraph} (trace: {path})"
 
 
 def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
