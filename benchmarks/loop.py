@@ -58,25 +58,27 @@ def cpu_seconds(root: psutil.Process) -> dict[str, float]:
     return totals
 
 
-def run_steps(recipe: str, steps: int, overrides: list[str], runs_dir: Path) -> dict[str, float]:
-    """Runs the recipe; the CPU seconds by role that the measured steps took. Its metrics are left in `runs_dir`."""
+def run_steps(
+    recipe: str, steps: int, overrides: list[str], runs_dir: Path, warm_up: int = WARM_UP
+) -> dict[str, float]:
+    """Runs the recipe; CPU seconds by role that the steps after `warm_up` took. Its metrics are left in `runs_dir`."""
     words = ["train", recipe, "name=loop", f"runs_dir={runs_dir}", f"loop.steps={steps}", "validation.every=0"]
     words += ["loop.checkpoint_every=1000000", "recorder.port=0", *overrides]
     command = [sys.executable, "-u", "-m", "cluster.cli", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     try:
-        return _watch(process, steps)
+        return _watch(process, steps, warm_up)
     finally:
         for child in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
             child.kill()
         process.kill()
 
 
-def _watch(process: subprocess.Popen[str], steps: int) -> dict[str, float]:
+def _watch(process: subprocess.Popen[str], steps: int, warm_up: int) -> dict[str, float]:
     root, before, after, seen = psutil.Process(process.pid), {}, {}, []
     for line in _lines(process):
         seen.append(line)
-        if line.startswith(f"step {WARM_UP:4d}/"):
+        if line.startswith(f"step {warm_up:4d}/"):
             before = cpu_seconds(root)
         if line.startswith(f"step {steps:4d}/"):
             after = cpu_seconds(root)

@@ -1,0 +1,116 @@
+"""What the scorer costs the demo: its share of the run's CPU time, and what a step takes with it and without.
+
+`python -m benchmarks.scorer_share [--pairs N] [--steps N] [--quick] [--json]`. Runs the demo (recipe `frozenlake`) with
+the scorer on and off in turn, each pair in the other order than the one before. On: the first turn, and the trajectory
+scope with N = 32, at step 1 and every 5 steps. Both do the same work, token for token: the scorer changes nothing that
+is played or learned. The first four steps warm up and are left out, so that 4 + 5 k steps hold k scorings with the
+steps that follow each. The start of Ray and vLLM is in no figure, and takes most of the time of `--quick`.
+
+CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time leaves out validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.archive import read_metrics
+from benchmarks.common import print_figures
+from benchmarks.loop import run_steps
+
+RECIPE, WARM_UP, EVERY = "frozenlake", 4, 5
+ARMS = {
+    "on": [f"scorer.every={EVERY}", "scorer.trajectory_draws=32"],
+    "off": ["scorer.enabled=false"],
+}
+PARTS = ("step", "train", "rollout")
+OUTCOMES = ("done", "skipped", "late", "refused", "failed")
+MOST_CPU_SHARE, MOST_RATIO = 0.10, 1.1
+"""What is wanted: the scorer's CPU share, and a step with it against one without."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the demo. `metrics`: its lines, warm-up included; `cpu`: CPU seconds by role after the warm-up."""
+
+    arm: str
+    metrics: list[dict[str, Any]]
+    cpu: dict[str, float]
+
+    def seconds(self, part: str) -> list[float]:
+        """Of each measured step."""
+        return [line[f"seconds/{part}"] for line in self.metrics if line["step"] > WARM_UP]
+
+    def total(self, key: str) -> float:
+        """A count summed over all steps."""
+        return sum(line.get(key) or 0.0 for line in self.metrics)
+
+
+def order_of(pairs: int) -> list[str]:
+    """Arms in the order they are run: on, off, off, on, ..."""
+    return [arm for pair in range(pairs) for arm in (("on", "off") if pair % 2 == 0 else ("off", "on"))]
+
+
+def run_arm(arm: str, steps: int) -> Run:
+    """Runs the demo once."""
+    with tempfile.TemporaryDirectory() as folder:
+        cpu = run_steps(RECIPE, steps, ARMS[arm], Path(folder), WARM_UP)
+        return Run(arm, read_metrics(Path(folder) / "loop"), cpu)
+
+
+def figures(runs: Sequence[Run]) -> dict[str, Any]:
+    """Shares, and ratios of the pooled steps' medians and means, on against off."""
+    on, off = ([run for run in runs if run.arm == arm] for arm in ("on", "off"))
+    cpu = sum(run.cpu.get("scorer", 0.0) for run in on) / sum(sum(run.cpu.values()) for run in on)
+    scored = [line["scorer/cpu_seconds"] for run in on for line in run.metrics if line.get("scorer/cpu_seconds")]
+    found: dict[str, Any] = {
+        "steps": sum(len(run.seconds("step")) for run in on),
+        "same_work": len({tuple(line["tokens/sampled"] for line in run.metrics) for run in runs}) == 1,
+        "scorer_cpu_share": cpu,
+        "scoring_cpu_seconds": float(np.median(scored)) if scored else None,
+        "outcomes": {name: sum(run.total(f"scorer/{name}") for run in on) for name in OUTCOMES},
+        "seconds": {},
+    }
+    for part in PARTS:
+        with_it, without = (np.concatenate([run.seconds(part) for run in arm]) for arm in (on, off))
+        found["seconds"][part] = {
+            "on": float(np.median(with_it)),
+            "off": float(np.median(without)),
+            "ratio": float(np.median(with_it) / np.median(without)),
+            "ratio_of_means": float(with_it.mean() / without.mean()),
+        }
+    ratio = found["seconds"]["step"]["ratio"]
+    found["reached"] = cpu <= MOST_CPU_SHARE and ratio <= MOST_RATIO and found["outcomes"]["skipped"] == 0
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=2, help="runs with and runs without (default: 2)")
+    parser.add_argument("--steps", type=int, default=24, help="steps a run, 4 + 5 k (default: 24)")
+    parser.add_argument("--quick", action="store_true", help="one pair of 9 steps")
+    parser.add_argument("--json", action="store_true", help="one object of figures")
+    options = parser.parse_args()
+    pairs, steps = (1, WARM_UP + EVERY) if options.quick else (options.pairs, options.steps)
+    if pairs < 1 or steps < WARM_UP + EVERY:
+        parser.error(f"at least one pair of {WARM_UP + EVERY} steps is needed")
+    found = figures([run_arm(arm, steps) for arm in order_of(pairs)])
+    rows = [[f"seconds/{part} (median)", *values.values()] for part, values in found["seconds"].items()]
+    counts = ", ".join(f"{name} {count:.0f}" for name, count in found["outcomes"].items())
+    notes = [
+        f"{found['steps']} steps of each; the same work in all runs: {found['same_work']}",
+        f"scorer's share of the run's CPU time: {found['scorer_cpu_share']:.3f} (at most {MOST_CPU_SHARE:g} wanted); "
+        f"CPU seconds of a scoring: {found['scoring_cpu_seconds'] or 0.0:.2f}",
+        f"scorings: {counts} (none skipped wanted); reached: {found['reached']}",
+    ]
+    print_figures(found, options.json, ("", "on", "off", "on/off", "of means"), rows, notes)
+
+
+if __name__ == "__main__":
+    main()
