@@ -449,9 +449,9 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
 
 
 def _step_back() -> None:
-    """Low priority and one thread for the calling thread; both are a thread's own on Linux, and Ray may change
-    threads."""
+    """Low priority and one thread for the calling thread; both are a thread's own on Linux, and Ray may change threads.
+    A run that was started with a lower priority keeps it: only root may raise one."""
     import torch
 
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     torch.set_num_threads(1)

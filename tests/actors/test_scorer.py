@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +23,17 @@ from actors.metric_lookup import series_of
 from actors.metrics import SPECS
 from actors.proxies import proxies_of_samples
 from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
-from actors.scorer import PARITY_BOUND, SCOPES, Scorer, ScorerActor, ScoringPace, by_group, load_model
+from actors.scorer import (
+    NICENESS,
+    PARITY_BOUND,
+    SCOPES,
+    Scorer,
+    ScorerActor,
+    ScoringPace,
+    _step_back,
+    by_group,
+    load_model,
+)
 from actors.weights import checksum
 
 CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
@@ -420,6 +432,24 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     expected = proxies_of_samples(matrix, lengths, draw.source, column_weights=draw.weights)
     assert figures["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
     ray.kill(scorer)
+
+
+@pytest.mark.parametrize(("started", "runs"), [(0, NICENESS), (15, 15)])
+def test_the_scorer_takes_a_low_priority_and_never_raises_the_one_it_was_given(
+    started: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    found: list[int] = []
+
+    def thread() -> None:  # niceness is a thread's own on Linux
+        os.setpriority(os.PRIO_PROCESS, 0, max(started, os.getpriority(os.PRIO_PROCESS, 0)))
+        _step_back()
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    worker = threading.Thread(target=thread)
+    worker.start()
+    worker.join()
+    assert found == [max(runs, os.getpriority(os.PRIO_PROCESS, 0))]
 
 
 def test_bfloat16_weights_score_nearly_as_float32_does(tmp_path: Path) -> None:
