@@ -2,7 +2,7 @@
 
 A one-sided CUSUM (Page 1954) on MI-Seq-Est of the first turn, in units of its own standard error. Nats a sequence, not
 a token: reasoning that grows longer at the same information dilutes the figure a token and would look like a fall. Of
-the first turn only: its prompts are fresh tasks at every step, while the trajectory scope's contexts are whole episodes,
+the first turn only: its prompts are fresh tasks at every step, while the trajectory scope's contexts are episodes
 whose lengths change with success, so that its level moves without any collapse.
 
     reference    the highest mean of `BASELINE` scorings in a row, each told from its null, while nothing falls
