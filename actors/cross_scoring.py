@@ -3,9 +3,9 @@
 How it is made cheap. The ids that all prompts begin with are read once; each prompt's keys and values are computed
 once, after them; every reasoning is then scored against a prompt's keys and values without copying them per reasoning:
 the queries of a whole batch attend to the shared prefix at once and to their own tokens causally, and the two parts are
-merged by their log-sum-exp (on CPU both come from PyTorch's flash kernel, elsewhere from matrix products). The first token of Z is read off the prompt's last position, so only |Z| - 1
-tokens are forwarded, and the output head sees these positions alone. Equal reasonings and equal prompts are scored
-once.
+merged by their log-sum-exp (on CPU both come from PyTorch's flash kernel, elsewhere from matrix products). The first
+token of Z is read off the prompt's last position, so only |Z| - 1 tokens are forwarded, and the output head sees these
+positions alone. Equal reasonings and equal prompts are scored once.
 
 Invariants:
 
@@ -286,8 +286,9 @@ class CrossScorer:
         size = max(1, MAX_LOGITS // self.model.config.vocab_size)
         blocks = []
         for states, wanted in zip(hidden.split(size), targets.split(size), strict=True):
-            logits = self._logits(states).float() / temperature
-            blocks.append(logits.gather(1, wanted.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1))
+            logits = self._logits(states).float().div_(temperature)
+            own, top = logits.gather(1, wanted.unsqueeze(1)).squeeze(1), logits.amax(-1)
+            blocks.append(own - top - logits.sub_(top.unsqueeze(1)).exp_().sum(-1).log())  # in place: half the time
         return torch.cat(blocks)
 
     def _logits(self, hidden: Tensor) -> Tensor:

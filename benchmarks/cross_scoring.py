@@ -1,141 +1,233 @@
-"""Cross-scoring against its plain forms: the same score matrix, on one thread.
+"""Cross-scoring against the method's published form, beside what the counted operations allow.
 
-python -m benchmarks.cross_scoring [--quick] [--json]
+python -m benchmarks.cross_scoring [--quick] [--json] [--device cpu|cuda]
 
-Three ways to the matrix of N prompts x (N * K) reasonings, float32, tiny policy (Qwen2 architecture, 0.8 M parameters):
-`engine` (actors/cross_scoring.py); `per_pair`, one full forward for every pair, logits at every position; `padded`, the
-way of the method's published code: every pair a full sequence, equal batches padded to their longest, logits at every
-position. Each form runs alternately, `rounds` times; the figure is the median of the thread's CPU seconds, which a
-busy neighbour disturbs less than wall time.
+On a CPU, one thread, float32, CPU seconds (a busy neighbour disturbs them less than the clock):
+
+- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs) by the engine (actors/cross_scoring.py), and at least 512
+  random pairs of them as the authors compute them, scaled to all (benchmarks/cross_scoring_work.py), in turns of eight
+  prompts and 64 pairs, both in batches of as many tokens. `floor` is the ratio of the operations counted; the engine is
+  to reach 85% of it. Once with a vocabulary of 151,936, on fewer pairs;
+- cost at N prompts of 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2;
+- a quarter of the pairs (actors/budget.py) against all, on channels whose matrices are drawn (actors/known_truth.py):
+  mean difference of MI-Est, and how often its interval holds what all pairs give on average.
+
+On CUDA: 64 x 8 on the shape of Qwen2.5-0.5B in bfloat16, prompts of 1,000 tokens, reasonings of 200: seconds and share
+of the card's peak.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
-from actors.cross_scoring import CrossScorer
+from actors.allocator import ALLOCATOR
+from actors.budget import draw_pairs, estimate
+from actors.cross_scoring import CPU_TOKENS, CrossScorer
+from actors.known_truth import draw, random_channel
+from actors.proxies import proxies_of_scores
+from benchmarks.common import print_figures
+from benchmarks.cross_scoring_work import HALF_BILLION, POLICIES, SMALL, Operations, padded, random_policy, random_rows
+from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
 
-PADDED_ROWS = 64
-VOCABULARY = 256
-Rows = list[np.ndarray]
-Form = Callable[[Rows, Rows], np.ndarray]
-
-
-def tiny_policy() -> PreTrainedModel:
-    """Random weights of the embedded default's shape, scaled so that the prompt matters."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-    )
-    return Qwen2ForCausalLM(config).eval()
+PROMPTS, SAMPLES, REASONING = 64, 8, 22
+PROMPT_TOKENS = (40, 220, 400, 1000)
+PAIRS, TURNS = 512, 8
+LARGE_VOCABULARY = 151_936
+SIZES = (8, 16, 24, 32, 48, 64)
+FIT_PROMPT = 220
+SHARE = 0.25
+PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40": 181e12, "B200": 2250e12}
+"""Dense bfloat16 FLOP/s by the vendor's data sheets."""
 
 
-def inputs(num_prompts: int, samples: int, prompt_tokens: int) -> tuple[Rows, Rows]:
-    """Prompts of about `prompt_tokens`, half of them common to all as an instruction is; reasonings of 12 to 32."""
-    rng = np.random.default_rng(prompt_tokens)
-    shared = rng.integers(0, VOCABULARY, prompt_tokens // 2)
-    sizes = rng.integers(
-        prompt_tokens // 2 - prompt_tokens // 8, prompt_tokens // 2 + prompt_tokens // 8 + 1, num_prompts
-    )
-    prompts = [np.concatenate([shared, rng.integers(0, VOCABULARY, size)]) for size in sizes]
-    lengths = rng.integers(12, 33, num_prompts * samples)
-    return prompts, [rng.integers(0, VOCABULARY, size) for size in lengths]
-
-
-@torch.inference_mode()
-def padded(model: PreTrainedModel, prompts: Rows, reasonings: Rows, rows: int) -> np.ndarray:
-    """One full sequence for each pair, `rows` at a time, padded on the right to the longest of the batch."""
-    pairs = [(s, j) for s in range(len(reasonings)) for j in range(len(prompts))]
-    result = np.empty((len(reasonings), len(prompts)))
-    for start in range(0, len(pairs), rows):
-        batch = pairs[start : start + rows]
-        sequences = [torch.from_numpy(np.concatenate([prompts[j], reasonings[s]])) for s, j in batch]
-        ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
-        mask = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in sequences]).unsqueeze(1)
-        arguments = {} if len(batch) == 1 else {"attention_mask": mask.long()}
-        log_probs = model(input_ids=ids, use_cache=False, **arguments).logits[:, :-1].float().log_softmax(-1)
-        chosen = log_probs.gather(2, ids[:, 1:, None]).squeeze(2)
-        for row, (s, j) in enumerate(batch):
-            first = len(prompts[j]) - 1
-            result[s, j] = float(chosen[row, first : first + len(reasonings[s])].sum())
-    return result
-
-
-def measure(forms: dict[str, Form], prompts: Rows, reasonings: Rows, rounds: int) -> dict[str, Any]:
-    """Median CPU seconds of each form, ratios to the engine, and the largest difference in nats a token."""
-    seconds: dict[str, list[float]] = {name: [] for name in forms}
-    matrices = {}
-    for _ in range(rounds):
-        for name, form in forms.items():
-            start = time.thread_time()
-            matrices[name] = form(prompts, reasonings)
-            seconds[name].append(time.thread_time() - start)
-    lengths = np.array([len(z) for z in reasonings])[:, None]
-    engine = statistics.median(seconds["engine"])
+def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
+    """One row: both forms on `turns` eighths of the prompts."""
+    shape = POLICIES[name] | SMALL | ({"vocab_size": vocabulary} if vocabulary else {})
+    plain, scorer = random_policy(shape), CrossScorer(random_policy(shape), CPU_TOKENS)
+    operations, rng = Operations.of(plain), np.random.default_rng(prompt)
+    columns = random_rows(prompts, prompt, shape["vocab_size"], 0)
+    reasonings = random_rows(prompts * SAMPLES, REASONING, shape["vocab_size"], 1)
+    engine = peer = worst = 0.0
+    each, pairs = prompts // TURNS, PAIRS * prompts // (PROMPTS * TURNS)
+    scorer.matrix(columns[:2], reasonings[:8])  # first calls pay for set-up
+    for turn in range(turns):
+        chosen = columns[turn * each : (turn + 1) * each]
+        drawn = [
+            (int(s), int(j)) for s, j in zip(*rng.integers((len(reasonings), each), size=(pairs, 2)).T, strict=True)
+        ]
+        start = time.thread_time()
+        matrix = scorer.matrix(chosen, reasonings)
+        middle = time.thread_time()
+        found = padded(plain, chosen, reasonings, drawn, CPU_TOKENS)
+        engine, peer = engine + middle - start, peer + time.thread_time() - middle
+        worst = max(worst, float(np.abs(found - matrix[tuple(np.array(drawn).T)]).max()) / REASONING)
+    cost, peer_cost = engine / (turns * each * len(reasonings)), peer / (turns * pairs)
+    least, most = operations.engine(prompt, REASONING, len(reasonings)), operations.plain(prompt, REASONING)
     return {
-        "prompts": len(prompts),
-        "reasonings": len(reasonings),
-        "prompt_tokens": float(np.mean([len(x) for x in prompts])),
-        "reasoning_tokens": float(lengths.mean()),
-        "cpu_seconds": {name: statistics.median(values) for name, values in seconds.items()},
-        "ratio": {name: statistics.median(values) / engine for name, values in seconds.items() if name != "engine"},
-        "largest_difference_nats_per_token": float(
-            max(np.abs((matrices[name] - matrices["engine"]) / lengths).max() for name in forms)
-        ),
-        "same_argmax": bool(all((m.argmax(1) == matrices["engine"].argmax(1)).all() for m in matrices.values())),
+        "policy": name,
+        "vocabulary": shape["vocab_size"],
+        "prompt_tokens": prompt,
+        "pairs": prompts * len(reasonings),
+        "pairs_timed": {"engine": turns * each * len(reasonings), "peer": turns * pairs},
+        "engine_seconds": cost * prompts * len(reasonings),
+        "peer_seconds": peer_cost * prompts * len(reasonings),
+        "ratio": peer_cost / cost,
+        "floor": most / least,
+        "reached": peer_cost / cost / (most / least),
+        "gflops": {"engine": least / cost / 1e9, "peer": most / peer_cost / 1e9},
+        "largest_difference_nats_per_token": worst,
     }
 
 
-def run(quick: bool) -> list[dict[str, Any]]:
-    """One row for each prompt length."""
+def against_prompts(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Cost at N prompts of 8 reasonings: tokens forwarded, seconds, and both fitted by a N + b N^2."""
+    shape = POLICIES["0.8 M"] | SMALL
+    scorer = CrossScorer(random_policy(shape), CPU_TOKENS)
+    columns = random_rows(max(sizes), FIT_PROMPT, shape["vocab_size"], 2)
+    reasonings = random_rows(max(sizes) * SAMPLES, REASONING, shape["vocab_size"], 3)
+    seconds, tokens = [], []
+    for size in sizes:
+        before, start = scorer.num_forwarded, time.thread_time()
+        scorer.matrix(columns[:size], reasonings[: size * SAMPLES])
+        seconds.append(time.thread_time() - start)
+        tokens.append(float(scorer.num_forwarded - before))
+    return {"prompts": list(sizes), "seconds": _fit(sizes, seconds), "tokens": _fit(sizes, tokens)}
+
+
+def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
+    """Least squares of relative errors by a N + b N^2, and the largest of these."""
+    n, y = np.array(sizes, dtype=float), np.array(values)
+    terms = np.stack([n, n**2], axis=1)
+    (a, b), *_ = np.linalg.lstsq(terms / y[:, None], np.ones(len(y)), rcond=None)
+    off = float(np.abs(terms @ (a, b) / y - 1).max())
+    return {"values": values, "linear": float(a), "quadratic": float(b), "largest_relative_error": off}
+
+
+def quarter(trials: int) -> list[dict[str, Any]]:
+    """A quarter of the pairs against all of them, channel by channel; nats a token."""
+    channels = {name: random_channel(1, **CHANNELS[name]) for name in ("weak", "medium", "strong")}
+    cases = [(name, channel, PROMPTS) for name, channel in channels.items()]
+    model, prompts = tiny_lm()
+    cases.append(("tiny LM", enumerate_lm(model, prompts)[0], len(prompts)))
+    rows = []
+    for name, channel, size in cases:
+        rng = np.random.default_rng(0)
+        whole, part, low, high = np.array([_drawn(channel, size, trial, rng) for trial in range(trials)]).T
+        rows.append(
+            {
+                "channel": name,
+                "prompts": size,
+                "all_pairs": float(whole.mean()),
+                "mean_difference": float((part - whole).mean()),
+                "largest_difference": float(np.abs(part - whole).max()),
+                "coverage": float(((low <= whole.mean()) & (whole.mean() <= high)).mean()),
+            }
+        )
+    return rows
+
+
+def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tuple[float, float, float, float]:
+    """MI-Est of all pairs, of a quarter of them, and the ends of the latter's interval."""
+    scores = draw(channel, rng, size, SAMPLES)
+    wanted = draw_pairs(scores.source, size, max(2, round(SHARE * size) - 1), (trial,))
+    found = estimate(np.where(wanted, scores.likelihood, np.nan), scores.lengths, scores.source, scores.weights)
+    interval = found.intervals["mi_est"]
+    return proxies_of_scores(scores).mi_est, found.mi_est, interval.low, interval.high
+
+
+def large(shape: Mapping[str, int], prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:
+    """Seconds of one matrix in bfloat16, by the clock, and operations a second."""
+    model: PreTrainedModel = random_policy(dict(shape), torch.bfloat16).to(device)
+    scorer, operations = CrossScorer(model, 16_384), Operations.of(model)
+    columns = random_rows(prompts, prompt, shape["vocab_size"], 4)
+    reasonings = random_rows(prompts * SAMPLES, reasoning, shape["vocab_size"], 5)
+    scorer.matrix(columns[:2], reasonings[:2])
+    start = time.perf_counter()
+    scorer.matrix(columns, reasonings)
+    seconds = time.perf_counter() - start
+    total = prompts * len(reasonings) * operations.engine(prompt, reasoning, len(reasonings))
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    peak = next((flops for card, flops in PEAK.items() if card in name), None)
+    share = total / seconds / peak if peak else None
+    return {"device": name, "seconds": seconds, "tflops": total / seconds / 1e12, "share_of_peak": share}
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Everything that is printed of a CPU."""
     torch.set_num_threads(1)
-    model, scorer = tiny_policy(), CrossScorer(tiny_policy(), 16384)
-    forms: dict[str, Form] = {
-        "engine": scorer.matrix,
-        "per_pair": lambda x, z: padded(model, x, z, 1),
-        "padded": lambda x, z: padded(model, x, z, PADDED_ROWS),
+    cases = [("0.8 M", 40), ("0.8 M", 220)] if quick else [(name, p) for name in POLICIES for p in PROMPT_TOKENS]
+    rows = [forms(name, prompt, 1 if quick else TURNS) for name, prompt in cases]
+    rows.append(forms("0.8 M", FIT_PROMPT, 1 if quick else TURNS, LARGE_VOCABULARY, prompts=8))
+    return {
+        "benchmark": "cross_scoring",
+        "threads": 1,
+        "rows": rows,
+        "against_prompts": against_prompts(SIZES[:3] if quick else SIZES),
+        "quarter_of_the_pairs": quarter(40 if quick else 400),
     }
-    num_prompts, samples, lengths, rounds = (4, 4, (40, 200), 1) if quick else (8, 4, (20, 40, 100, 200, 400), 3)
-    measure(forms, *inputs(2, 2, 40), rounds=1)  # first calls pay for set-up
-    return [measure(forms, *inputs(num_prompts, samples, size), rounds) for size in lengths]
+
+
+COLUMNS = ("policy", "vocabulary", "prompt", "pairs", "engine s", "peer s", "ratio", "floor", "reached", "difference")
+
+
+def cells(row: Mapping[str, Any]) -> list[Any]:
+    """One row as it is printed."""
+    found = [row[k] for k in ("policy", "vocabulary", "prompt_tokens", "pairs")]
+    found += [f"{row[k]:.1f}" for k in ("engine_seconds", "peer_seconds", "ratio", "floor")]
+    return [*found, f"{row['reached']:.0%}", f"{row['largest_difference_nats_per_token']:.1e}"]
+
+
+def notes(figures: Mapping[str, Any]) -> list[str]:
+    """Lines under the table."""
+    fit = figures["against_prompts"]
+    lines = [
+        f"{what} at N prompts ({', '.join(map(str, fit['prompts']))}; {FIT_PROMPT} tokens, 8 reasonings each): "
+        f"{found['linear']:.3g} N + {found['quadratic']:.3g} N^2, at most {found['largest_relative_error']:.1%} off"
+        for what, found in (("tokens forwarded", fit["tokens"]), ("seconds", fit["seconds"]))
+    ]
+    return lines + [
+        f"a quarter of the pairs, {row['channel']}, N = {row['prompts']}: MI-Est {row['all_pairs']:.3f} nats a token "
+        f"with all, {row['mean_difference']:+.4f} on average with a quarter (largest {row['largest_difference']:.3f}), "
+        f"interval holds it in {row['coverage']:.1%}"
+        for row in figures["quarter_of_the_pairs"]
+    ]
+
+
+def _settle() -> None:
+    """Starts this program anew with the allocator's settings that the scorer's process has."""
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.cross_scoring", *sys.argv[1:]], os.environ | ALLOCATOR
+        )
 
 
 def main() -> None:
+    """Prints the table of the device asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few seconds: 4 prompts, 4 reasonings each, one round")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    arguments = parser.parse_args()
-    rows = run(arguments.quick)
-    if arguments.json:
-        print(json.dumps({"benchmark": "cross_scoring", "threads": 1, "rows": rows}))
-        return
-    print(
-        f"{'prompt':>7} {'pairs':>6} {'engine s':>9} {'per pair s':>11} {'padded s':>9} {'ratios':>13} {'max diff':>9}"
+    parser.add_argument(
+        "--quick", action="store_true", help="under a minute: two prompt lengths, an eighth of the pairs"
     )
-    for row in rows:
-        seconds, ratio = row["cpu_seconds"], row["ratio"]
-        print(
-            f"{row['prompt_tokens']:7.0f} {row['prompts'] * row['reasonings']:6d} {seconds['engine']:9.3f} "
-            f"{seconds['per_pair']:11.3f} {seconds['padded']:9.3f} {ratio['per_pair']:9.1f} {ratio['padded']:7.1f}  "
-            f"{row['largest_difference_nats_per_token']:9.1e}"
-        )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    args = parser.parse_args()
+    if args.device == "cpu":
+        _settle()
+        figures = measure(args.quick)
+        print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
+        return
+    if not torch.cuda.is_available():
+        parser.error("--device cuda: there is no CUDA device here")
+    found = large(HALF_BILLION, 16 if args.quick else PROMPTS, 1000, 200, "cuda")
+    print_figures(found, args.json, list(found), [list(found.values())], [])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""The scorer's benchmark compares equal figures, and counts what it says."""
+
+import pytest
+
+from benchmarks import cross_scoring
+from benchmarks.cross_scoring_work import POLICIES, SMALL, Operations, random_policy
+
+TINY = {**SMALL, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+
+
+def test_both_forms_give_the_same_figures(monkeypatch):
+    monkeypatch.setattr(cross_scoring, "POLICIES", {"tiny": TINY})
+    monkeypatch.setattr(cross_scoring, "PAIRS", 64)
+    row = cross_scoring.forms("tiny", 12, 2, prompts=16)
+    assert row["largest_difference_nats_per_token"] < 1e-4
+    assert row["pairs_timed"] == {"engine": 2 * 2 * 128, "peer": 2 * 2} and row["pairs"] == 16 * 128
+
+
+def test_operations_are_counted_as_the_layout_needs_them():
+    """A prompt of 40 and a reasoning of 22: 62 tokens fed in full; 21 when the prompt's part is shared."""
+    count = Operations.of(random_policy(POLICIES["0.8 M"] | SMALL))
+    assert count.linear == 2 * 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)
+    assert count.plain(40, 22) == 62 * (count.linear + count.head) + count.attention * 62 * 63 / 2
+    shared = 21 * count.linear + 22 * count.head + count.attention * (21 * 40 + 21 * 22 / 2)
+    assert count.engine(40, 22, 10**12) == pytest.approx(shared)
+
+
+def test_the_fit_finds_what_the_values_are_made_of():
+    sizes = (8, 16, 32)
+    found = cross_scoring._fit(sizes, [3 * n + 0.5 * n**2 for n in sizes])
+    assert (found["linear"], found["quadratic"]) == pytest.approx((3, 0.5))
+    assert found["largest_relative_error"] < 1e-9
+    assert cross_scoring._fit(sizes, [n**3 for n in sizes])["largest_relative_error"] > 0.1
+
+
+def test_the_large_case_runs_on_any_device():
+    found = cross_scoring.large(TINY, 3, 20, 6, "cpu")
+    assert found["seconds"] > 0 and found["tflops"] > 0 and found["share_of_peak"] is None
