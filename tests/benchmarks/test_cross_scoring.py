@@ -11,6 +11,7 @@ TINY = {**SMALL, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers"
 def test_both_forms_give_the_same_figures(monkeypatch):
     monkeypatch.setattr(cross_scoring, "POLICIES", {"tiny": TINY})
     monkeypatch.setattr(cross_scoring, "PAIRS", 64)
+    monkeypatch.setattr(cross_scoring, "TIMED", 1)
     row = cross_scoring.forms("tiny", 12, 2, prompts=16)
     assert row["largest_difference_nats_per_token"] < 1e-4
     assert row["pairs_timed"] == {"engine": 2 * 2 * 128, "peer": 2 * 2} and row["pairs"] == 16 * 128
