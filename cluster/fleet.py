@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from actors.allocator import ALLOCATOR
 from actors.environment import EnvironmentActor
 from actors.filter_service import FilterService
 from actors.messages import UpdateReport, WeightBundle
@@ -101,11 +102,11 @@ class Fleet:
         return FilterService.options(num_cpus=0).remote(self.config.filter)
 
     def _new_scorer(self) -> Handle:
-        config = self.config
-        shell = ScorerActor.options(num_cpus=config.scorer.num_cpus, num_gpus=config.scorer.num_gpus)
-        return shell.remote(
-            self.model_dir, config.scorer, config.sampling.temperature, config.seed, config.loop.max_staleness
+        config, scorer = self.config, self.config.scorer
+        shell = ScorerActor.options(
+            num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env={"env_vars": ALLOCATOR}
         )
+        return shell.remote(self.model_dir, scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
 
     async def _introduce_workers(self) -> None:
         """Tells the environment actors who the rollout workers are; a dead one is found when it is next called."""

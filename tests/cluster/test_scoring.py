@@ -165,7 +165,8 @@ def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.Monke
 
     class Shell:
         @staticmethod
-        def options(**resources: float) -> Any:
+        def options(runtime_env: dict[str, Any], **resources: float) -> Any:
+            assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
             asked.append(resources)
             return SimpleNamespace(remote=lambda *_: "scorer")
 
