@@ -4,7 +4,8 @@
 the scorer on and off in turn, each pair in the other order than the one before. On: the first turn, and the trajectory
 scope with N = 32, at step 1 and every 5 steps. Both do the same work, token for token: the scorer changes nothing that
 is played or learned. The first four steps warm up and are left out, so that 4 + 5 k steps hold k scorings with the
-steps that follow each. The start of Ray and vLLM, twice a pair, is in no figure; with it even `--quick`, 9 steps of each, is over a minute.
+steps that follow each. The start of Ray and vLLM, twice a pair, is in no figure; with it even `--quick`, 9 steps of
+each, is over a minute.
 
 CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time leaves out validation.
 """
