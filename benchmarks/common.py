@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+GPU_PEAKS = {"H100 80GB HBM3": 989e12, "H200": 989e12, "A100": 312e12}
+"""Dense bfloat16 FLOP/s (NVIDIA's data sheets), by a part of the name that PyTorch gives the card."""
 PAD_ID, PAD = 0, "<pad>"
 END_ID, END = 1, "<end>"
 
@@ -70,6 +72,11 @@ def word_tokenizer(folder: Path, vocabulary: int) -> None:
 def word(index: int) -> str:
     """The word whose id is `index`."""
     return {PAD_ID: PAD, END_ID: END}.get(index, f"t{index}")
+
+
+def peak_of(card: str) -> float | None:
+    """Dense bfloat16 FLOP/s of a card, None where it is not known."""
+    return next((flops for name, flops in GPU_PEAKS.items() if name in card), None)
 
 
 def print_figures(

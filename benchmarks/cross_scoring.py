@@ -13,7 +13,7 @@ On a CPU, one thread, float32, CPU seconds (a busy neighbour disturbs them less 
   mean difference of MI-Est, and how often its interval holds what all pairs give on average.
 
 On CUDA: 64 x 8 on the shape of Qwen2.5-0.5B in bfloat16, prompts of 1,000 tokens, reasonings of 200: seconds and share
-of the card's peak.
+of the card's peak. NEVER RUN on a GPU: there was none.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from actors.allocator import ALLOCATOR
 from actors.budget import draw_pairs, estimate
 from actors.cross_scoring import CPU_TOKENS, CrossScorer
 from actors.known_truth import draw, random_channel
 from actors.proxies import proxies_of_scores
-from benchmarks.common import print_figures
-from benchmarks.cross_scoring_work import HALF_BILLION, POLICIES, SMALL, Operations, padded, random_policy, random_rows
+from benchmarks.common import peak_of, print_figures
+from benchmarks.cross_scoring_work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
+from learner.shapes import published
 
 PROMPTS, SAMPLES, REASONING = 64, 8, 22
 PROMPT_TOKENS = (40, 220, 400, 1000)
@@ -47,17 +48,16 @@ LARGE_VOCABULARY = 151_936
 SIZES = (8, 16, 24, 32, 48, 64)
 FIT_PROMPT = 220
 SHARE = 0.25
-PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40": 181e12, "B200": 2250e12}
-"""Dense bfloat16 FLOP/s by the vendor's data sheets."""
+GPU_SHAPE = "Qwen2.5-0.5B"
 
 
 def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
     """One row: both forms in `turns` of the turns that a quarter of the prompts is timed in."""
-    shape = POLICIES[name] | SMALL | ({"vocab_size": vocabulary} if vocabulary else {})
+    shape = small_shape(name, vocabulary)
     plain, scorer = random_policy(shape), CrossScorer(random_policy(shape), CPU_TOKENS)
     operations, rng = Operations.of(plain), np.random.default_rng(prompt)
-    columns = random_rows(prompts, prompt, shape["vocab_size"], 0)
-    reasonings = random_rows(prompts * SAMPLES, REASONING, shape["vocab_size"], 1)
+    columns = random_rows(prompts, prompt, shape.vocab_size, 0)
+    reasonings = random_rows(prompts * SAMPLES, REASONING, shape.vocab_size, 1)
     engine = peer = worst = 0.0
     each, pairs = max(1, prompts // (TURNS * TIMED)), PAIRS * prompts // (PROMPTS * TURNS)
     scorer.matrix(columns[:2], reasonings[:8])  # first calls pay for set-up
@@ -76,7 +76,7 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
     least, most = operations.engine(prompt, REASONING, len(reasonings)), operations.plain(prompt, REASONING)
     return {
         "policy": name,
-        "vocabulary": shape["vocab_size"],
+        "vocabulary": shape.vocab_size,
         "prompt_tokens": prompt,
         "pairs": prompts * len(reasonings),
         "pairs_timed": {"engine": turns * each * len(reasonings), "peer": turns * pairs},
@@ -92,10 +92,10 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
 
 def against_prompts(sizes: tuple[int, ...]) -> dict[str, Any]:
     """Cost at N prompts of 8 reasonings: tokens forwarded, seconds, and both fitted by a N + b N^2."""
-    shape = POLICIES["0.8 M"] | SMALL
+    shape = small_shape("0.8 M")
     scorer = CrossScorer(random_policy(shape), CPU_TOKENS)
-    columns = random_rows(max(sizes), FIT_PROMPT, shape["vocab_size"], 2)
-    reasonings = random_rows(max(sizes) * SAMPLES, REASONING, shape["vocab_size"], 3)
+    columns = random_rows(max(sizes), FIT_PROMPT, shape.vocab_size, 2)
+    reasonings = random_rows(max(sizes) * SAMPLES, REASONING, shape.vocab_size, 3)
     seconds, tokens = [], []
     for size in sizes:
         before, start = scorer.num_forwarded, time.thread_time()
@@ -146,19 +146,19 @@ def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tup
     return proxies_of_scores(scores).mi_est, found.mi_est, interval.low, interval.high
 
 
-def large(shape: Mapping[str, int], prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:
+def large(shape: PreTrainedConfig, prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:
     """Seconds of one matrix in bfloat16, by the clock, and operations a second."""
-    model: PreTrainedModel = random_policy(dict(shape), torch.bfloat16).to(device)
+    model = random_policy(shape).to(device, torch.bfloat16)
     scorer, operations = CrossScorer(model, 16_384), Operations.of(model)
-    columns = random_rows(prompts, prompt, shape["vocab_size"], 4)
-    reasonings = random_rows(prompts * SAMPLES, reasoning, shape["vocab_size"], 5)
+    columns = random_rows(prompts, prompt, shape.vocab_size, 4)
+    reasonings = random_rows(prompts * SAMPLES, reasoning, shape.vocab_size, 5)
     scorer.matrix(columns[:2], reasonings[:2])
     start = time.perf_counter()
     scorer.matrix(columns, reasonings)
     seconds = time.perf_counter() - start
     total = prompts * len(reasonings) * operations.engine(prompt, reasoning, len(reasonings))
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    peak = next((flops for card, flops in PEAK.items() if card in name), None)
+    peak = peak_of(name)
     share = total / seconds / peak if peak else None
     return {"device": name, "seconds": seconds, "tflops": total / seconds / 1e12, "share_of_peak": share}
 
@@ -226,7 +226,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         parser.error("--device cuda: there is no CUDA device here")
-    found = large(HALF_BILLION, 16 if args.quick else PROMPTS, 1000, 200, "cuda")
+    found = large(published(GPU_SHAPE), 16 if args.quick else PROMPTS, 1000, 200, "cuda")
     print_figures(found, args.json, list(found), [list(found.values())], [])
 
 

@@ -7,13 +7,14 @@ that a causal mask leaves; padding, of which both forms have little here, is lef
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 Rows = list[np.ndarray]
 Pairs = Sequence[tuple[int, int]]
@@ -24,22 +25,18 @@ POLICIES: dict[str, dict[str, int]] = {
     "3.3 M": {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 512},
 }
 SMALL = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-HALF_BILLION = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-}
-"""Qwen2.5-0.5B."""
 
 
-def random_policy(shape: dict[str, int], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Random weights, scaled so that the prompt matters."""
+def small_shape(name: str, vocabulary: int | None = None) -> PreTrainedConfig:
+    """One of POLICIES, its own vocabulary replaced where one is given; scaled so that the prompt matters."""
+    shape = POLICIES[name] | ({"vocab_size": vocabulary} if vocabulary else {})
+    return Qwen2Config(**shape, **SMALL, max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.06)
+
+
+def random_policy(config: PreTrainedConfig) -> PreTrainedModel:
+    """Random weights, the same for the same shape."""
     torch.manual_seed(0)
-    config = Qwen2Config(**shape, max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.06)
-    return Qwen2ForCausalLM(config).to(dtype).eval()
+    return Qwen2ForCausalLM(copy.deepcopy(config)).eval()  # the engine changes its model's
 
 
 def random_rows(count: int, tokens: int, vocabulary: int, seed: int) -> Rows:

@@ -8,7 +8,7 @@ backward pass, clipping and AdamW, as `Trainer.train_step` does them in a run. T
 are left out; the figures are of the median step.
 
 Model FLOPs are those of the matrix products that the packed step needs (`learner_work.operations`): the head at sampled
-tokens only, nothing for what is computed twice. Their share of the card's peak is taken where the card is in `PEAKS`.
+tokens only, nothing for what is computed twice. Their share is taken of the peaks in `common.GPU_PEAKS`.
 `--quick` takes a tiny shape; with `--device cpu` it runs anywhere, and then only the device differs from a GPU's run.
 NEVER RUN on a GPU: there was none.
 """
@@ -35,8 +35,6 @@ from learner.config import LearnerConfig
 from learner.shapes import published
 from learner.trainer import Trainer
 
-PEAKS = {"H100 80GB HBM3": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOP/s (NVIDIA's data sheets), by a part of the name that PyTorch gives the card."""
 TARGET = 0.25
 GROUP_SIZE = 16
 WARM_UP = 3
@@ -96,10 +94,6 @@ def settings(work: Work, device: str, compiled: bool) -> LearnerConfig:
     )
 
 
-def peak(card: str) -> float | None:
-    return next((flops for name, flops in PEAKS.items() if name in card), None)
-
-
 def measure(work: Work, device: str, compiled: bool, folder: Path) -> dict[str, Any]:
     """The median step's figures."""
     config = make_model(work.shape, folder)
@@ -119,7 +113,7 @@ def figures(work: Work, trainer: Trainer, groups: learner_work.Groups, step_s: f
     card = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     tokens = learner_work.tokens_fed(trainer, groups, [0])
     operations = learner_work.operations(trainer, groups, 0, padded=False)
-    best = peak(card)
+    best = common.peak_of(card)
     return {
         "shape": work.shape,
         "device": card,

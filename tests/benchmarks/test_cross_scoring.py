@@ -3,13 +3,13 @@
 import pytest
 
 from benchmarks import cross_scoring
-from benchmarks.cross_scoring_work import POLICIES, SMALL, Operations, random_policy
+from benchmarks.cross_scoring_work import POLICIES, Operations, random_policy, small_shape
 
-TINY = {**SMALL, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+TINY = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
 
 
 def test_both_forms_give_the_same_figures(monkeypatch):
-    monkeypatch.setattr(cross_scoring, "POLICIES", {"tiny": TINY})
+    monkeypatch.setitem(POLICIES, "tiny", TINY)
     monkeypatch.setattr(cross_scoring, "PAIRS", 64)
     monkeypatch.setattr(cross_scoring, "TIMED", 1)
     row = cross_scoring.forms("tiny", 12, 2, prompts=16)
@@ -19,7 +19,7 @@ def test_both_forms_give_the_same_figures(monkeypatch):
 
 def test_operations_are_counted_as_the_layout_needs_them():
     """A prompt of 40 and a reasoning of 22: 62 tokens fed in full; 21 when the prompt's part is shared."""
-    count = Operations.of(random_policy(POLICIES["0.8 M"] | SMALL))
+    count = Operations.of(random_policy(small_shape("0.8 M")))
     assert count.linear == 2 * 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)
     assert count.plain(40, 22) == 62 * (count.linear + count.head) + count.attention * 62 * 63 / 2
     shared = 21 * count.linear + 22 * count.head + count.attention * (21 * 40 + 21 * 22 / 2)
@@ -34,6 +34,7 @@ def test_the_fit_finds_what_the_values_are_made_of():
     assert cross_scoring._fit(sizes, [n**3 for n in sizes])["largest_relative_error"] > 0.1
 
 
-def test_the_large_case_runs_on_any_device():
-    found = cross_scoring.large(TINY, 3, 20, 6, "cpu")
+def test_the_large_case_runs_on_any_device(monkeypatch):
+    monkeypatch.setitem(POLICIES, "tiny", TINY)
+    found = cross_scoring.large(small_shape("tiny"), 3, 20, 6, "cpu")
     assert found["seconds"] > 0 and found["tflops"] > 0 and found["share_of_peak"] is None

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import learner_gpu
+from benchmarks import common, learner_gpu
 from benchmarks.learner_gpu import QUICK, WHOLE
 
 
@@ -33,7 +33,7 @@ def test_the_whole_work_is_16k_tokens_in_one_micro_batch():
     ("card", "flops"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", None)]
 )
 def test_a_share_is_told_of_known_cards_only(card, flops):
-    assert learner_gpu.peak(card) == flops
+    assert common.peak_of(card) == flops
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
