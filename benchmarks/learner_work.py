@@ -25,6 +25,7 @@ from learner import batching
 from learner.attention import Layout
 from learner.config import LoraSettings
 from learner.demonstrations import Demonstration, Transcript, encode
+from learner.gated import use_gated_blocks
 from learner.head import log_probabilities
 from learner.linear import use_fast_products
 from learner.model import Policy, shard
@@ -87,7 +88,7 @@ def _trajectory(rng: np.random.Generator, index: int, played: Demonstration) -> 
 class PaddedPolicy(Policy):
     """The same step as TRL and the paper's authors compute it: rows padded to the longest, causal SDPA with a mask.
 
-    Linear layers and head are the learner's own, so that only the layout differs.
+    Linear layers, gated blocks and head are the learner's own, so that only the layout differs.
     """
 
     def forward(
@@ -121,6 +122,7 @@ class PaddedTrainer(Trainer):
             self.model_dir, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         use_fast_products(model)
+        use_gated_blocks(model)
         return shard(PaddedPolicy(model), self.mesh, self.config.dtype)
 
 

@@ -41,9 +41,15 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x of (num_rows, outputs) and (num_rows, inputs): a weight's gradient."""
+    """grad^T x of (num_rows, outputs) and (num_rows, inputs): a weight's gradient.
+
+    oneDNN shares out the columns of a product's result among threads and lanes: the longer side goes there, and the
+    result is a transposed view where that was the outputs.
+    """
     if not serves(grad, x):
         return grad.t() @ x
+    if grad.shape[1] > x.shape[1]:
+        return outer(x, grad).t()
     total = product(grad[:DEPTH].t(), x[:DEPTH].t())
     for start in range(DEPTH, len(x), DEPTH):
         span = slice(start, start + DEPTH)

@@ -80,7 +80,8 @@ def _adapters(model: PreTrainedModel, rank: int) -> int:
 
 
 def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> int:
-    """Bytes that the layers keep of a token for the backward pass (counted from the layers' saved tensors)."""
+    """Bytes that the layers keep of a token for the backward pass (counted from the layers' saved tensors), at most:
+    gated blocks in float32 on CPU keep half of what stands for them here (`learner.gated`)."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     size = vars(config).get("head_dim") or hidden // heads
     projected = size * (heads + 2 * config.num_key_value_heads)

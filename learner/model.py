@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from learner.attention import NAME, Layout
 from learner.config import LearnerConfig, LoraSettings
+from learner.gated import use_gated_blocks
 from learner.head import log_probabilities
 from learner.linear import use_fast_products
 from learner.lora import add_adapters
@@ -109,6 +110,7 @@ def load_model(model_dir: Path) -> PreTrainedModel:
     model.set_attn_implementation(NAME)
     _check_packed(model, name, check_rows, own)
     use_fast_products(model)
+    use_gated_blocks(model)
     return model
 
 
