@@ -7,9 +7,10 @@ For one rank in this process, in CPU seconds of all its threads where it says so
 - rates: float32 matrix products by MKL and by oneDNN, which the learner uses;
 - layouts: a step packed against the same step padded to the longest row with causal SDPA and a mask, and the ratio that
   the counted operations of both allow ("floor"), on the demos' own tokens and on single-turn groups of 16;
-- kept: step time against the share of tokens kept, and how far it is off the line through the origin: of tokens kept,
-  and of tokens fed, among which what rows of a micro-batch begin with in common counts once (fewer groups have fewer
-  rows to share the system prompt's); `fixed` is what a straight line through the times leaves at no tokens at all;
+- kept: step time against the share of tokens kept, how far it is off the line through the origin, and what that is
+  made of: fewer groups have fewer rows to share the system prompt's tokens with (`by_less_sharing`), and a token fed
+  takes more time (`by_time_a_token_fed`), as an optimizer step costs something whatever it holds: `empty` is the share
+  of this step's time that as many optimizer steps on next to nothing take, `empty_optimizer` that of their optimizer, by the clock;
 - memory: the peak of a step by token budget, batch and vocabulary, each in a process of its own, and what of it the
   comparison of vocabularies leaves out;
 - seconds by part for both anchors and with KL on, publication and checkpoint seconds;
@@ -36,6 +37,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as hf_logging
 
+from actors.messages import StepReport
 from actors.records import Trajectory, Turn
 from benchmarks import learner_memory_worker, learner_work
 from learner import process_group
@@ -70,11 +72,11 @@ MEMORY = {
     "budget 4096, 64 trajectories": {"budget": 4096, "groups": 4, "vocabulary": 10_000},
     "budget 4096, vocabulary 151,936": {"budget": 4096, "groups": 4, "vocabulary": 151_936},
 }
-MATRICES = {
-    "the output matrix as FSDP gathers it from its shard": 1,
-    "its gradient, whole, as the backward pass makes it": 1,
-    "its gradient as this rank's shard, reduced from the whole one": 1,
-}
+MATRICES = (
+    "the output matrix as FSDP gathers it from its shard",
+    "its gradient, whole, as the backward pass makes it",
+    "its gradient as this rank's shard, reduced from the whole one",
+)
 """Matrices of (vocabulary, width) that the comparison of vocabularies leaves out, which is of what a step needs beside
 output matrix and gradient. The master copy and Adam's moments were there before the step and are in no figure."""
 
@@ -190,31 +192,59 @@ def measure_kept(folder: Path, steps: int, threads: int) -> dict[str, dict[str, 
             seconds[kept].append(cpu_seconds(lambda s=step, p=part: trainer.train_step(s, p)))
     best = {kept: min(values[1:]) for kept, values in seconds.items()}
     counted = {kept: learner_work.operations(trainer, part, 0, padded=False) for kept, part in parts.items()}
-    slope, rest = np.polyfit([fed[kept] / fed[1.0] for kept in KEPT], [best[kept] / best[1.0] for kept in KEPT], 1)
+    empty = measure_empty(trainer, steps)
     return {
         str(kept): {
             "tokens": tokens[kept] / tokens[1.0],
             "fed": fed[kept] / fed[1.0],
             "operations": counted[kept] / counted[1.0],
             "seconds": best[kept],
-            "off_the_line": best[kept] / best[1.0] / (tokens[kept] / tokens[1.0]) - 1,
-            "off_the_line_of_fed": best[kept] / best[1.0] / (fed[kept] / fed[1.0]) - 1,
-            "fixed": rest / (slope + rest),
+            **off_the_line(best[kept] / best[1.0], tokens[kept] / tokens[1.0], fed[kept] / fed[1.0]),
+            "empty": empty["step"] / best[kept],
+            "empty_optimizer": empty["optimizer"] / best[kept],
         }
         for kept in KEPT
     }
 
 
+def off_the_line(seconds: float, tokens: float, fed: float) -> dict[str, float]:
+    """How far a step with a share of the tokens is off that share of the time, and the two things that it is made of:
+    more tokens fed for each one kept, as fewer groups share what all prompts begin with, and more time for each one
+    fed. All three are shares of what the whole step has."""
+    return {
+        "off_the_line": seconds / tokens - 1,
+        "by_less_sharing": fed / tokens - 1,
+        "by_time_a_token_fed": (seconds - fed) / tokens,
+    }
+
+
+def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
+    """CPU seconds of a step with as many optimizer steps as the others and next to nothing in them, and seconds of its
+    optimizer (norm, clipping, AdamW over all parameters)."""
+    groups = learner_work.random_groups(2, trainer.config.minibatches, 2, 2, VOCABULARY // 2)
+    seconds, optimizer = [], []
+    for step in range(steps + 1):
+        reports: list[StepReport] = []
+        seconds.append(cpu_seconds(lambda s=step, r=reports: r.append(trainer.train_step(s, groups))))
+        optimizer.append(reports[0].seconds["optimizer"])
+    return {"step": min(seconds[1:]), "optimizer": min(optimizer[1:])}
+
+
 def measure_memory() -> dict[str, Any]:
-    """Peak MiB of a step by case, and the large vocabulary over the small, `MATRICES` aside and with them."""
+    """Peak MiB of a step by case, and the large vocabulary over the small: all of `MATRICES` aside, all but the last,
+    and none."""
     found = {name: learner_memory_worker.measure(**case, prompt=40, answer=60) for name, case in MEMORY.items()}
     small, large = list(found.values())[-2:]
-    net = [case["peak_mib"] - sum(MATRICES.values()) * case["matrix_mib"] for case in (small, large)]
+    over = [
+        (large["peak_mib"] - aside * large["matrix_mib"]) / (small["peak_mib"] - aside * small["matrix_mib"])
+        for aside in (len(MATRICES), len(MATRICES) - 1, 0)
+    ]
     return {
         "peak_mib": {name: case["peak_mib"] for name, case in found.items()},
         "matrix_mib": {name: case["matrix_mib"] for name, case in found.items()},
-        "vocabulary_ratio": net[1] / net[0],
-        "vocabulary_ratio_with_matrices": large["peak_mib"] / small["peak_mib"],
+        "vocabulary_ratio": over[0],
+        "vocabulary_ratio_with_gradient_shard": over[1],
+        "vocabulary_ratio_with_matrices": over[2],
         "left_out": list(MATRICES),
     }
 
@@ -295,9 +325,11 @@ def as_text(found: Mapping[str, Any]) -> str:
         lines.append("peak MiB of a step: " + "; ".join(f"{name}: {peak:.0f}" for name, peak in peaks.items()))
         memory = found["memory"]
         lines.append(
-            f"large vocabulary over small: {memory['vocabulary_ratio_with_matrices']:.2f}; "
-            f"{memory['vocabulary_ratio']:.2f} without a (vocabulary, width) matrix of float32 for each of: "
-            f"{'; '.join(memory['left_out'])} (the master copy and Adam's moments were there before the step)"
+            f"large vocabulary over small: {memory['vocabulary_ratio']:.2f} with output matrix and gradient aside "
+            f"(wanted at most 1.3), that is, without a (vocabulary, width) matrix of float32 for each of: "
+            f"{'; '.join(memory['left_out'])}; {memory['vocabulary_ratio_with_gradient_shard']:.2f} with the last of "
+            f"them counted, {memory['vocabulary_ratio_with_matrices']:.2f} with all (master copy and Adam's moments "
+            "were there before the step)"
         )
     for name, figures in found["seconds"].items():
         lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
