@@ -10,7 +10,8 @@ For one rank in this process, in CPU seconds of all its threads where it says so
 - kept: step time against the share of tokens kept, how far it is off the line through the origin, and what that is
   made of: fewer groups have fewer rows to share the system prompt's tokens with (`by_less_sharing`), and a token fed
   takes more time (`by_time_a_token_fed`), as an optimizer step costs something whatever it holds: `empty` is the share
-  of this step's time that as many optimizer steps on next to nothing take, `empty_optimizer` that of their optimizer, by the clock;
+  of this step's time that as many optimizer steps on next to nothing take, `empty_optimizer` that of their
+  optimizer, by the clock;
 - memory: the peak of a step by token budget, batch and vocabulary, each in a process of its own, and what of it the
   comparison of vocabularies leaves out;
 - seconds by part for both anchors and with KL on, publication and checkpoint seconds;
