@@ -5,8 +5,10 @@
 For one rank in this process, in CPU seconds of all its threads where it says so, sides of a comparison in turn:
 
 - rates: float32 matrix products by MKL and by oneDNN, which the learner uses;
-- layouts: a step packed against the same step padded to the longest row with causal SDPA and a mask, and the ratio that
-  the counted operations of both allow ("floor"), on the demos' own tokens and on single-turn groups of 16;
+- layouts: a step packed against the same step padded to the longest row with causal SDPA and a mask, through
+  transformers' own modules as TRL and the paper's authors have it, and the ratio that the counted operations of both
+  allow ("floor"), on the demos' own tokens and on single-turn groups of 16; "alike": padded through the learner's own
+  matrix products and blocks, which leaves the layout alone to differ;
 - kept: step time against the share of tokens kept, how far it is off the line through the origin, and what that is
   made of: fewer groups have fewer rows to share the system prompt's tokens with (`by_less_sharing`), and a token fed
   takes more time (`by_time_a_token_fed`), as an optimizer step costs something whatever it holds: `empty` is the share
@@ -158,25 +160,30 @@ def measure_rates() -> dict[str, float]:
 
 
 def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[str, float]:
-    """CPU seconds of a step packed and padded (best of the steps after the first), their ratio, and its floor."""
+    """CPU seconds of a step packed, padded, and padded through the learner's own modules (best of the steps after the
+    first), the ratios to packed, and what they reach of the floor."""
     shape = LAYOUTS[name]
     if shape is None:
         groups, minibatches = learner_work.demonstrated(name, 8, GROUP_SIZE, folder), 4
     else:
         groups, minibatches = learner_work.single_turn(4, GROUP_SIZE, *shape, folder), 1
     settings = {"num_threads": threads, "minibatches": minibatches}
-    packed = Trainer(folder, LearnerConfig(**settings))
-    padded = learner_work.PaddedTrainer(folder, LearnerConfig(**settings, share_openings=False))
-    sides = {"packed": packed, "padded": padded}
+    plain = LearnerConfig(**settings, share_openings=False)
+    sides = {
+        "packed": Trainer(folder, LearnerConfig(**settings)),
+        "padded": learner_work.PaddedTrainer(folder, plain),
+        "alike": learner_work.PaddedTrainerAlike(folder, plain),
+    }
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for step in range(steps + 1):
         for side, trainer in sides.items():
             seconds[side].append(cpu_seconds(lambda t=trainer, s=step: t.train_step(s, groups)))
     found = {side: min(values[1:]) for side, values in seconds.items()}
-    counted = {side: learner_work.operations(t, groups, 0, side == "padded") for side, t in sides.items()}
-    ratio, floor = found["padded"] / found["packed"], counted["padded"] / counted["packed"]
-    gigaflops = counted["packed"] / found["packed"] / 1e9
-    return {**found, "ratio": ratio, "floor": floor, "reached": ratio / floor, "packed_gflops": gigaflops}
+    counted = {side: learner_work.operations(t, groups, 0, side != "packed") for side, t in sides.items()}
+    floor = counted["padded"] / counted["packed"]
+    ratios = {"ratio": found["padded"] / found["packed"], "ratio_alike": found["alike"] / found["packed"]}
+    reached = {"reached": ratios["ratio"] / floor, "reached_alike": ratios["ratio_alike"] / floor}
+    return {**found, "floor": floor, **ratios, **reached, "packed_gflops": counted["packed"] / found["packed"] / 1e9}
 
 
 def measure_kept(folder: Path, steps: int, threads: int) -> dict[str, dict[str, float]]:

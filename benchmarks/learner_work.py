@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from actors.records import Trajectory, Turn
 from benchmarks import common
@@ -115,15 +115,26 @@ class PaddedPolicy(Policy):
 
 
 class PaddedTrainer(Trainer):
-    """The learner with padded rows; give it `share_openings: false`, so that its layout is rows one after another."""
+    """The learner with padded rows through transformers' own modules, as TRL and the paper's authors have them; give it
+    `share_openings: false`, so that its layout is rows one after another."""
 
     def _load(self, lora: LoraSettings | None = None) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(
             self.model_dir, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
+        self._equip(model)
+        return shard(PaddedPolicy(model), self.mesh, self.config.dtype)
+
+    def _equip(self, model: PreTrainedModel) -> None:
+        """Nothing: as it comes."""
+
+
+class PaddedTrainerAlike(PaddedTrainer):
+    """The same with the learner's products and blocks, so that the layout alone differs from the learner."""
+
+    def _equip(self, model: PreTrainedModel) -> None:
         use_fast_products(model)
         use_gated_blocks(model)
-        return shard(PaddedPolicy(model), self.mesh, self.config.dtype)
 
 
 def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> float:
