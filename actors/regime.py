@@ -48,22 +48,27 @@ class Reading:
     retrieval_chance: float
     conditional_entropy: float
     """H(Z|X), nats a token."""
+    low: float = math.nan
+    """Lower end of MI-Seq-Est's 95% interval."""
 
     @classmethod
     def of(cls, figures: Mapping[str, float]) -> Reading:
         """From a scope's figures, scope left out."""
         names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "conditional_entropy")
-        return cls(*(figures.get(name, math.nan) for name in names))
+        return cls(*(figures.get(name, math.nan) for name in (*names, "mi_seq_est_low")))
 
     @property
     def known(self) -> bool:
-        return not any(map(math.isnan, vars(self).values()))
+        """But for the interval, which few prompts do not have."""
+        return not any(math.isnan(value) for name, value in vars(self).items() if name != "low")
 
     @property
     def told_from_null(self) -> bool:
-        """Whether permuted prompts seldom do as well, and retrieval is visibly above chance."""
+        """Whether permuted prompts seldom do as well, and retrieval is visibly above chance. A part of the pairs cannot
+        be permuted: then the interval has to lie above 0."""
         headroom = self.retrieval_accuracy - self.retrieval_chance
-        return self.p_value <= P_VALUE and headroom >= ABOVE_CHANCE * (1 - self.retrieval_chance)
+        beyond = self.low > 0 if math.isnan(self.p_value) else self.p_value <= P_VALUE
+        return beyond and headroom >= ABOVE_CHANCE * (1 - self.retrieval_chance)
 
 
 @dataclass

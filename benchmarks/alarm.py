@@ -70,19 +70,26 @@ def renoised(series: Series, rng: np.random.Generator) -> list[tuple[int, float,
     """The run's own course, a running mean of 2 BLOCK + 1 scorings, with its noise resampled in blocks of BLOCK."""
     values = np.array([scoring[1] for scoring in series.scorings])
     count = len(values)
-    course = np.array([values[max(0, i - BLOCK) : i + BLOCK + 1].mean() for i in range(count)])
+    around = [values[max(0, i - BLOCK) : i + BLOCK + 1] for i in range(count)]
+    course = np.array([near.mean() for near in around])
+    left = np.array([math.sqrt(1 - 1 / len(near)) for near in around])  # of the noise: each mean holds its own point
     noise = np.zeros(0)
     while len(noise) < count:
         start = int(rng.integers(max(1, count - BLOCK + 1)))
-        noise = np.append(noise, (values - course)[start : start + BLOCK])
+        noise = np.append(noise, ((values - course) / left)[start : start + BLOCK])
     made = course + noise[:count]
     return [(scoring[0], float(value), *scoring[2:]) for scoring, value in zip(series.scorings, made, strict=True)]
 
 
-def first_alarm(scorings: Sequence[tuple[int, float, float, bool]]) -> int | None:
-    """The step of the first alarm; None when there is none."""
-    alarm = DependenceAlarm()
-    return next((scoring[0] for scoring in scorings if alarm.scoring(*scoring)), None)
+def alarms(scorings: Sequence[tuple[int, float, float, bool]]) -> list[tuple[int, int | None]]:
+    """(step raised, step lowered again or None) of each alarm."""
+    alarm, found = DependenceAlarm(), []
+    for scoring in scorings:
+        if alarm.scoring(*scoring):
+            found.append((scoring[0], None))
+        elif found and found[-1][1] is None and not alarm.raised:
+            found[-1] = (found[-1][0], scoring[0])
+    return found
 
 
 def false_alarms(runs: Sequence[Series], num_series: int, seed: int = 0, course: bool = False) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def false_alarms(runs: Sequence[Series], num_series: int, seed: int = 0, course:
     for index in range(num_series):
         run = runs[index % len(runs)]
         drawn = renoised(run, rng) if course else resampled(run, len(run.scorings), rng)
-        raised += first_alarm(drawn) is not None
+        raised += bool(alarms(drawn))
     low, high = wilson_interval(raised, num_series)
     return {
         "runs": len(runs),
@@ -127,12 +134,16 @@ def reward_fall(series: Series) -> int | None:
 
 
 def judged(series: Series) -> dict[str, Any]:
-    """Onset, alarm, delay and lead of one run, in steps; None where there is none."""
-    began, alarm, fall = onset(series), first_alarm(series.scorings), reward_fall(series)
+    """Onset, alarm, delay and lead of one run, in steps; None where there is none. The alarm of a collapse is the first
+    that still stands at the onset or comes later; those lowered before it are `early`."""
+    began, fall, raised = onset(series), reward_fall(series), alarms(series.scorings)
+    standing = [start for start, end in raised if began is None or end is None or end > began]
+    alarm = standing[0] if standing else None
     return {
         "run": series.name,
         "onset": began,
         "alarm": alarm,
+        "early": len(raised) - len(standing),
         "delay": None if began is None or alarm is None else alarm - began,
         "reward_fall": fall,
         "lead": None if fall is None or alarm is None else fall - alarm,
@@ -198,7 +209,7 @@ def main() -> None:
     else:
         healthy, collapsed = ([read_series(path) for path in paths] for paths in (args.healthy, args.collapsed))
     figures = measure(healthy, collapsed, 200 if args.quick else 1000) | {"made_up": synthetic}
-    columns = ("run", "onset", "alarm", "delay", "reward_fall", "lead")
+    columns = ("run", "onset", "alarm", "early", "delay", "reward_fall", "lead")
     rows = [["-" if row[key] is None else row[key] for key in columns] for row in figures["collapsed"]]
     print_figures(figures, args.json, columns, rows, notes(figures, synthetic))
 

@@ -88,8 +88,9 @@ class Operations:
         return tokens * (self.linear + self.head) + self.attention * tokens * (tokens + 1) / 2
 
     def engine(self, prompt: int, reasoning: int, reasonings: int) -> float:
-        """A pair where a prompt is read once for `reasonings` of them, and a reasoning's last token is not fed."""
+        """A pair where a prompt is read once for `reasonings` of them, and with it the logits of their first tokens; a
+        reasoning's last token is not fed."""
         tokens = reasoning - 1
-        read = prompt * self.linear + self.attention * prompt * (prompt + 1) / 2
+        read = self.head + prompt * self.linear + self.attention * prompt * (prompt + 1) / 2
         seen = self.attention * (tokens * prompt + tokens * (tokens + 1) / 2)
-        return read / reasonings + tokens * self.linear + seen + reasoning * self.head
+        return read / reasonings + tokens * (self.linear + self.head) + seen

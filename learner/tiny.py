@@ -169,6 +169,9 @@ def build_tiny(
     building.mkdir(parents=True)
     try:
         report = _build(building, target, environment, seed, recipe, digest)
+        found = _stamped(target)
+        if found is not None and found.digest == digest:
+            return found  # another process was faster, and its folder may be in use
         if target.exists():
             shutil.rmtree(target)
         building.rename(target)
@@ -185,10 +188,10 @@ def building_path(target: Path, process: int) -> Path:
 def remove_abandoned(folder: Path) -> None:
     """Removes what builds in `folder` left behind that were killed on this machine. Builds of other machines, which may
     share the folder, are left alone: whether they go on cannot be seen from here."""
-    mine = f".building-{socket.gethostname()}-"
+    mine = f".building-{socket.gethostname()}"
     for left in folder.glob(".*.building-*") if folder.is_dir() else ():
-        process = left.name.rpartition("-")[2]
-        if mine in left.name and process.isdigit() and not _runs(int(process)):
+        place, _, process = left.name.rpartition("-")
+        if place.endswith(mine) and process.isdigit() and not _runs(int(process)):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -121,3 +121,22 @@ def test_a_runs_lines_replay_to_the_alarms_it_raised() -> None:
     bare = {"step": 3, "first_turn/mi_seq_est": 1.0}
     with pytest.raises(ValueError, match="step 3: first_turn/mi_seq_est has no"):
         scoring_of(bare)
+
+
+def test_under_a_budget_of_pairs_the_alarm_arms_and_is_raised_all_the_same() -> None:
+    """Scorings of a part of the pairs have an interval and no p-value."""
+    lines = [
+        {
+            "step": step,
+            "scorer/step": step,
+            "first_turn/mi_seq_est": value,
+            "first_turn/mi_seq_est_standard_error": 0.1,
+            "first_turn/mi_seq_est_low": value - 0.2,
+            "first_turn/mi_seq_est_p_value": None,
+            "first_turn/retrieval_accuracy": 0.7,
+            "first_turn/retrieval_chance": 0.125,
+            "first_turn/conditional_entropy": 0.8,
+        }
+        for step, value in enumerate([2.0] * 6 + [0.5] * 4)
+    ]
+    assert [step for step, _ in replay(lines)] == [7]

@@ -58,3 +58,12 @@ def test_exactly_one_regime_is_set() -> None:
     for regime in REGIMES:
         flags = one_hot(regime)
         assert sum(flags.values()) == 1.0 and flags[f"regime/{regime}"] == 1.0 and len(flags) == len(REGIMES)
+
+
+def test_where_pairs_were_left_out_the_interval_tells_dependence_from_none() -> None:
+    """A part of the pairs has no p-value."""
+    part = {"p_value": math.nan, "retrieval_accuracy": 0.7, "retrieval_chance": 0.125, "conditional_entropy": 0.8}
+    assert Reading(1.5, **part, low=0.4).told_from_null
+    assert not Reading(1.5, **part, low=-0.1).told_from_null
+    assert not Reading(1.5, **part).told_from_null
+    assert not Reading(1.5, **part | {"retrieval_accuracy": 0.15}, low=0.4).told_from_null

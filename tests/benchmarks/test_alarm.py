@@ -55,8 +55,16 @@ def test_onset_is_the_fall_that_lasts_and_the_alarm_is_measured_from_it() -> Non
     assert onset(healthy) is None and onset(passing) is None
     fallen = series([1.5] * 5 + [0.5] * 5, [0.4] * 40 + [0.1] * 20)
     assert onset(fallen) == 25 and reward_fall(fallen) == 42
-    assert judged(fallen) == {"run": "run", "onset": 25, "alarm": 30, "delay": 5, "reward_fall": 42, "lead": 12}
+    figures = {"onset": 25, "alarm": 30, "early": 0, "delay": 5, "reward_fall": 42, "lead": 12}
+    assert judged(fallen) == {"run": "run"} | figures
     assert judged(healthy)["delay"] is None and judged(healthy)["lead"] is None
+
+
+def test_an_alarm_that_was_lowered_before_the_collapse_is_early_and_no_lead() -> None:
+    dipped = series([1.5] * 5 + [0.5] * 3 + [1.5] * 10 + [0.3] * 6)
+    found = judged(dipped)
+    assert found["onset"] == 90 and found["early"] == 1
+    assert 0 <= found["delay"] <= 10
 
 
 def test_made_up_collapses_are_seen_before_their_reward_falls() -> None:

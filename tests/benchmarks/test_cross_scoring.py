@@ -22,7 +22,7 @@ def test_operations_are_counted_as_the_layout_needs_them():
     count = Operations.of(random_policy(small_shape("0.8 M")))
     assert count.linear == 2 * 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)
     assert count.plain(40, 22) == 62 * (count.linear + count.head) + count.attention * 62 * 63 / 2
-    shared = 21 * count.linear + 22 * count.head + count.attention * (21 * 40 + 21 * 22 / 2)
+    shared = 21 * (count.linear + count.head) + count.attention * (21 * 40 + 21 * 22 / 2)
     assert count.engine(40, 22, 10**12) == pytest.approx(shared)
 
 

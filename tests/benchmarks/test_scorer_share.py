@@ -5,13 +5,15 @@ import pytest
 from benchmarks.scorer_share import EVERY, WARM_UP, Run, figures, order_of
 
 
-def run(arm: str, seconds: float, scorer_cpu: float, skipped: float = 0.0, tokens: int = 7) -> Run:
+def run(
+    arm: str, seconds: float, scorer_cpu: float, skipped: float = 0.0, tokens: int = 7, outcome: str = "done"
+) -> Run:
     """Steps of so many seconds each after a warm-up of 50 s a step."""
     parts = ("step", "train", "rollout")
     metrics = [
         {f"seconds/{part}": seconds if step > WARM_UP else 50.0 for part in parts}
         | {"step": step, "tokens/sampled": tokens + step}
-        | ({"scorer/done": 1.0, "scorer/cpu_seconds": scorer_cpu} if arm == "on" and step in (2, 6) else {})
+        | ({f"scorer/{outcome}": 1.0, "scorer/cpu_seconds": scorer_cpu} if arm == "on" and step in (2, 6) else {})
         | ({"scorer/skipped": skipped} if step == 5 else {})
         for step in range(1, WARM_UP + EVERY + 1)
     ]
@@ -37,5 +39,10 @@ def test_each_of_the_three_bounds_can_be_missed(on: Run) -> None:
     assert not figures([on, run("off", 1.0, 0.0)])["reached"]
 
 
+def test_a_scorer_that_only_fails_costs_nothing_and_reaches_nothing() -> None:
+    assert not figures([run("on", 1.0, 0.0, outcome="failed"), run("off", 1.0, 0.0)])["reached"]
+
+
 def test_runs_that_did_other_work_are_told() -> None:
-    assert not figures([run("on", 1.0, 0.5), run("off", 1.0, 0.0, tokens=8)])["same_work"]
+    found = figures([run("on", 1.0, 0.5), run("off", 1.0, 0.0, tokens=8)])
+    assert not found["same_work"] and not found["reached"]

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -294,6 +295,34 @@ def test_the_next_build_removes_what_killed_ones_left_and_nothing_of_those_that_
         (path / "part").mkdir(parents=True)
     build_tiny(target, LAKE, recipe=SMALL.model_copy(update={"tokens": 1_000}))
     assert sorted(tmp_path.iterdir()) == sorted([target, *going_on])
+
+
+def test_a_build_of_a_machine_whose_name_begins_like_this_ones_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(tiny.socket, "gethostname", lambda: "node")
+    here, there = (tmp_path / f".a.building-{host}-{ended.pid}" for host in ("node", "node-1"))
+    for path in (here, there):
+        path.mkdir()
+    tiny.remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [there]
+
+
+def test_a_build_that_comes_second_leaves_the_first_ones_folder_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, recipe, build = tmp_path / "a", SMALL.model_copy(update={"tokens": 1_000}), tiny._build
+
+    def overtaken(building: Path, *rest: object) -> tiny.TinyReport:
+        report = build(building, *rest)
+        shutil.copytree(building, target)
+        return report
+
+    monkeypatch.setattr(tiny, "_build", overtaken)
+    monkeypatch.setattr(tiny.shutil, "rmtree", lambda path, **_: pytest.fail("removed") if path == target else None)
+    assert build_tiny(target, LAKE, recipe=recipe).reused
 
 
 # --- the sampler ---
