@@ -60,8 +60,8 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
         check_address(config)  # before the minutes that a warm-up may take
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
-        connect(config, say)
         try:
+            connect(config, say)
             create_run(config, say)
             for note in make(config.environment.name, "train", config.environment.options).notes():
                 say(note)
@@ -125,9 +125,8 @@ async def _train(
     stop_signal: list[int] = []
     try:
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")
-        await _stoppable(fleet.start(), stop_signal)
+        await _stoppable(_start(fleet, checkpoint), stop_signal)
         if checkpoint is not None:
-            await _load(fleet, checkpoint)
             say(f"resumed from {checkpoint} after step {state.clock}")
         coordinator = Coordinator(config, fleet, archive, recorder, state, say)
         _stop_on_signals(coordinator, stop_signal)
@@ -139,7 +138,11 @@ async def _train(
     return _close(config, coordinator, archive, stop_signal, time.time() - started, say)
 
 
-async def _load(fleet: Fleet, checkpoint: Path) -> None:
+async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
+    """Every actor ready, the learner as the checkpoint left it."""
+    await fleet.start()
+    if checkpoint is None:
+        return
     try:
         await asyncio.to_thread(fleet.learner.load, checkpoint.resolve())
     except ValueError as error:
@@ -190,17 +193,23 @@ async def _stoppable(work: Any, stop_signal: list[int]) -> None:
 
 
 def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:
-    """The first signal ends the run after the step in training; a second one ends it now."""
+    """The first signal ends the run after the step in training; a second one ends it now. `stop_signal`: holds the
+    first already where it came when the start-up had just ended."""
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        coordinator.stop(f"stopped by {signal.Signals(stop_signal[0]).name}")
 
     def ask(number: int) -> None:
         stop_signal.append(number)
         if len(stop_signal) > 1:
             raise KeyboardInterrupt
-        coordinator.stop(f"stopped by {signal.Signals(number).name}")
+        stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ask, number)
+    if stop_signal:
+        stop()
 
 
 def _close(

@@ -1,5 +1,9 @@
-"""How a run ends that meets an error on the way: one paragraph for the user, and no trace of a fault of ours lost."""
+"""How a run ends that meets an error or a signal on the way: one paragraph for the user; no trace of a fault lost."""
 
+import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +15,7 @@ from actors.archive import ArchiveError
 from cluster import run
 from cluster.config import load
 from cluster.errors import UserError
+from cluster.state import LoopState
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[[], int]:
@@ -56,3 +61,57 @@ def test_a_trace_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path) -> 
     (tmp_path / "it" / "failure.log").mkdir(parents=True)
     with pytest.raises(UserError, match=r"^too wide \(its trace cannot be written to .*: Is a directory\)$"):
         ending(monkeypatch, tmp_path, ValueError("too wide"))()
+
+
+def test_a_cluster_found_too_small_is_left(monkeypatch, tmp_path) -> None:
+    train = ending(monkeypatch, tmp_path, ValueError("not reached"))
+    left: list[bool] = []
+
+    def too_small(*_: object) -> None:
+        raise UserError("the cluster has 1 CPUs")
+
+    monkeypatch.setattr(run, "connect", too_small)
+    monkeypatch.setattr(run, "disconnect", lambda: left.append(True))
+    with pytest.raises(UserError, match="the cluster has 1 CPUs"):
+        train()
+    assert left == [True]
+
+
+class LoadingFleet:
+    """A fleet whose learner loads until the fleet is stopped; the signal comes while it does."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number, self.stopped = number, threading.Event()
+        self.learner = SimpleNamespace(load=self.load)
+
+    async def start(self) -> None:
+        pass
+
+    def load(self, _: Path) -> None:
+        os.kill(os.getpid(), self.number)
+        self.stopped.wait(2.0)
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeypatch, tmp_path, number) -> None:
+    fleet = LoadingFleet(number)
+    monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
+    monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
+    recorder = SimpleNamespace(url="")
+    with pytest.raises(UserError, match=f"^stopped by {number.name} before the actors were ready$"):
+        asyncio.run(run._train(config, tmp_path, LoopState(clock=3), tmp_path, recorder, 0.0, lambda _: None))
+
+
+@pytest.mark.parametrize(("before", "said"), [([], []), ([signal.SIGTERM], ["stopped by SIGTERM"])])
+def test_a_signal_that_came_as_the_start_up_ended_stops_the_run(before, said) -> None:
+    reasons: list[str] = []
+
+    async def begin() -> None:
+        run._stop_on_signals(SimpleNamespace(stop=reasons.append), list(before))
+
+    asyncio.run(begin())
+    assert reasons == said
