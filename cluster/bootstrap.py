@@ -49,7 +49,7 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
     options: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.WARNING}
     if address:
         check_address(config)
-        _join(address, options)
+        _join(config, options)
         say(f"joined the Ray cluster at {address}")
     else:
         cpus = config.cluster.num_cpus or max(needed_cpus(config, learning), float(os.cpu_count() or 1))
@@ -64,32 +64,36 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
 
 
 def check_address(config: RunConfig) -> None:
-    """UserError at once when nothing listens at the host:port to join; Ray itself would ask for minutes."""
+    """UserError at once when nothing listens at the host:port to join; Ray itself would ask for minutes. What Ray reads
+    otherwise (`auto`, `ray://...`) is left to it."""
     address = _address(config)
     host, colon, port = address.rpartition(":")
-    if not (colon and port.isdigit()):
+    if "://" in address or not (colon and port.isdigit()):
         return
     try:
-        socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
     except OSError as error:
-        raise _unreachable(address, error) from error
+        raise _unreachable(config, error) from error
 
 
 def _address(config: RunConfig) -> str:
     return config.cluster.address or os.environ.get("RAY_ADDRESS", "")
 
 
-def _join(address: str, options: dict[str, Any]) -> None:
+def _join(config: RunConfig, options: dict[str, Any]) -> None:
     try:
-        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
+        ray.init(address=_address(config), runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
-        raise _unreachable(address, error) from error
+        raise _unreachable(config, error) from error
 
 
-def _unreachable(address: str, error: Exception) -> UserError:
+def _unreachable(config: RunConfig, error: Exception) -> UserError:
+    key, without = "cluster.address", "leave the key empty"
+    if not config.cluster.address:
+        key, without = "RAY_ADDRESS", "unset the variable"
     return UserError(
-        f"cluster.address={address!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
-        "leave the key empty to start one on this machine."
+        f"{key}={_address(config)!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
+        f"{without} to start one on this machine."
     )
 
 
