@@ -1,7 +1,8 @@
 """The fleet: brings the actors of a run up, replaces the ones that may be replaced, and takes all of them down.
 
 Environment actors, rollout workers, filter service and scorer are replaced after their death, at most
-`cluster.max_restarts` times each; a replaced rollout worker gets the current weights as any late joiner does.
+`cluster.max_restarts` times each; a replaced rollout worker gets the current weights as any late joiner does, and one
+that cannot join is itself replaced.
 The learner's process group is never touched: the death of a rank ends the run, which resumes from its last
 checkpoint."""
 
@@ -49,6 +50,7 @@ class Fleet:
         """The published version, which late joiners load."""
         self._boundary = asyncio.Lock()
         self._joins: dict[str, asyncio.Task[None]] = {}
+        self._join_failure = ""
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 
@@ -163,7 +165,16 @@ class Fleet:
         self._joins[name] = asyncio.create_task(self._join(name))
 
     async def _join(self, name: str) -> None:
+        """Takes a new rollout worker in. One that fails is ended, and another tried while restarts are left."""
         worker = self._new_worker(name)
+        try:
+            await self._take_in(name, worker)
+        except (RuntimeError, TimeoutError, RayError) as error:
+            self._join_failed(name, worker, str(error))
+        else:
+            self._drop_join(name)
+
+    async def _take_in(self, name: str, worker: Handle) -> None:
         await within({name: worker.ready.remote()}, self.config.rollout.start_timeout_s, "restart")
         async with self._boundary:
             if self.bundle is not None:
@@ -172,14 +183,34 @@ class Fleet:
             self.workers[name] = worker
         await self._introduce_workers()
 
+    def _drop_join(self, name: str) -> bool:
+        """Drops the entry of the join that calls; false where the worker died since, and its successor has the name."""
+        own = self._joins.get(name) is asyncio.current_task()
+        if own:
+            del self._joins[name]
+        return own
+
+    def _join_failed(self, name: str, worker: Handle, cause: str) -> None:
+        now = time.time()
+        self.on_event(name, "join_failed", now, now, cause=cause)
+        log.error("%s: a replacement did not join: %s", name, cause)
+        ray.kill(worker)
+        if self.workers.get(name) is worker:
+            del self.workers[name]
+        self._join_failure = cause
+        if self._drop_join(name) and self.restarts[name] < self.config.cluster.max_restarts:
+            self.allow_restart(name, cause)
+            self._joins[name] = asyncio.create_task(self._join(name))
+
     async def need_worker(self) -> None:
-        """Returns once there is a rollout worker; raises RuntimeError when none is left and none can be started."""
+        """Returns once there is a rollout worker; raises RuntimeError when none is left and none is starting."""
         while not self.workers:
             if not self._joins:
-                raise RuntimeError("no rollout worker is left, and none is starting")
+                cause = f"; the last to start failed: {self._join_failure}" if self._join_failure else ""
+                raise RuntimeError(f"no rollout worker is left, and none is starting{cause}")
             done, _ = await asyncio.wait(self._joins.values(), return_when=asyncio.FIRST_COMPLETED)
-            for name in [name for name, join in self._joins.items() if join in done]:
-                self._joins.pop(name).result()
+            for join in done:
+                join.result()  # a fault of ours: what may fail in a join is taken care of there
 
     async def replace_filter(self, state: dict[str, Any] | None, cause: str) -> None:
         """A new filter service with the state of the last closed step."""
