@@ -110,7 +110,7 @@ def _add_train(commands: argparse._SubParsersAction) -> None:
 def _train(options: argparse.Namespace) -> int:
     from cluster.config import load
 
-    overrides = options.overrides + ([f"cluster.address={options.address}"] if options.address else [])
+    overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
     from cluster.run import train
 

@@ -26,8 +26,8 @@ def evaluate(
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
     config = load(str(run_dir / "config.yaml"), [f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
     model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
-    connect(config, say if not as_json else _silent, learning=False)
     try:
+        connect(config, say if not as_json else _silent, learning=False)
         solved = asyncio.run(_play(config, model_dir))
     finally:
         disconnect()

@@ -30,6 +30,7 @@ def test_an_unknown_word_is_an_error_of_usage(words, capsys):
         (["train", "frozenlake", "filter.roh=1"], ["filter.roh", "rho"]),
         (["train", "frozenlak"], ["frozenlake"]),
         (["train", "frozenlake", "model.path=nowhere"], ["nowhere", "config.json"]),
+        (["train", "frozenlake", "--address", "[::1]:1", "recorder.port=0"], ["address='[::1]:1'", "ray start"]),
         (["status", "nowhere"], ["nowhere", "config.yaml"]),
         (["watch", "nowhere"], ["nowhere", "config.yaml"]),
         (["eval", "nowhere"], ["nowhere", "config.yaml"]),
