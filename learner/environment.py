@@ -8,8 +8,8 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "20000",
     **ALLOCATOR,
-    # oneDNN and PyTorch's layer over it each keep the plans of a thousand products, one a shape; token counts hardly
-    # ever come again, and a rank grew by a gigabyte. It is no slower so.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-    "LRU_CACHE_CAPACITY": "16",
+    # oneDNN and PyTorch's layer over it each keep the plans of a thousand products, one a shape; token counts seldom
+    # come again, and a rank grew by a gigabyte. So many are enough for those that do.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    "LRU_CACHE_CAPACITY": "128",
 }
