@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 GPU_PEAKS = {"H100 80GB HBM3": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOP/s (NVIDIA's data sheets), by a part of the name that PyTorch gives the card."""
 PAD_ID, PAD = 0, "<pad>"
 END_ID, END = 1, "<end>"
+
+
+def restart_with(variables: Mapping[str, str], module: str, argv: Sequence[str] | None) -> None:
+    """Starts this program anew unless it has these environment variables: they are read when a process starts."""
+    if any(os.environ.get(name) != value for name, value in variables.items()):
+        command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
+        os.execve(sys.executable, command, os.environ | variables)
 
 
 def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
@@ -22,33 +34,43 @@ def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def random_qwen2(folder: Path, *, vocabulary: int, width: int, layers: int, hidden: int, heads: int, seed: int) -> int:
-    """Write a random float32 Qwen2 (half as many key-value heads as heads, tied head) as a Hugging Face folder.
+def small_qwen2(
+    *, vocabulary: int, width: int, layers: int, hidden: int, heads: int, **others: Any
+) -> PreTrainedConfig:
+    """A Qwen2 shape with half as many key-value heads as heads and a tied head; `others` as transformers names them."""
+    from transformers import Qwen2Config
 
-    Returns its number of parameters. Its tokenizer is `word_tokenizer`'s.
-    """
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(seed)
-    config = Qwen2Config(
+    return Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        max_position_embeddings=1024,
         tie_word_embeddings=True,
+        **others,
+    )
+
+
+def random_qwen2(folder: Path, *, seed: int, **shape: int) -> int:
+    """Write a random float32 model of `small_qwen2`'s shape as a Hugging Face folder; its tokenizer is
+    `word_tokenizer`'s. Returns its number of parameters."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    config = small_qwen2(
+        **shape,
+        max_position_embeddings=1024,
         pad_token_id=PAD_ID,
         eos_token_id=None,  # vLLM would stop at it whatever it is asked for; the tokenizer has one
         bos_token_id=None,
     )
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
-    word_tokenizer(folder, vocabulary)
+    word_tokenizer(folder, shape["vocabulary"])
     return sum(parameter.numel() for parameter in model.parameters())
 
 

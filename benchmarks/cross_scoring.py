@@ -19,8 +19,6 @@ of the card's peak. NEVER RUN on a GPU: there was none.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +32,7 @@ from actors.budget import draw_pairs, estimate
 from actors.cross_scoring import CPU_TOKENS, CrossScorer
 from actors.known_truth import draw, random_channel
 from actors.proxies import proxies_of_scores
-from benchmarks.common import peak_of, print_figures
+from benchmarks.common import peak_of, print_figures, restart_with
 from benchmarks.cross_scoring_work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
 from learner.shapes import published
@@ -63,15 +61,13 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
     scorer.matrix(columns[:2], reasonings[:8])  # first calls pay for set-up
     for turn in range(turns):
         chosen = columns[turn * each : (turn + 1) * each]
-        drawn = [
-            (int(s), int(j)) for s, j in zip(*rng.integers((len(reasonings), each), size=(pairs, 2)).T, strict=True)
-        ]
+        drawn = rng.integers((len(reasonings), each), size=(pairs, 2))
         start = time.thread_time()
         matrix = scorer.matrix(chosen, reasonings)
         middle = time.thread_time()
-        found = padded(plain, chosen, reasonings, drawn, CPU_TOKENS)
+        found = padded(plain, chosen, reasonings, drawn.tolist(), CPU_TOKENS)
         engine, peer = engine + middle - start, peer + time.thread_time() - middle
-        worst = max(worst, float(np.abs(found - matrix[tuple(np.array(drawn).T)]).max()) / REASONING)
+        worst = max(worst, float(np.abs(found - matrix[tuple(drawn.T)]).max()) / REASONING)
     cost, peer_cost = engine / (turns * each * len(reasonings)), peer / (turns * pairs)
     least, most = operations.engine(prompt, REASONING, len(reasonings)), operations.plain(prompt, REASONING)
     return {
@@ -204,14 +200,6 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _settle() -> None:
-    """Starts this program anew with the allocator's settings that the scorer's process has."""
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        os.execve(
-            sys.executable, [sys.executable, "-m", "benchmarks.cross_scoring", *sys.argv[1:]], os.environ | ALLOCATOR
-        )
-
-
 def main() -> None:
     """Prints the table of the device asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -220,7 +208,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     if args.device == "cpu":
-        _settle()
+        restart_with(ALLOCATOR, "benchmarks.cross_scoring", None)
         figures = measure(args.quick)
         print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
         return

@@ -14,23 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen2ForCausalLM
+
+from benchmarks.common import small_qwen2
 
 Rows = list[np.ndarray]
-Pairs = Sequence[tuple[int, int]]
+Pairs = Sequence[Sequence[int]]
 """(reasoning, prompt)."""
 
 POLICIES: dict[str, dict[str, int]] = {
-    "0.8 M": {"hidden_size": 128, "intermediate_size": 384, "vocab_size": 256},
-    "3.3 M": {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 512},
+    "0.8 M": {"width": 128, "hidden": 384, "vocabulary": 256},
+    "3.3 M": {"width": 256, "hidden": 768, "vocabulary": 512},
 }
-SMALL = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def small_shape(name: str, vocabulary: int | None = None) -> PreTrainedConfig:
     """One of POLICIES, its own vocabulary replaced where one is given; scaled so that the prompt matters."""
-    shape = POLICIES[name] | ({"vocab_size": vocabulary} if vocabulary else {})
-    return Qwen2Config(**shape, **SMALL, max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.06)
+    shape = POLICIES[name] | ({"vocabulary": vocabulary} if vocabulary else {})
+    return small_qwen2(**shape, layers=4, heads=4, max_position_embeddings=2048, initializer_range=0.06)
 
 
 def random_policy(config: PreTrainedConfig) -> PreTrainedModel:

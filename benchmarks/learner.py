@@ -25,7 +25,6 @@ The model is random unless `--model` names a folder; the arithmetic does not dep
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import sys
@@ -37,12 +36,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport
 from actors.records import Trajectory, Turn
-from benchmarks import learner_memory_worker, learner_work
+from benchmarks import common, learner_memory_worker, learner_work
 from learner import process_group
 from learner.batching import collate, to_rows
 from learner.config import LearnerConfig
@@ -82,23 +80,6 @@ MATRICES = (
 )
 """Matrices of (vocabulary, width) that the comparison of vocabularies leaves out, which is of what a step needs beside
 output matrix and gradient. The master copy and Adam's moments were there before the step and are in no figure."""
-
-
-def make_model(folder: Path) -> Path:
-    """A random model of the tiny policy's size: 0.81 M parameters."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        max_position_embeddings=1024,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def make_trajectory(rng: np.random.Generator, index: int, prompt: np.ndarray) -> Trajectory:
@@ -288,7 +269,9 @@ def measure_scales(model: Path, groups: list, steps: int, max_grad_norm: float) 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All measurements, as plain data."""
-    model = Path(arguments.model) if arguments.model else make_model(folder / "model")
+    model = Path(arguments.model) if arguments.model else folder / "model"
+    if not arguments.model:
+        common.random_qwen2(model, vocabulary=VOCABULARY, seed=0, **learner_work.LAYERS)
     steps = 1 if arguments.quick else 5
     trainer = Trainer(model, LearnerConfig(num_threads=arguments.threads))
     groups = make_groups(trainer, arguments.trajectories)
@@ -357,12 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default=None, help="a local model folder instead of a random 0.8 M one")
     arguments = parser.parse_args(argv)
-    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):  # read when a process starts
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "benchmarks.learner", *(argv or sys.argv[1:])],
-            {**os.environ, **ENVIRONMENT},
-        )
+    common.restart_with(ENVIRONMENT, "benchmarks.learner", argv)
     arguments.trajectories = arguments.trajectories or (32 if arguments.quick else 128)
     torch.set_num_threads(arguments.threads)
     hf_logging.disable_progress_bar()

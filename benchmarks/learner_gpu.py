@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedConfig, Qwen2ForCausalLM
 from transformers.utils import logging as hf_logging
 
 from benchmarks import common, learner_work
@@ -64,15 +64,7 @@ QUICK = Work("tiny", num_groups=2, prompt=64, answer=13, steps=2)
 def config_of(shape: str) -> PreTrainedConfig:
     if shape != "tiny":
         return published(shape)
-    return Qwen2Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
+    return common.small_qwen2(vocabulary=512, width=64, layers=2, hidden=192, heads=4)
 
 
 def make_model(shape: str, folder: Path) -> PreTrainedConfig:

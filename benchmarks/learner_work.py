@@ -88,7 +88,7 @@ def _trajectory(rng: np.random.Generator, index: int, played: Demonstration) -> 
 class PaddedPolicy(Policy):
     """The same step as TRL and the paper's authors compute it: rows padded to the longest, causal SDPA with a mask.
 
-    Linear layers, gated blocks and head are the learner's own, so that only the layout differs.
+    The head is the learner's own.
     """
 
     def forward(

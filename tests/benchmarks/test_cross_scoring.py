@@ -5,7 +5,7 @@ import pytest
 from benchmarks import cross_scoring
 from benchmarks.cross_scoring_work import POLICIES, Operations, random_policy, small_shape
 
-TINY = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 64}
+TINY = {"width": 32, "hidden": 48, "vocabulary": 64}
 
 
 def test_both_forms_give_the_same_figures(monkeypatch):
