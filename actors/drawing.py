@@ -29,13 +29,6 @@ from actors.records import Trajectory
 Groups = Mapping[str, Sequence[Trajectory]]
 """Trajectories by group id."""
 
-EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
-"""failed: the trajectory failed. no_turn: it ended before its first turn. empty: its reasoning holds
-nothing but white space. unclosed: its reasoning was never closed, e.g. cut at the token limit. stale: a token was
-sampled by a version older than the bound. too_long: prompt and reasoning exceed the model's context. non_finite: the
-model gave a NaN or infinite log-probability under some prompt. one_prompt: no other prompt was there to tell it
-from."""
-
 
 @dataclass(frozen=True)
 class Draw:
@@ -138,7 +131,7 @@ def version_mismatch(draw: Draw, version: int) -> float:
 
 
 def _unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
-    """Why that turn's reasoning cannot be scored, one of EXCLUSIONS, or None."""
+    """Why that turn's reasoning cannot be scored, one of `reasoning_metrics.EXCLUSIONS`, or None."""
     if trajectory.failure is not None:
         return "failed"
     if index >= len(trajectory.turns):

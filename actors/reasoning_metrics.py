@@ -9,6 +9,12 @@ TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
 """Proxies with a null, as in actors/uncertainty.py."""
 REGIMES = ("diverse", "compressed", "template_collapse", "low_entropy_collapse", "unknown")
 """Section 2.2 and Figure 1, as in actors/regime.py."""
+EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
+"""failed: the trajectory failed. no_turn: it ended before its first turn. empty: its reasoning holds
+nothing but white space. unclosed: its reasoning was never closed, e.g. cut at the token limit. stale: a token was
+sampled by a version older than the bound. too_long: prompt and reasoning exceed the model's context. non_finite: the
+model gave a NaN or infinite log-probability under some prompt. one_prompt: no other prompt was there to tell it
+from."""
 PART_FIGURES = (
     *("retrieval_accuracy", "retrieval_accuracy_low", "retrieval_accuracy_high", "retrieval_chance"),
     *("mi_est", "mi_est_low", "mi_est_high", "mi_est_p_value", "conditional_entropy", "num_prompts", "num_samples"),
@@ -121,7 +127,7 @@ REASONING = (
         "Reasonings left out of the score matrix, by reason (docs/reasoning.md)",
         "{scope}/excluded/{reason}",
         ("scope", "reason"),
-        product(SCOPES, ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")),
+        product(SCOPES, EXCLUSIONS),
     ),
     gauge("squelch_scorer_version", "scorer/version", "Policy version of the scorer's weights"),
     gauge("squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scoring", unit="seconds"),

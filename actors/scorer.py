@@ -37,7 +37,6 @@ from ray.exceptions import GetTimeoutError
 from actors.budget import draw_pairs, estimate, others_within
 from actors.config import ScorerConfig
 from actors.drawing import (
-    EXCLUSIONS,
     Draw,
     Groups,
     columns_of,
@@ -52,7 +51,7 @@ from actors.fixed_model import FIXED_VERSION
 from actors.judge import JUDGED, judge_of
 from actors.messages import WeightBundle
 from actors.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
-from actors.reasoning_metrics import PART_FIGURES, SCOPES
+from actors.reasoning_metrics import EXCLUSIONS, PART_FIGURES, SCOPES
 from actors.records import Trajectory, from_table
 from actors.regime import Reading, RegimeGauge, one_hot
 from actors.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
