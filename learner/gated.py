@@ -23,12 +23,14 @@ NAMES = ("gate_proj", "up_proj", "down_proj")
 def use_gated_blocks(model: nn.Module) -> None:
     """Make every such block of the model compute this way, in place; names and parameters stay.
 
-    After `learner.linear.use_fast_products`. A block is one if it has the parts of Llama's and Qwen's, and gives on a
-    few tokens what they are put together to.
+    After `learner.linear.use_fast_products`. A block is one if it has the parts of Llama's and Qwen's, and one of its
+    class gives on a few tokens what they are put together to.
     """
-    for module in model.modules():
-        if _has_the_parts(module) and _gives_the_same(module):
-            module.forward = partial(_forward, module, module.forward)
+    blocks = [module for module in model.modules() if _has_the_parts(module)]
+    same = {kind: _gives_the_same(block) for kind, block in {type(block): block for block in blocks}.items()}
+    for block in blocks:
+        if same[type(block)]:
+            block.forward = partial(_forward, block, block.forward)
 
 
 def _has_the_parts(module: nn.Module) -> bool:
