@@ -160,8 +160,7 @@ def build_tiny(
     target, environment = Path(directory), resolved(environment)
     recipe = recipe or recipe_for(environment.name)
     digest = build_digest(environment, seed, recipe)
-    found = _stamped(target)
-    if found is not None and found.digest == digest:
+    if (found := _reusable(target, digest)) is not None:
         return found
     remove_abandoned(target.parent)
     building = building_path(target, os.getpid())
@@ -169,8 +168,7 @@ def build_tiny(
     building.mkdir(parents=True)
     try:
         report = _build(building, target, environment, seed, recipe, digest)
-        found = _stamped(target)
-        if found is not None and found.digest == digest:
+        if (found := _reusable(target, digest)) is not None:
             return found  # another process was faster, and its folder may be in use
         if target.exists():
             shutil.rmtree(target)
@@ -203,6 +201,12 @@ def _runs(process: int) -> bool:
     except PermissionError:
         pass  # another user's
     return True
+
+
+def _reusable(directory: Path, digest: str) -> TinyReport | None:
+    """The report of the build in `directory` if it is the one asked for. ValueError as `_stamped`."""
+    found = _stamped(directory)
+    return found if found is not None and found.digest == digest else None
 
 
 def _stamped(directory: Path) -> TinyReport | None:
