@@ -89,7 +89,7 @@ class Coordinator:
         self.play = Play(config, fleet)
         self.validation = Validation(config, self.play, state)
         self.decomposing = Decomposing(config, fleet, self.play)
-        self.filtering = Filtering(fleet, state.filter, self._open_groups)
+        self.filtering = Filtering(fleet, state.filter, self._played)
         self.scoring = Scoring(config, fleet, self.journal.event, say)
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
@@ -170,7 +170,6 @@ class Coordinator:
             flat |= await self._publish(self.admission.version + 1)
         self.admission.complete(step, published)
         del self.windows[step]
-        await self.filtering.save()
         await self.archiving.begin(decision, window.played())
         self._issue()
         flat |= self._learner_figures(report, trained - measured)
@@ -237,7 +236,7 @@ class Coordinator:
             await asyncio.gather(*window.plays)
             final = not self.config.filter.refill or rounds >= self.config.filter.max_refill_rounds
             asked = time.time()
-            decision = await self.filtering.close(window.step, final)
+            decision = await self.filtering.close(window.step, final, self.config.loop.prompts)
             window.seconds_filter += time.time() - asked
             if final or decision.wanted == 0:
                 break
@@ -370,7 +369,7 @@ class Coordinator:
         flat |= {f"up/{name}": float(up) for name, up in self.fleet.up().items()}
         self.journal.step(step, flat, began, self.scoring)
 
-    def _open_groups(self) -> list[PlayedGroup]:
+    def _played(self) -> list[PlayedGroup]:
         return [group for window in self.windows.values() for group in window.groups.values()]
 
 

@@ -212,12 +212,10 @@ class Fleet:
             for join in done:
                 join.result()  # a fault of ours: what may fail in a join is taken care of there
 
-    async def replace_filter(self, state: dict[str, Any] | None, cause: str) -> None:
-        """A new filter service with the state of the last closed step."""
+    def replace_filter(self, cause: str) -> None:
+        """A new filter service, which knows nothing yet."""
         self.allow_restart("filter", cause)
         self.filter = self._new_filter()
-        if state is not None:
-            await within({"filter": self.filter.restore.remote(state)}, self.config.cluster.start_timeout_s, "restart")
 
     def replace_scorer(self, cause: str) -> None:
         """A new scorer; nobody waits for it. Without restarts left the run goes on unscored, and says so."""

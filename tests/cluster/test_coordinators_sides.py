@@ -22,18 +22,23 @@ from cluster.journal import Journal
 
 @dataclass
 class Service:
-    """Stands in for a filter service: notes its calls and fails on demand."""
+    """Stands in for a filter service: notes its calls, takes a while for each, and dies or fails on demand."""
 
-    calls: list[tuple[str, Any]] = field(default_factory=list)
     failure: Exception | None = None
-    answers: dict[str, Any] = field(default_factory=dict)
+    dies_at: str = ""
+    closed: bool = True
+    answer: dict[str, Any] = field(default_factory=dict)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
+            await asyncio.sleep(0.01)
+            if method == self.dies_at:
+                self.failure = RayActorError()
             if self.failure is not None:
                 raise self.failure
             self.calls.append((method, *arguments))
-            return self.answers.get(method)
+            return {"close": SimpleNamespace(closed=self.closed), "state": self.answer}.get(method)
 
         return SimpleNamespace(remote=call)
 
@@ -43,53 +48,99 @@ class Fleet:
 
     def __init__(self, *services: Service) -> None:
         self.filter, *self.spares = services
-        self.handed: list[Any] = []
 
-    async def replace_filter(self, state: Any, cause: str) -> None:
-        self.handed.append(state)
+    def replace_filter(self, cause: str) -> None:
         self.filter = self.spares.pop(0)
 
 
-def group(group_id: str) -> Any:
-    return SimpleNamespace(summary=SimpleNamespace(group_id=group_id), ticket=SimpleNamespace(ticket_id=group_id))
+def group(group_id: str, step: int = 3) -> Any:
+    return SimpleNamespace(
+        summary=SimpleNamespace(group_id=group_id), ticket=SimpleNamespace(ticket_id=group_id, step=step)
+    )
 
 
 def test_a_group_is_handed_to_the_filter_once() -> None:
-    service = Service()
-    filtering = Filtering(Fleet(service), None, list)
-    groups = [group("a"), group("b")]
-    asyncio.run(filtering.admit(groups[:1]))
-    asyncio.run(filtering.admit(groups))
-    asyncio.run(filtering.admit(groups))
+    service, groups = Service(), [group("a"), group("b")]
+
+    async def hand_over() -> None:
+        filtering = Filtering(Fleet(service), None, list)
+        await filtering.admit(groups[:1])
+        await asyncio.gather(filtering.admit(groups), filtering.admit(groups))
+
+    asyncio.run(hand_over())
     assert service.calls == [("admit", [groups[0].summary]), ("admit", [groups[1].summary])]
 
 
-def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_and_asked_again() -> None:
-    first, second = Service(answers={"state": {"steps": {"3": 1}, "totals": 5}}), Service(answers={"close": "decided"})
-    fleet, opened = Fleet(first, second), [group("a"), group("b")]
-    filtering = Filtering(fleet, None, lambda: opened)
-    asyncio.run(filtering.admit(opened))
-    asyncio.run(filtering.save())
-    first.failure = RayActorError()
-    assert asyncio.run(filtering.close(3, True)) == "decided"
-    assert fleet.handed == [{"steps": {}, "totals": 5}]
-    assert second.calls == [("admit", [g.summary for g in opened]), ("close", 3, True)]
+def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_anything_is_asked_of_the_new_one() -> None:
+    first, second = Service(), Service()
+    opened = [group("a"), group("b"), group("c", step=4)]
+
+    async def die_between_calls() -> None:
+        filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: opened)
+        await filtering.admit(opened[:1])
+        first.failure = RayActorError()
+        await asyncio.gather(filtering.admit(opened[2:]), filtering.close(3, True, 2), filtering.admit(opened[1:2]))
+
+    asyncio.run(die_between_calls())
+    summaries = [g.summary for g in opened]
+    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state",)]
+    assert second.calls == wanted
+
+
+@pytest.mark.parametrize("dies_at", ["restore", "admit", "close", "state"])
+def test_a_filter_that_dies_while_it_takes_over_is_replaced_too(dies_at: str) -> None:
+    first, second, third = Service(failure=RayActorError()), Service(dies_at=dies_at), Service(answer={"totals": 6})
+    opened = [group("a")]
+    filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened)
+    asyncio.run(filtering.close(3, True, 2))
+    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2), ("state",)]
+    assert third.calls == wanted
+    assert filtering.state == {"totals": 6, "steps": {}}
+
+
+def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
+    first, second = Service(answer={"totals": 6}), Service()
+    played = [group("a", step=3), group("b", step=4)]
+
+    async def close_then_die() -> None:
+        filtering = Filtering(Fleet(first, second), None, lambda: played)
+        await filtering.close(3, True, 2)
+        first.failure = RayActorError()
+        await filtering.close(4, True, 2)
+
+    asyncio.run(close_then_die())
+    assert second.calls[:2] == [("restore", {"totals": 6, "steps": {}}), ("admit", [played[1].summary])]
+
+
+def test_a_step_that_wants_more_groups_is_still_open() -> None:
+    first, second, played = Service(closed=False), Service(), [group("a")]
+
+    async def die_between_rounds() -> Filtering:
+        filtering = Filtering(Fleet(first, second), None, lambda: played)
+        await filtering.close(3, False, 2)
+        first.failure = RayActorError()
+        await filtering.close(3, True, 2)
+        return filtering
+
+    filtering = asyncio.run(die_between_rounds())
+    assert second.calls == [("admit", [played[0].summary]), ("close", 3, True, 2), ("state",)]
+    assert filtering.state == {"steps": {}}
 
 
 def test_what_the_filter_refuses_is_the_users_to_mend_and_other_failures_are_not() -> None:
     service = Service(failure=ValueError("line\nfilter.rule=top_p needs scores that are not negative"))
     filtering = Filtering(Fleet(service), None, list)
     with pytest.raises(UserError, match=r"^filter: filter\.rule=top_p needs"):
-        asyncio.run(filtering.close(1, True))
+        asyncio.run(filtering.close(1, True, 2))
     service.failure = RuntimeError("something broke")
     with pytest.raises(RuntimeError, match="something broke"):
-        asyncio.run(filtering.close(1, True))
+        asyncio.run(filtering.close(1, True, 2))
 
 
 def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() -> None:
-    service = Service(answers={"state": {"steps": {"2": {}}, "recent": [["a", 0.1], ["b", 0.2]]}})
-    filtering = Filtering(Fleet(service), None, lambda: [group("b")])
-    asyncio.run(filtering.save())
+    service = Service(answer={"steps": {"2": {}}, "recent": [["a", 0.1], ["b", 0.2]]})
+    filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)])
+    asyncio.run(filtering.close(1, True, 2))
     assert filtering.state == {"steps": {}, "recent": [["a", 0.1]]}
 
 
