@@ -17,6 +17,7 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from learner import block_attention
 from learner.config import LearnerConfig
 from learner.head import TILE_LOGITS, TILE_VOCABULARY
 from learner.model import decoder_layers
@@ -81,12 +82,15 @@ def _adapters(model: PreTrainedModel, rank: int) -> int:
 
 def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> int:
     """Bytes that the layers keep of a token for the backward pass (counted from the layers' saved tensors), at most:
-    gated blocks in float32 on CPU keep half of what stands for them here (`learner.gated`)."""
+    gated blocks in float32 on CPU keep half of what stands for them here (`learner.gated`), and attention on CPU keeps
+    fewer weights where rows are short."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     size = vars(config).get("head_dim") or hidden // heads
     projected = size * (heads + 2 * config.num_key_value_heads)
     attended = projected + size * heads
     layer = width * (6 * hidden + attended + 4 * config.intermediate_size) + 4 * (2 * hidden + heads)
+    if learner.num_gpus == 0:
+        layer += 4 * heads * block_attention.KEPT_KEYS
     if learner.activation_checkpointing:
         return config.num_hidden_layers * width * hidden + layer
     return config.num_hidden_layers * layer
