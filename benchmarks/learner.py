@@ -9,11 +9,11 @@ For one rank in this process, in CPU seconds of all its threads where it says so
   transformers' own modules as TRL and the paper's authors have it, and the ratio that the counted operations of both
   allow ("floor"), on the demos' own tokens and on single-turn groups of 16; "alike": padded through the learner's own
   matrix products and blocks, which leaves the layout alone to differ;
-- kept: step time against the share of tokens kept, how far it is off the line through the origin, and what that is
-  made of: fewer groups have fewer rows to share the system prompt's tokens with (`by_less_sharing`), and a token fed
-  takes more time (`by_time_a_token_fed`), as an optimizer step costs something whatever it holds: `empty` is the share
-  of this step's time that as many optimizer steps on next to nothing take, `empty_optimizer` that of their
-  optimizer, by the clock;
+- kept: step time against the share of tokens kept, for the demo's step of 128 trajectories and one of 512, how far it
+  is off the line through the origin, and what that is made of: fewer groups have fewer rows to share the system
+  prompt's tokens with (`by_less_sharing`), and a token fed takes more time (`by_time_a_token_fed`), as an optimizer
+  step costs something whatever it holds: `empty` is the share of this step's time that as many optimizer steps on
+  next to nothing take, `empty_optimizer` that of their optimizer, by the clock;
 - memory: the peak of a step by token budget, batch and vocabulary, each in a process of its own, and what of it the
   comparison of vocabularies leaves out;
 - seconds by part for both anchors and with KL on, publication and checkpoint seconds;
@@ -67,6 +67,7 @@ LAYOUTS: dict[str, tuple[int, int] | None] = {
 }
 QUICK_LAYOUTS = ("frozenlake", "150 + 30")
 KEPT = (1.0, 0.75, 0.5, 0.25)
+KEPT_GROUPS = (8, 32)
 MEMORY = {
     "budget 2048, 64 trajectories": {"budget": 2048, "groups": 4, "vocabulary": 10_000},
     "budget 2048, 128 trajectories": {"budget": 2048, "groups": 8, "vocabulary": 10_000},
@@ -167,10 +168,10 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
     return {**found, "floor": floor, **ratios, **reached, "packed_gflops": counted["packed"] / found["packed"] / 1e9}
 
 
-def measure_kept(folder: Path, steps: int, threads: int) -> dict[str, dict[str, float]]:
+def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dict[str, dict[str, float]]:
     """CPU seconds of FrozenLake's step with a share of its groups, and how far off proportional to tokens they are, as
     shares of all groups' but for the seconds."""
-    groups = learner_work.demonstrated("frozenlake", 8, GROUP_SIZE, folder)
+    groups = learner_work.demonstrated("frozenlake", num_groups, GROUP_SIZE, folder)
     trainer = Trainer(folder, LearnerConfig(num_threads=threads))
     parts = {kept: groups[: round(kept * len(groups))] for kept in KEPT}
     tokens = {kept: sum(len(t.token_ids) for _, members in part for t in members) for kept, part in parts.items()}
@@ -277,11 +278,14 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     groups = make_groups(trainer, arguments.trajectories)
     few = groups[:1] if arguments.quick else groups[:2]
     names = QUICK_LAYOUTS if arguments.quick else tuple(LAYOUTS)
+    kept_groups = KEPT_GROUPS[:1] if arguments.quick else KEPT_GROUPS
     threads = arguments.threads
     return {
         "gflops": measure_rates(),
         "layouts": {name: measure_layout(name, folder / name, steps, threads) for name in names},
-        "kept": measure_kept(folder / "kept", steps, threads),
+        "kept": {
+            str(num * GROUP_SIZE): measure_kept(folder / f"kept{num}", num, steps, threads) for num in kept_groups
+        },
         "memory": None if arguments.quick else measure_memory(),
         "trajectories": sum(len(members) for _, members in groups),
         "tokens": sum(len(t.token_ids) for _, members in groups for t in members),
@@ -309,8 +313,10 @@ def as_text(found: Mapping[str, Any]) -> str:
     lines.append("GFLOP/s: " + ", ".join(f"{name} {rate:.0f}" for name, rate in found["gflops"].items()))
     for name, figures in found["layouts"].items():
         lines.append(f"layout {name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
-    for kept, figures in found["kept"].items():
-        lines.append(f"kept {kept}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
+    for size, shares in found["kept"].items():
+        for kept, figures in shares.items():
+            parts = ", ".join(f"{part} {value:.3g}" for part, value in figures.items())
+            lines.append(f"kept {kept} of {size} trajectories: {parts}")
     if found["memory"]:
         peaks = found["memory"]["peak_mib"]
         lines.append("peak MiB of a step: " + "; ".join(f"{name}: {peak:.0f}" for name, peak in peaks.items()))

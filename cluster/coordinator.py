@@ -9,7 +9,8 @@ One step, and who waits for whom:
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
     validate   the fixed tasks             environment actors          the run ends; the actor is named
 
-Nothing waits for the scorer, the archive's disk or the metrics endpoint; the archive is awaited one step later.
+Nothing waits for the archive's disk or the metrics endpoint, nor for the scorer before the run's last step, whose
+record is the last that can hold its figures; the archive is awaited one step later.
 A step's tickets are issued as `cluster.admission` allows, so with `max_staleness` > 0 later steps are played
 while this one is trained. `stop()` may be called at any time: the step in training is finished, everything else
 is cancelled."""
@@ -96,6 +97,7 @@ class Coordinator:
             self.early_stop.restore(state.early_stop)
         self.bad_steps = state.bad_steps
         self.windows: dict[int, Window] = {}
+        self.last_step = config.loop.steps
         self.stop_reason: str | None = None
         self._stop = asyncio.Event()
         self._started = time.time()
@@ -174,9 +176,11 @@ class Coordinator:
         self._issue()
         flat |= self._learner_figures(report, trained - measured)
         flat["seconds/publish"] = time.time() - trained
-        self._stop_early(self.early_stop.step(self._spread(window)))
+        self._stop_early(step, self.early_stop.step(self._spread(window)))
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
+        if step == self.last_step:
+            await self.scoring.drain()
         await self.journal.collect_spans(self.fleet)
         self._record(step, flat, began)
         await self._upkeep(step)
@@ -302,7 +306,7 @@ class Coordinator:
         # A stop finishes the step in training, its validation included: the resumed run has the same figures.
         flat = await (measured if step else self._until_stopped(measured))
         self.journal.busy(started, time.time())
-        self._stop_early(self.early_stop.validation(flat["validation/success"]))
+        self._stop_early(step, self.early_stop.validation(flat["validation/success"]))
         self.journal.last |= flat
         if step == 0:
             self.journal.before_training(flat)
@@ -310,8 +314,9 @@ class Coordinator:
         self.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
         return flat
 
-    def _stop_early(self, reason: str | None) -> None:
+    def _stop_early(self, step: int, reason: str | None) -> None:
         if reason:
+            self.last_step = step
             self.stop(f"early stop: {reason}")
 
     async def _checkpoint(self, step: int, open_tickets: list[dict[str, Any]]) -> None:

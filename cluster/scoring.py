@@ -1,4 +1,4 @@
-"""The coordinator's side of the scorer: offers it steps and collects figures; never waits for it.
+"""The coordinator's side of the scorer: offers it steps and collects figures; waits for it at the end alone.
 
 `ScoringPace` says what is scored and what is said of a scorer that is behind or late. A dead scorer is an alarm and is
 replaced, with the state of its last finished scoring. The early warning (`actors.alarm`) is here, beside the rewards.
@@ -103,7 +103,7 @@ class Scoring:
         self.on_event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
 
     async def drain(self) -> None:
-        """Gives a scoring under way a bounded time to finish, at the end of a run."""
+        """Gives a scoring under way a bounded time to finish, before the last record and at the end of a run."""
         if self._task is None:
             return
         _, late = await asyncio.wait({self._task}, timeout=DRAIN_TIMEOUT_S)
