@@ -4,7 +4,7 @@ A block's queries are tokens of one segment, or of segments with one parent; its
 its rows and those of the segment itself up to the block's end. What a query sees of them is the layout's one rule, as
 a bias of 0 or -inf. Blocks of about one shape are one batch of matrix products, all query heads of a key's head in one
 product. PyTorch's CPU flash kernel, which cuts the same work into products too small to share out, takes twice as long
-on two cores for rows of one to two hundred tokens, as long at 600, and three quarters at 1,500 (docs/measurements.md).
+on two cores for rows of one to two hundred tokens, as long at 600, and 0.8 of it at 1,500 (docs/measurements.md).
 
 What a block costs is its pairs and, for each key, `KEY_COST` pairs to gather it and add up its gradient. By that
 measure long segments are cut, short ones with one parent taken together, and unequal ones padded to one batch.
