@@ -123,7 +123,7 @@ class PaddedTrainer(Trainer):
             self.model_dir, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._equip(model)
-        return shard(PaddedPolicy(model), self.mesh, self.config.dtype)
+        return shard(PaddedPolicy(model), self.mesh, self.config)
 
     def _equip(self, model: PreTrainedModel) -> None:
         """Nothing: as it comes."""

@@ -45,7 +45,7 @@ class ValueLearner:
     def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh, device: torch.device) -> None:
         self.settings = config.critic
         critic = Critic(equip(load_model(model_dir), config)).to(device)
-        self.module = shard(critic, mesh, config.dtype, cpu_offload=config.cpu_offload)
+        self.module = shard(critic, mesh, config.model_copy(update={"fp32_head": False}))
         own = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.module.parameters(),

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from learner import block_attention
 from learner.config import LearnerConfig
 from learner.head import TILE_LOGITS, TILE_VOCABULARY
-from learner.model import decoder_layers
+from learner.model import layers_apart
 from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
 GIB = 2**30
@@ -56,9 +56,8 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int) 
     """Of training this model on `world_size` ranks."""
     model = skeleton(config)
     parameters = sum(p.numel() for p in model.parameters())
-    layers = decoder_layers(model)
-    layer = max(sum(p.numel() for p in x.parameters()) for x in layers)
-    rest = parameters - sum(p.numel() for x in layers for p in x.parameters())
+    sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
+    layer, rest = max(sizes, default=0), parameters - sum(sizes)
     trained = _adapters(model, learner.lora.rank) if learner.lora else parameters
     width = 2 if learner.dtype == "bfloat16" else 4
     copies = 1 + (learner.objective.advantage == "gae")

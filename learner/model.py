@@ -163,19 +163,27 @@ def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | No
     return model
 
 
-def shard(policy: Policy, mesh: DeviceMesh, dtype: str, fp32_head: bool = False, cpu_offload: bool = False) -> Policy:
-    """Apply FSDP2 in place: each decoder layer, then the rest (embedding, norm, head) as the root.
+def layers_apart(model: PreTrainedModel, config: LearnerConfig) -> list[nn.Module]:
+    """The layers that FSDP gathers one by one; the rest is its root. Small ones (`min_num_params`) are with the rest,
+    unless that computes in another type than they do."""
+    mixed = config.fp32_head and config.dtype == "bfloat16"
+    least = 0 if mixed else config.min_num_params
+    return [layer for layer in decoder_layers(model) if sum(p.numel() for p in layer.parameters()) >= least]
+
+
+def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
+    """Apply FSDP2 in place: decoder layers one by one, then the rest (embedding, norm, head, small layers) as the root.
 
     With `fp32_head` the root computes in float32, and its output is rounded where it enters a layer.
     """
-    compute = torch.bfloat16 if dtype == "bfloat16" else None
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
+    compute = torch.bfloat16 if config.dtype == "bfloat16" else None
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
     inner, outer = (
         MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=cast)
-        for kind, cast in ((compute, fp32_head), (None if fp32_head else compute, False))
+        for kind, cast in ((compute, config.fp32_head), (None if config.fp32_head else compute, False))
     )
-    for layer in decoder_layers(policy.model):
-        several = mesh.size() > 1
+    several = mesh.size() > 1
+    for layer in layers_apart(policy.model, config):
         fully_shard(layer, mesh=mesh, mp_policy=inner, reshard_after_forward=several, offload_policy=offload)
     fully_shard(policy, mesh=mesh, mp_policy=outer, reshard_after_forward=False, offload_policy=offload)
     for module in policy.modules():

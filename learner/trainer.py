@@ -134,7 +134,7 @@ class Trainer:
 
     def _load(self, lora: LoraSettings | None = None) -> Policy:
         policy = Policy(equip(load_model(self.model_dir), self.config, lora), lora).to(self.device)
-        return shard(policy, self.mesh, self.config.dtype, self.config.fp32_head, self.config.cpu_offload)
+        return shard(policy, self.mesh, self.config)
 
     def train_step(self, step: int, groups: Groups, loss_scale: float = 1.0) -> StepReport:
         """Learn from the groups in up to `learner.minibatches` optimizer steps. See `StepReport`."""

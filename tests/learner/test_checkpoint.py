@@ -152,7 +152,7 @@ def test_an_export_in_several_files_is_the_same_model(model_dir: Path, tmp_path:
 
 def critic(trainer: Trainer, model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:
     """Something else that is trained, two steps of its own taken."""
-    module = shard(Policy(load_model(model_dir)), trainer.mesh, "float32")
+    module = shard(Policy(load_model(model_dir)), trainer.mesh, trainer.config)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     for _ in range(2):
         sum(p.square().sum() for p in module.parameters()).backward()

@@ -84,7 +84,8 @@ def test_offloaded_parameters_have_the_same_gradients(model_dir: Path) -> None:
     inputs = inputs_of(collate(to_rows(make_groups(2), make_config().objective)), CPU)
     gradients = []
     for offload in (False, True):
-        policy = shard(Policy(load_model(model_dir)), init_device_mesh("cpu", (1,)), "float32", cpu_offload=offload)
+        mesh, config = init_device_mesh("cpu", (1,)), make_config().model_copy(update={"cpu_offload": offload})
+        policy = shard(Policy(load_model(model_dir)), mesh, config)
         policy(*inputs, 1.0, True)[0].sum().backward()
         gradients.append({name: p.grad.to_local() for name, p in policy.named_parameters()})
     assert relative(gradients[1], gradients[0]) < 1e-7

@@ -1,4 +1,4 @@
-"""Two learner ranks against one."""
+"""Two learner ranks, each layer sharded by itself, against one that has all of its small layers in one piece."""
 
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tests.learner.ranks import TIMEOUT_S, run_ranks
 STEPS = 5
 OBJECTIVE = {"kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
 CONFIG = make_config(minibatches=1, objective=OBJECTIVE, optimizer={"warmup_steps": 2})
+LAYERS_APART = CONFIG.model_copy(update={"min_num_params": 0})
 
 
 def poisoned() -> list:
@@ -60,7 +61,7 @@ def folder(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     process_group.start(0, 1, "127.0.0.1", 0, TIMEOUT_S, "cpu")
     work(Trainer(model_dir, CONFIG), folder)
     process_group.stop()
-    run_ranks(2, model_dir, CONFIG, work, folder)
+    run_ranks(2, model_dir, LAYERS_APART, work, folder)
     return folder
 
 
