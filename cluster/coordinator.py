@@ -4,7 +4,7 @@ One step, and who waits for whom:
 
     part       the coordinator waits for   unblocked by                on time-out
     window     every ticket of the step    environment actors          the ticket is replayed or fails (cluster.play)
-    filter     the decisions               filter service              it is replaced; the step's groups go in again
+    filter     the decisions               filter service              the run ends; a dead one is replaced
     train      every learner rank          learner                     the run ends; the late rank is named
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
     validate   the fixed tasks             environment actors          the run ends; the actor is named
@@ -90,7 +90,7 @@ class Coordinator:
         self.play = Play(config, fleet)
         self.validation = Validation(config, self.play, state)
         self.decomposing = Decomposing(config, fleet, self.play)
-        self.filtering = Filtering(fleet, state.filter, self._played)
+        self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, self.journal.event, say)
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
@@ -179,11 +179,18 @@ class Coordinator:
         self._stop_early(step, self.early_stop.step(self._spread(window)))
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
-        if step == self.last_step:
-            await self.scoring.drain()
+        drained = await self._drain() if step == self.last_step else 0.0
         await self.journal.collect_spans(self.fleet)
-        self._record(step, flat, began)
+        self._record(step, flat, began + drained)
         await self._upkeep(step)
+
+    async def _drain(self) -> float:
+        """Waits for the scoring under way; returns the seconds, which are no part of a step."""
+        started = time.time()
+        if self._stop.is_set():  # so that the scorer has the cores to itself
+            await self._cancel_plays()
+        await self.scoring.drain()
+        return time.time() - started
 
     async def _upkeep(self, step: int) -> None:
         """A checkpoint where one is due. It follows the step's record, so that no resumed run lacks one, and its
@@ -260,7 +267,7 @@ class Coordinator:
         if not kept:
             self.say(f"step {step}: no signal in {len(decision.decisions)} groups; no update")
             if decision.action == "abort":
-                self.stop("no signal: filter.on_no_signal=abort, or filter.no_signal_limit was reached")
+                self._end_with(step, "no signal: filter.on_no_signal=abort, or filter.no_signal_limit was reached")
             return None
         ids = [g.ticket.ticket_id for g in kept]
         for ticket_id in ids:
@@ -284,7 +291,7 @@ class Coordinator:
         if refused:
             self.say(f"step {step}: the learner refused the update: {refused}")
         if self.bad_steps >= self.config.learner.max_bad_steps:
-            self.stop(f"{self.bad_steps} steps in a row refused (learner.max_bad_steps); last: {refused}")
+            self._end_with(step, f"{self.bad_steps} steps in a row refused (learner.max_bad_steps); last: {refused}")
 
     def _scale(self, decision: StepDecision) -> float:
         return loss_scale(self.config.learner.objective.loss_scale, decision, self.config.filter.rho)
@@ -316,8 +323,12 @@ class Coordinator:
 
     def _stop_early(self, step: int, reason: str | None) -> None:
         if reason:
-            self.last_step = step
-            self.stop(f"early stop: {reason}")
+            self._end_with(step, f"early stop: {reason}")
+
+    def _end_with(self, step: int, reason: str) -> None:
+        """Makes this step the last."""
+        self.last_step = step
+        self.stop(reason)
 
     async def _checkpoint(self, step: int, open_tickets: list[dict[str, Any]]) -> None:
         started = time.time()

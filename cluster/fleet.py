@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from actors.allocator import ALLOCATOR
 from actors.environment import EnvironmentActor
 from actors.filter_service import FilterService
 from actors.messages import UpdateReport, WeightBundle
+from actors.ray_errors import DEAD
 from actors.rollout import RolloutWorker
 from actors.scorer import ScorerActor
 from cluster.config import RunConfig
@@ -114,7 +115,7 @@ class Fleet:
         """Tells the environment actors who the rollout workers are; a dead one is found when it is next called."""
         calls = {name: player.set_workers.remote(self.workers) for name, player in self.players.items()}
         for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s, "set_workers")).items():
-            if isinstance(outcome, BaseException) and not isinstance(outcome, RayActorError):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, DEAD):
                 raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
 
     async def update_workers(self, bundle: WeightBundle) -> list[UpdateReport]:
@@ -127,7 +128,7 @@ class Fleet:
             found = await outcomes(calls, self.config.rollout.update_timeout_s, "update_weights")
         reports = []
         for name, outcome in found.items():
-            if isinstance(outcome, RayActorError):
+            if isinstance(outcome, DEAD):
                 self.lose_worker(name, handles[name], str(outcome))
             elif isinstance(outcome, BaseException):
                 raise RuntimeError(f"update_weights: {name} failed: {outcome}") from outcome

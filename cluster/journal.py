@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray.exceptions import RayActorError
-
 from actors.archive import Archive
 from actors.exporter import Recorder
+from actors.ray_errors import DEAD
 from cluster.figures import clip_intervals, step_line, union_seconds
 from cluster.fleet import Fleet, outcomes
 from cluster.scoring import Scoring
@@ -63,7 +62,7 @@ class Journal:
         actors = {**fleet.workers, **fleet.players}
         calls = {name: actor.take_spans.remote() for name, actor in actors.items()}
         for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S, "take_spans")).items():
-            for span in [] if isinstance(spans, RayActorError) else spans:
+            for span in [] if isinstance(spans, DEAD) else spans:
                 self.worked(name, *span)
 
     def before_training(self, flat: dict[str, float]) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
+from actors.ray_errors import DEAD
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
 from cluster.config import RunConfig
 from cluster.fleet import Fleet, bounded
@@ -63,7 +64,7 @@ class Play:
             except asyncio.CancelledError:
                 ray.cancel(summary_ref, force=False)
                 raise
-            except RayActorError as error:
+            except DEAD as error:
                 cause = f"actor_died: {player}"
                 await self.fleet.replace_player(player, handle, str(error))
             except RayError as error:
@@ -128,7 +129,7 @@ class Play:
             ref, _ = handle.evaluate.options(num_returns=2).remote(tickets)
             try:
                 return await bounded(ref, self.config.loop.group_timeout_s)
-            except RayActorError as error:
+            except DEAD as error:
                 cause = str(error)
                 await self.fleet.replace_player(player, handle, cause)
             except TimeoutError:

@@ -7,7 +7,7 @@
                        summaries                                                        a reason
     rollout worker     tokens, log-probs     requests; weights     environment actor,   `collect` returns empty; an
                                              at a boundary         coordinator          update fails by name
-    filter service     decisions, kept mass  summaries             coordinator          it is replaced
+    filter service     decisions, kept mass  summaries             coordinator          the run ends
     learner ranks      weights v+1           kept groups; one      coordinator; gloo    the run ends, the rank is
                                              another               or NCCL              named
     scorer             MI proxies            groups and weights    coordinator          reported late; nobody waits

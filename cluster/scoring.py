@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.alarm import DependenceAlarm, scoring_of
 from actors.messages import WeightBundle
+from actors.ray_errors import DEAD
 from actors.scorer import ScoringPace
 from cluster.config import RunConfig
 from cluster.fleet import Fleet, bounded
@@ -27,7 +28,7 @@ DRAIN_TIMEOUT_S = 60.0
 
 
 class Scoring:
-    """At most one scoring under way; its figures are taken by the next step's record."""
+    """At most one scoring under way; its figures are taken by the next step's record that has none."""
 
     def __init__(
         self, config: RunConfig, fleet: Fleet, on_event: Callable[..., None], say: Callable[[str], None]
@@ -37,7 +38,8 @@ class Scoring:
         self.pace = ScoringPace(config.scorer.every, config.scorer.timeout_s)
         self.state: dict[str, Any] | None = None
         """The scorer's state after its last finished scoring."""
-        self._figures: dict[str, float] = {}
+        self._figures: deque[dict[str, float]] = deque()
+        """Of scorings that no step has recorded yet, oldest first."""
         self._told: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._started = 0.0
@@ -56,7 +58,7 @@ class Scoring:
         try:
             figures = await scorer.score.remote(step, bundle, [g.table for g in groups])
             self.state = await scorer.state.remote()
-        except RayActorError as error:
+        except DEAD as error:
             self._failed(step, started, error)
             self.fleet.replace_scorer(str(error))
             await self.restore(self.state)
@@ -64,7 +66,7 @@ class Scoring:
             self._failed(step, started, error)
         else:
             self.pace.end("done")
-            self._figures |= figures | {"scorer/step": float(step), "seconds/score": time.time() - started}
+            self._figures.append(figures | {"scorer/step": float(step), "seconds/score": time.time() - started})
             self._span = (started, time.time())
             self.on_event("scorer", "score", *self._span, step=step)
 
@@ -82,11 +84,11 @@ class Scoring:
         self.on_event("scorer", outcome, started, time.time(), step=step, cause=str(error))
 
     def take_figures(self, step: int, reward_mean: float) -> dict[str, float]:
-        """Figures of scorings finished, and outcomes counted, since they were last taken; `reward_mean`: of the step
-        that takes them, for the early warning."""
+        """Figures of the oldest scoring that is finished and not yet taken, and outcomes counted since they were last
+        taken; `reward_mean`: of the step that takes them, for the early warning."""
         news = self.pace.outcomes - self._told
         self._told = Counter(self.pace.outcomes)
-        taken, self._figures = self._figures, {}
+        taken = self._figures.popleft() if self._figures else {}
         self.alarm.reward(step, reward_mean)
         self._watch(taken)
         return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | self.alarm.figures()
@@ -111,20 +113,20 @@ class Scoring:
             task.cancel()
             log.warning("the scorer did not finish its last step within %g s", DRAIN_TIMEOUT_S)
 
-    def pending(self) -> dict[str, float]:
-        """Figures of scorings finished that no step has recorded yet."""
-        return dict(self._figures)
+    def pending(self) -> list[dict[str, float]]:
+        """Figures of scorings finished that no step has recorded yet, oldest first."""
+        return list(self._figures)
 
     async def restore(
         self,
         state: dict[str, Any] | None,
-        pending: dict[str, float] | None = None,
+        pending: Sequence[dict[str, float]] = (),
         alarm: dict[str, Any] | None = None,
     ) -> None:
         """Hands the scorer its state of an earlier process; `pending`: that process's figures not recorded yet;
         `alarm`: its early warning."""
         self.state = state
-        self._figures |= pending or {}
+        self._figures.extend(pending)
         if alarm is not None:
             self.alarm.restore(alarm)
         if state is not None and self.fleet.scorer is not None:

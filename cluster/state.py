@@ -38,7 +38,7 @@ class LoopState:
     scorer: dict[str, Any] | None = None
     alarm: dict[str, Any] | None = None
     """The early warning's state."""
-    scorer_figures: dict[str, float] = field(default_factory=dict)
+    scorer_figures: list[dict[str, float]] = field(default_factory=list)
     """Figures of finished scorings that no step has recorded yet."""
     bad_steps: int = 0
     """Steps in a row that the learner refused."""

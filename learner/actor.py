@@ -24,6 +24,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport, WeightBundle
+from actors.ray_errors import DEAD
 from actors.records import from_table
 from learner import process_group
 from learner.batching import Groups
@@ -210,7 +211,7 @@ class Failure:
 
     def __init__(self, error: RayActorError | RayTaskError) -> None:
         self.error = error
-        self.died = isinstance(error, RayActorError)
+        self.died = isinstance(error, DEAD)
         self.cause: BaseException = error.cause if isinstance(error, RayTaskError) else error
 
 
@@ -218,5 +219,5 @@ def _outcome(call: Any) -> Any:
     """The value of a call that is ready, or its `Failure`."""
     try:
         return ray.get(call, timeout=GRACE_S)
-    except (RayActorError, RayTaskError) as error:
+    except (*DEAD, RayTaskError) as error:
         return Failure(error)

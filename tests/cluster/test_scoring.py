@@ -33,7 +33,7 @@ def feed(watched: Scoring, step: int, mi: float, reward: float) -> dict[str, flo
     scope = {"retrieval_accuracy": 0.8, "retrieval_chance": 0.125, "conditional_entropy": 1.0, "mi_seq_est": mi}
     scope |= {"mi_seq_est_p_value": 0.001, "mi_seq_est_standard_error": 0.1}
     pending = {f"first_turn/{key}": value for key, value in scope.items()} | {"scorer/step": float(step)}
-    asyncio.run(watched.restore(None, pending))
+    asyncio.run(watched.restore(None, [pending]))
     return watched.take_figures(step, reward)
 
 
@@ -61,12 +61,19 @@ def test_steps_without_a_scoring_and_unknown_figures_leave_the_alarm_as_it_is() 
     assert watched.alarm.state()["recent"] == before and len(watched.alarm.rewards) == 2 and said == []
 
 
+def test_scorings_that_end_between_two_records_are_recorded_one_after_the_other() -> None:
+    watched, *_ = scoring()
+    asyncio.run(watched.restore(None, [{"scorer/step": 1.0}, {"scorer/step": 2.0}]))
+    assert watched.pending() == [{"scorer/step": 1.0}, {"scorer/step": 2.0}]
+    assert [watched.take_figures(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
+
+
 def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     watched, _, _ = scoring()
     for step, mi in enumerate([1.5] * 6 + [0.5], start=1):
         feed(watched, step, mi, 0.1)
     resumed, said, _ = scoring()
-    asyncio.run(resumed.restore(None, None, json.loads(json.dumps(watched.alarm.state()))))
+    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm.state()))))
     feed(resumed, 8, 0.5, 0.1)
     assert len(said) == 1 and "falling since step 6" in said[0]
 

@@ -32,10 +32,10 @@ def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_
 
 def test_what_became_known_late_is_added_and_nothing_else_changes(tmp_path):
     save(tmp_path, 3, cursor=7)
-    amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5}, scorer_figures={"first_turn/mi_est": 1.0})
+    amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5}, scorer_figures=[{"first_turn/mi_est": 1.0}])
     state = read_state(checkpoint_dir(tmp_path, 3))
     assert (state.clock, state.cursor, state.scorer) == (3, 7, {"ema": 0.5})
-    assert state.scorer_figures == {"first_turn/mi_est": 1.0}
+    assert state.scorer_figures == [{"first_turn/mi_est": 1.0}]
     assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
 
 
