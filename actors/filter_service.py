@@ -1,7 +1,7 @@
 """The filter as a Ray actor: a shell around `actors.filtering`, one line a method.
 
 Calls carry lists, and summaries only: payloads stay with their owner. It waits for nobody. The coordinator calls
-`admit` with what arrived since its last tick and `close` once each ticket of a step has ended.
+`admit` with what has arrived and `close` once each ticket of a step has ended.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A layer that asks for more than scaling (soft caps, sinks, dropout) is refused b
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ NAME = "squelch_packed"
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """A `Forest` on the device. `position_ids` and `ends`: (num_tokens,) int64; see `learner.packing.Forest`."""
 
@@ -39,8 +39,6 @@ class Layout:
     """Tokens of the longest row."""
     block_masks: dict[int, Any] = field(default_factory=dict)
     """FlexAttention's, by sliding window (0: none), made once for all layers."""
-    plans: dict[tuple[tuple[int, int], int], Plan] = field(default_factory=dict)
-    """Those of `learner.block_attention`, by numbers of heads and sliding window, made once for all layers."""
 
     @classmethod
     def of(cls, forest: Forest, device: torch.device) -> "Layout":
@@ -85,11 +83,15 @@ AttentionInterface.register(NAME, packed_attention)
 
 
 def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
-    heads = query.shape[1], key.shape[1]
-    if (heads, window) not in layout.plans:
-        layout.plans[heads, window] = Plan.of(layout.blocks, partial(layout.sees, window=window), heads)
     by_token = (x[0].transpose(0, 1) for x in (query, key, value))
-    return layout.plans[heads, window].attend(*by_token, scale)[None]
+    return plan(layout, (query.shape[1], key.shape[1]), window).attend(*by_token, scale)[None]
+
+
+@lru_cache(maxsize=2)
+def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
+    """Made once for all layers of a micro-batch, and let go with the next ones: all of a step's at once are large. Two,
+    as layers with a sliding window and others take turns."""
+    return Plan.of(layout.blocks, partial(layout.sees, window=window), heads)
 
 
 def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:

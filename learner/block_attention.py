@@ -1,16 +1,17 @@
 """Attention over a packed layout on CPU: blocks of neighbouring queries, each against the keys that they see.
 
 A block's queries are tokens of one segment, or of segments with one parent; its keys are those before the segment in
-its rows and those of the segment itself up to the block's end. What a query sees of them is the layout's one rule, as
-a bias of 0 or -inf. Blocks of about one shape are one batch of matrix products, all query heads of a key's head in one
-product. PyTorch's CPU flash kernel, which cuts the same work into products too small to share out, takes twice as long
-on two cores for rows of one to two hundred tokens, as long at 600, and 0.8 of it at 1,500 (docs/measurements.md).
+its rows and those of the segment itself up to the block's end. What a query sees of them is the layout's one rule, a
+sliding window included. Blocks of about one shape are one batch of matrix products, all query heads of a key's head in
+one product. PyTorch's CPU flash kernel, which cuts the same work into products too small to share out, takes twice as
+long on two cores for rows of one to two hundred tokens, as long at 600, and 0.8 of it at 1,500 (docs/measurements.md).
 
 What a block costs is its pairs and, for each key, `KEY_COST` pairs to gather it and add up its gradient. By that
 measure long segments are cut, short ones with one parent taken together, and unequal ones padded to one batch.
 
 Weights (the softmax) are kept for the backward pass where a block has at most `KEPT_KEYS` keys, and computed anew
-otherwise, so that memory grows with the tokens and not with their square. All of it is computed in float32.
+otherwise, so that what is kept grows with the tokens and not with their square. What does grow with the square of a
+row is the mask, a byte a pair, of the micro-batch under way (`learner.attention.plan`). All is computed in float32.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ KEY_COST = 16
 WASTE, SLACK = 1.1, 4096
 """A batch has at most this many times its blocks' own pairs, and so many more, as another batch costs something too."""
 BATCH_PAIRS = 1 << 18
-"""Pairs in a batch of several blocks, at most: what it computes between two products stays near the cores."""
+"""Pairs in a batch, at most, as far as cutting can do it: what it computes between two products stays near the cores,
+and is no more than so many scores a head."""
 KEPT_KEYS = 320
 """Weights of blocks with at most so many keys are kept: that many numbers a token and head, at most."""
 
@@ -75,7 +77,8 @@ def _cut(segment: Span, context: tuple[Span, ...]) -> list[Block]:
     """Equal parts of a segment, as many as cost least: parts see less in vain, and gather keys again."""
     start, end = segment
     size, before = end - start, _size(context)
-    parts = max(1, round(size / math.sqrt(KEY_COST * (2 * before + size))))
+    cheapest = round(size / math.sqrt(KEY_COST * (2 * before + size)))
+    parts = min(size, max(1, cheapest, math.ceil(size * (before + size) / BATCH_PAIRS)))
     edges = [start + size * part // parts for part in range(parts + 1)]
     return [Block((low, high), (*context, (start, high))) for low, high in pairwise(edges)]
 
@@ -115,26 +118,27 @@ class Batch:
     A row is a token's vector of one head: rows of queries are numbered token * num_heads + head, those of keys and
     values alike by their own heads. `queries`: (num_blocks * num_heads * num_queries,) int64, each key head's query
     heads one after another; `keys`: (num_blocks * key_heads * num_keys,). `own`: as long as
-    `queries`, False where that is padding.     `bias`: (num_blocks, 1, 1, num_queries, num_keys) float32.
+    `queries`, False where that is padding. `hidden`: (num_blocks, 1, 1, num_queries, num_keys) bool, what a query does
+    not see.
     """
 
     queries: Tensor
     keys: Tensor
     own: Tensor
-    bias: Tensor
+    hidden: Tensor
     heads: tuple[int, int]
 
     @property
     def keeps_weights(self) -> bool:
-        return self.bias.shape[-1] <= KEPT_KEYS
+        return self.hidden.shape[-1] <= KEPT_KEYS
 
     def of_queries(self, rows: Tensor) -> Tensor:
         """(num_blocks * key_heads, repeats * num_queries, size) float32, a copy."""
-        return self._gathered(rows, self.queries, self.heads[0] // self.heads[1] * self.bias.shape[3])
+        return self._gathered(rows, self.queries, self.heads[0] // self.heads[1] * self.hidden.shape[3])
 
     def of_keys(self, rows: Tensor) -> Tensor:
         """(num_blocks * key_heads, num_keys, size) float32, a copy."""
-        return self._gathered(rows, self.keys, self.bias.shape[4])
+        return self._gathered(rows, self.keys, self.hidden.shape[4])
 
     def _gathered(self, rows: Tensor, index: Tensor, length: int) -> Tensor:
         return rows.index_select(0, index).float().unflatten(0, (-1, length))
@@ -142,8 +146,8 @@ class Batch:
     def weights(self, query: Tensor, key: Tensor) -> Tensor:
         """Softmax of scaled queries against keys, (num_blocks * key_heads, repeats * num_queries, num_keys)."""
         scores = torch.bmm(query, key.transpose(1, 2))
-        by_head = (len(self.bias), self.heads[1], self.heads[0] // self.heads[1], *self.bias.shape[3:])
-        scores.view(by_head).add_(self.bias)
+        by_head = (len(self.hidden), self.heads[1], self.heads[0] // self.heads[1], *self.hidden.shape[3:])
+        scores.view(by_head).add_(torch.zeros(self.hidden.shape).masked_fill_(self.hidden, -math.inf))
         return torch.softmax(scores, -1)
 
 
@@ -175,19 +179,16 @@ class Plan:
 
 def _batch(part: Sequence[Block], sees: Sees, heads: tuple[int, int]) -> Batch:
     num_heads, key_heads = heads
-    tokens = [torch.arange(*block.queries) for block in part]
-    seen = [torch.cat([torch.arange(*span) for span in block.keys]) for block in part]
-    query, is_query = _padded(tokens)
-    key, is_key = _padded(seen)
-    visible = sees(query[:, :, None], key[:, None]) & is_key[:, None]
-    bias = torch.zeros(visible.shape).masked_fill_(~visible, -math.inf)
+    query, is_query = _padded([torch.arange(*block.queries) for block in part])
+    key, is_key = _padded([torch.cat([torch.arange(*span) for span in block.keys]) for block in part])
+    seen = sees(query[:, :, None], key[:, None]) & is_key[:, None]
     by_head = torch.arange(num_heads).view(1, key_heads, -1, 1)
     rows = query[:, None, None] * num_heads + by_head
     return Batch(
         rows.flatten(),
         (key[:, None] * key_heads + torch.arange(key_heads)[:, None]).flatten(),
         is_query[:, None, None].expand(rows.shape).flatten(),
-        bias[:, None, None],
+        seen.logical_not_()[:, None, None],
         heads,
     )
 
@@ -206,11 +207,11 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, plan: Plan) -> Tensor:
         query_rows, key_rows, value_rows = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
         out = torch.empty(len(plan.queries), value.shape[-1])
-        kept, at = [], 0
+        kept, at, trains = [], 0, any(ctx.needs_input_grad)
         for batch in plan.batches:
             weights = batch.weights(batch.of_queries(query_rows).mul_(scale), batch.of_keys(key_rows))
             at = _product(weights, batch.of_keys(value_rows), out, at)
-            kept.append(weights if batch.keeps_weights else None)
+            kept.append(weights if trains and batch.keeps_weights else None)
         ctx.save_for_backward(query, key, value, *kept)
         ctx.scale, ctx.plan = scale, plan
         return out.index_select(0, plan.back).to(value.dtype).unflatten(0, query.shape[:2])

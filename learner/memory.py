@@ -68,7 +68,7 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int) 
     return Estimate(
         state=0 if learner.cpu_offload else state,
         gathered=gathered,
-        activations=learner.token_budget * _per_token(config, learner, width),
+        activations=learner.token_budget * _per_token(config, learner, width) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
     )
 
@@ -93,6 +93,11 @@ def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> 
     if learner.activation_checkpointing:
         return config.num_hidden_layers * width * hidden + layer
     return config.num_hidden_layers * layer
+
+
+def _scores(config: PreTrainedConfig, learner: LearnerConfig) -> int:
+    """Bytes of attention's scores on CPU: those of one batch, their softmax, and the gradient of either."""
+    return 3 * 4 * config.num_attention_heads * block_attention.BATCH_PAIRS if learner.num_gpus == 0 else 0
 
 
 def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:

@@ -10,8 +10,8 @@ Invariants:
 - Segments lie one after another in depth-first order, so that all that comes after a segment in any row (its subtree)
   is one run of tokens right behind it. Hence the whole mask: a token j is seen by a token i if and only if
   `j <= i < ends[j]`, `ends[j]` being where the subtree of j's segment ends.
-- A segment that several rows share saves at least `MIN_SAVED` tokens; less is repeated instead, as each segment is an
-  attention call of its own. What is repeated is bounded by `added_tokens`, by which micro-batches are filled.
+- A segment that several rows share saves at least `MIN_SAVED` tokens; less is repeated instead, as each segment costs
+  attention something. What is repeated is bounded by `added_tokens`, by which micro-batches are filled.
 """
 
 from collections.abc import Sequence

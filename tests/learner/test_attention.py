@@ -44,14 +44,16 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @settings(deadline=None, max_examples=30)
-@given(trees(), st.sampled_from([(4, 4), (4, 2), (3, 1)]))
-def test_attention_and_its_gradients_are_those_of_a_dense_mask(rows: list[np.ndarray], heads: tuple[int, int]) -> None:
+@given(trees(), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([8, 5]))
+def test_attention_and_its_gradients_are_those_of_a_dense_mask(
+    rows: list[np.ndarray], heads: tuple[int, int], value_size: int
+) -> None:
     layout = Layout.of(pack(rows), CPU)
     size = len(layout.ends)
     generator = torch.Generator().manual_seed(size)
     q, k, v = (
-        torch.randn(1, size, n, 8, generator=generator).transpose(1, 2).requires_grad_()
-        for n in (heads[0], heads[1], heads[1])
+        torch.randn(1, size, n, width, generator=generator).transpose(1, 2).requires_grad_()
+        for n, width in ((heads[0], 8), (heads[1], 8), (heads[1], value_size))
     )
     out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, layout=layout)
     where = torch.arange(size)

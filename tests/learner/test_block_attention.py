@@ -1,13 +1,16 @@
 """Blocks of queries and keys, as they are cut, joined and batched; attention itself is held to a dense mask in
 `tests.learner.test_attention`."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
 from learner import block_attention
-from learner.attention import Layout
+from learner.attention import Layout, packed_attention, plan
 from learner.block_attention import BATCH_PAIRS, KEPT_KEYS, SLACK, WASTE, Plan, batches, blocks
 from learner.packing import pack
 from tests.learner.test_packing import trees
@@ -19,14 +22,17 @@ def a_group(prompt: int, answers: list[int]) -> list[np.ndarray]:
     return [np.r_[np.arange(prompt), 1000 + 1000 * k + np.arange(size)] for k, size in enumerate(answers)]
 
 
-def attend(rows: list[np.ndarray], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """Attention over the rows and the gradients of its inputs."""
+def attend(
+    rows: list[np.ndarray], dtype: torch.dtype = torch.float32, rounded: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    """Attention over the rows and the gradients of its inputs, of which all are rounded to one type first."""
     layout = Layout.of(pack(rows), CPU)
     size = len(layout.ends)
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(size, n, 8, generator=generator).to(dtype).requires_grad_() for n in (4, 2, 2))
-    out = Plan.of(layout.blocks, layout.sees, (4, 2)).attend(q, k, v, 0.3)
-    return out, *torch.autograd.grad(out, (q, k, v), torch.randn(out.shape, generator=generator).to(dtype))
+    q, k, v, up = (torch.randn(size, n, 8, generator=generator).to(rounded).to(dtype) for n in (4, 2, 2, 4))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = Plan.of(layout.blocks, layout.sees, (4, 2)).attend(*inputs, 0.3)
+    return out, *torch.autograd.grad(out, inputs, up)
 
 
 @settings(deadline=None, max_examples=60)
@@ -76,7 +82,7 @@ def test_weights_computed_anew_have_the_gradients_of_those_kept(monkeypatch: pyt
     assert all(one.equal(other) for one, other in zip(attend(rows), kept, strict=True))
 
 
-def test_what_is_kept_for_the_backward_pass_grows_with_the_tokens_and_not_with_their_square() -> None:
+def test_what_a_layer_keeps_for_the_backward_pass_grows_with_the_tokens_and_not_with_their_square() -> None:
     def kept(size: int) -> int:
         found: list[torch.Tensor] = []
 
@@ -91,8 +97,19 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_tokens_and_not_with_t
     assert kept(8 * KEPT_KEYS) <= 8 * kept(KEPT_KEYS)
 
 
-def test_bfloat16_is_computed_in_float32() -> None:
+def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:
     rows = a_group(40, [30, 25, 60])
-    for found, wanted in zip(attend(rows, torch.bfloat16), attend(rows), strict=True):
-        assert found.dtype == torch.bfloat16
-        assert torch.allclose(found.float(), wanted, rtol=0.05, atol=0.1)
+    for found, wanted in zip(attend(rows, torch.bfloat16), attend(rows, torch.float32, torch.bfloat16), strict=True):
+        assert found.equal(wanted.bfloat16())
+
+
+def test_of_the_masks_of_many_micro_batches_only_the_last_are_held() -> None:
+    def attended(size: int) -> weakref.ref:
+        layout = Layout.of(pack([np.arange(size)]), CPU)
+        q, k, v = (torch.randn(1, n, size, 8).requires_grad_() for n in (4, 2, 2))
+        packed_attention(torch.nn.Identity(), q, k, v, None, layout=layout)[0].sum().backward()
+        return weakref.ref(plan(layout, (4, 2), 0))
+
+    plans = [attended(size) for size in (50, 60, 70, 80)]
+    gc.collect()
+    assert [found() is None for found in plans] == [True, True, False, False]
