@@ -6,7 +6,7 @@ and the groups that came after it, before anything else is asked of it, so that 
 turns: one that finds the service dead replaces it within its own turn, and if that fails no further call is made.
 
 Who waits: the coordinator, for each answer at most `FILTER_TIMEOUT_S`, and `cluster.start_timeout_s` for those of a new
-service; then a TimeoutError names the filter, and whoever waits for a turn gets it at once.
+service; then a TimeoutError names the filter, and whoever waits for a turn is told of it at once.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ class Filtering:
     async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
         """Does `work`, anew with each service that takes a dead one's place."""
         async with self._turn:
+            if isinstance(self._failure, UserError):  # whichever call meets it, it is the user's to mend
+                raise self._failure
             if self._failure is not None:
                 raise RuntimeError(f"the filter failed before: {self._failure}") from self._failure
             try:

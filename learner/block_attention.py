@@ -117,9 +117,8 @@ class Batch:
 
     A row is a token's vector of one head: rows of queries are numbered token * num_heads + head, those of keys and
     values alike by their own heads. `queries`: (num_blocks * num_heads * num_queries,) int64, each key head's query
-    heads one after another; `keys`: (num_blocks * key_heads * num_keys,). `own`: as long as
-    `queries`, False where that is padding. `hidden`: (num_blocks, 1, 1, num_queries, num_keys) bool, what a query does
-    not see.
+    heads one after another; `keys`: (num_blocks * key_heads * num_keys,). `own`: as long as `queries`, False where that
+    is padding. `hidden`: (num_blocks, 1, 1, num_queries, num_keys) bool, what a query does not see.
     """
 
     queries: Tensor
@@ -153,11 +152,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All batches of a layout. `queries` and `keys`: their rows, one batch after another; `back`: (num_tokens *
-    num_heads,) int64, where each row of queries is among `queries`."""
+    """All batches of a layout. `num_queries`: their rows of queries, padding included; `back`: (num_tokens *
+    num_heads,) int64, where each row is among those, one batch after another; `keys`: all rows of keys alike."""
 
     batches: tuple[Batch, ...]
-    queries: Tensor
+    num_queries: int
     back: Tensor
     keys: Tensor
 
@@ -169,7 +168,7 @@ class Plan:
         own = torch.cat([batch.own for batch in made]).nonzero()[:, 0]
         back = torch.empty(len(own), dtype=torch.int64)
         back[rows[own]] = own
-        return cls(tuple(made), rows, back, torch.cat([batch.keys for batch in made]))
+        return cls(tuple(made), len(rows), back, torch.cat([batch.keys for batch in made]))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Query (num_tokens, num_heads, size), key and value (num_tokens, key_heads, their size) -> (num_tokens,
@@ -206,7 +205,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, plan: Plan) -> Tensor:
         query_rows, key_rows, value_rows = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
-        out = torch.empty(len(plan.queries), value.shape[-1])
+        out = torch.empty(plan.num_queries, value.shape[-1])
         kept, at, trains = [], 0, any(ctx.needs_input_grad)
         for batch in plan.batches:
             weights = batch.weights(batch.of_queries(query_rows).mul_(scale), batch.of_keys(key_rows))
@@ -221,7 +220,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, *kept = ctx.saved_tensors
         grad_rows, query_rows, key_rows, value_rows = (x.reshape(-1, x.shape[-1]) for x in (grad, query, key, value))
         plan, at, at_key = ctx.plan, 0, 0
-        d_query = torch.empty(len(plan.queries), query.shape[-1])
+        d_query = torch.empty(plan.num_queries, query.shape[-1])
         d_key, d_value = (torch.empty(len(plan.keys), x.shape[-1]) for x in (key, value))
         for batch, weights in zip(plan.batches, kept, strict=True):
             q, k, v = batch.of_queries(query_rows).mul_(ctx.scale), batch.of_keys(key_rows), batch.of_keys(value_rows)

@@ -186,6 +186,17 @@ def test_what_the_filter_refuses_is_the_users_to_mend_and_other_failures_are_not
         asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
 
 
+def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
+    service = Service(failure=ValueError("filter.rule=top_p needs scores that are not negative"))
+
+    async def both() -> list[Any]:
+        filtering = Filtering(Fleet(service), None, list, 1.0)
+        calls = filtering.admit([group("a", step=4)]), filtering.close(3, True, 2)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(both())] == [UserError, UserError]
+
+
 def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() -> None:
     service = Service(answer={"steps": {"2": {}}, "recent": [["a", 0.1], ["b", 0.2]]})
     filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)], 1.0)
