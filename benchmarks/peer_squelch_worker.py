@@ -1,15 +1,15 @@
 """Squelch's side of the peer benchmark: python -m benchmarks.peer_squelch_worker FOLDER
 
-The parts that a run has, without Ray between them: `actors.rollout.Engine` (vLLM in its own process) samples, the
-groups go through Arrow as they do between actors, `learner.trainer.Trainer` (FSDP2, one rank) takes one optimizer step,
-and the new weights are published into the engine, with checksum and parity probe, before the step counts as done. No
-filter: all groups are learned from, as on the other side.
+The parts that a run has: `actors.rollout.Engine` (vLLM in its own process) samples, the groups go as Arrow tables
+through Ray's object store to `learner.actor.LearnerGroup`, which takes one optimizer step on as many FSDP2 ranks as
+there are threads, one thread each, as the demo's does on two cores; and the new weights are published into the engine,
+with checksum and parity probe, before the step counts as done. No filter: all groups are learned from, as on the other
+side.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import sys
 import time
@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import transformers
 import vllm
 
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, UpdateReport
-from actors.records import Group, Task, Ticket, Trajectory, Turn, from_table, summarise, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise, to_table
 from actors.rollout import Engine
 from benchmarks import peer_work
 from benchmarks.peer_work import Channel, Work
-from learner import process_group
-from learner.actor import ENVIRONMENT
+from learner.actor import LearnerGroup
 from learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
-from learner.trainer import Trainer
 
 COLLECT_S = 300.0
-GROUP_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
+STORE_BYTES = 200 << 20
 
 
 def rollout_config(work: Work) -> RolloutConfig:
@@ -44,7 +44,10 @@ def rollout_config(work: Work) -> RolloutConfig:
 def learner_config(work: Work) -> LearnerConfig:
     """Plain GRPO in one optimizer step; the rest is as in a run."""
     return LearnerConfig(
-        num_threads=work.num_threads,
+        ranks=work.num_threads,
+        num_threads=1,
+        start_timeout_s=TIMEOUT_S,
+        step_timeout_s=TIMEOUT_S,
         minibatches=1,
         objective=ObjectiveConfig(clip_low=work.clip_low, clip_high=work.clip_high, entropy_coefficient=0.0),
         optimizer=OptimizerConfig(learning_rate=work.learning_rate),
@@ -91,32 +94,42 @@ def trajectory(index: int, request: GenerationRequest, completion: Completion) -
     return Trajectory(index, ids, np.arange(end) >= start, log_probs, [turn], success=False, truncated=False)
 
 
-def groups_of(
+def put_groups(
     work: Work, step: int, asked: list[GenerationRequest], completions: list[Completion]
-) -> list[tuple[str, list[Trajectory]]]:
-    """The step's groups, each put into its Arrow table and taken out of it, summary included."""
-    groups = []
+) -> dict[str, ray.ObjectRef]:
+    """The step's groups by id, their tables, summary included, in the object store."""
+    groups = {}
     for prompt in range(work.num_prompts):
         rows = slice(prompt * work.num_samples, (prompt + 1) * work.num_samples)
         ticket = Ticket(f"{step:06d}-{prompt:03d}", step, Task("Peer", prompt), work.num_samples, seed=prompt)
         members = [trajectory(i, *pair) for i, pair in enumerate(zip(asked[rows], completions[rows], strict=True))]
         group = Group(ticket, str(prompt), members)
         summarise(group)
-        groups.append((ticket.ticket_id, from_table(to_table(group))))
+        groups[ticket.ticket_id] = ray.put(to_table(group))
     return groups
 
 
 class Peer:
-    """Engine and trainer of one run."""
+    """Engine and learner of one run."""
 
     def __init__(self, work: Work, folder: Path) -> None:
-        process_group.start(0, 1, "127.0.0.1", 0, GROUP_TIMEOUT_S, "cpu")
-        torch.set_num_threads(work.num_threads)
         self.work, self.step = work, 0
-        self.trainer = Trainer(folder, learner_config(work), temperature=work.temperature)
-        for name in ENVIRONMENT:  # the learner's, read when this process started; a rollout worker has none of them
-            os.environ.pop(name, None)
+        config = learner_config(work)
+        ray.init("local", num_cpus=config.ranks, include_dashboard=False, object_store_memory=STORE_BYTES)
+        self.learner = LearnerGroup(folder, config, temperature=work.temperature)
         self.engine = Engine("peer", folder, rollout_config(work), stop_ids=[])
+
+    async def start(self) -> None:
+        self.learner.start()
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        """Also after a start that failed."""
+        try:
+            await self.engine.stop()
+            self.learner.stop()
+        finally:
+            ray.shutdown()
 
     async def play(self) -> dict[str, Any]:
         """One step; its seconds by part."""
@@ -124,8 +137,8 @@ class Peer:
         asked = requests(self.work, self.step)
         completions = await generate(self.engine, asked)
         marks.append(time.perf_counter())
-        groups = groups_of(self.work, self.step, asked, completions)
-        report = self.trainer.train_step(self.step + 1, groups)
+        groups = put_groups(self.work, self.step, asked, completions)
+        report = self.learner.train_step(self.step + 1, list(groups.values()), list(groups), loss_scale=1.0)
         marks.append(time.perf_counter())
         published = await self.publish()
         marks.append(time.perf_counter())
@@ -148,24 +161,22 @@ class Peer:
         }
 
     async def publish(self) -> UpdateReport:
-        bundle = self.trainer.publish(self.step + 1, put=lambda chunk: chunk)
-        if bundle is None:
-            raise RuntimeError("rank 0 published nothing")
-        arrays = [(name, array) for chunk in bundle.chunks for name, array in chunk.items()]
+        bundle = self.learner.publish(self.step + 1)
+        chunks = ray.get(list(bundle.chunks), timeout=TIMEOUT_S)
+        arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
         return await self.engine.update_weights(bundle, arrays)
 
 
 async def serve(channel: Channel, folder: Path) -> None:
     peer = Peer(peer_work.load(folder), folder)
-    await peer.engine.start()
-    versions = {"vllm": vllm.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
-    channel.answer({"ready": True, "versions": versions, "threads": torch.get_num_threads()})
     try:
+        await peer.start()
+        versions = {"vllm": vllm.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
+        channel.answer({"ready": True, "versions": versions, "threads": peer.work.num_threads})
         while await asyncio.to_thread(channel.next_step):
             channel.answer(await peer.play())
     finally:
-        await peer.engine.stop()
-        process_group.stop()
+        await peer.stop()
 
 
 def main() -> None:

@@ -163,7 +163,7 @@ def start(work: Work, folder: Path, python: Path, stack: ExitStack) -> dict[str,
 
     threads = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     sides = {
-        "squelch": (Path(sys.executable), ["benchmarks.peer_squelch_worker", str(folder)], threads | ENVIRONMENT),
+        "squelch": (Path(sys.executable), ["benchmarks.peer_squelch_worker", str(folder)], threads),
         "trl": (python, ["benchmarks.peer_trl_worker", str(folder)], threads),
         "trl_tuned": (python, ["benchmarks.peer_trl_worker", str(folder), "tuned"], threads | ENVIRONMENT),
     }

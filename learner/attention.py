@@ -3,8 +3,8 @@
 A token sees those before it in its own row and nothing else; `learner.packing` says which those are. Computed thus:
 
 - CPU: `learner.block_attention`, matrix products of blocks of queries and the keys that they see.
-- CUDA: FlexAttention, compiled, with the block mask of the layout's one rule. It has NEVER RUN here: there was no GPU;
-  the tests hold its rule against the layout, and its kernel to nothing.
+- CUDA: FlexAttention, compiled, with the block mask of the layout's one rule. The kernel has NEVER RUN: there was no
+  GPU. The tests run this way with FlexAttention's dense form on CPU, gradients included.
 
 A layer that asks for more than scaling (soft caps, sinks, dropout) is refused by name.
 """
@@ -23,6 +23,9 @@ from learner.packing import Forest
 
 NAME = "squelch_packed"
 """Under which transformers finds `packed_attention`; the layout travels as the model's keyword `layout`."""
+
+TILE = 128
+"""Queries of FlexAttention's blocks, and keys."""
 
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 
@@ -95,15 +98,45 @@ def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
 
 
 def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
-    """FlexAttention. Never run: see the module's head."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
+    """FlexAttention. Its kernel has never run: see the module's head."""
     if window not in layout.block_masks:
-        size = query.shape[2]
-        rule = mask_rule(layout, window)
-        layout.block_masks[window] = create_block_mask(rule, None, None, size, size, device=query.device)
+        layout.block_masks[window] = block_mask(layout, window)
     mask = layout.block_masks[window]
     return _flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+
+
+def block_mask(layout: Layout, window: int = 0) -> Any:
+    """FlexAttention's mask: which tiles of keys a tile of queries sees something of, and which it sees whole.
+
+    Told from each tile's extremes, exactly without a window, and with one by bounds. `create_block_mask` would look at
+    every pair of tokens, at ten bytes a pair: 2.7 GB for 16k tokens.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size, device = len(layout.ends), layout.ends.device
+    number = -(-size // TILE)
+    index = torch.arange(number * TILE, device=device).clamp_(max=size - 1).view(number, TILE)
+    (first, last), (soonest, latest) = index.aminmax(dim=1), layout.ends[index].aminmax(dim=1)
+    some = (first <= last[:, None]) & (first[:, None] < latest)
+    whole = (last < first[:, None]) & (last[:, None] < soonest)
+    whole[-1] &= size % TILE == 0
+    if window:
+        nearest, farthest = layout.position_ids[index].aminmax(dim=1)
+        some &= nearest[:, None] - farthest < window
+        whole &= farthest[:, None] - nearest < window
+    return BlockMask.from_kv_blocks(
+        *_in_order(some & ~whole),
+        *_in_order(whole),
+        BLOCK_SIZE=TILE,
+        mask_mod=mask_rule(layout, window),
+        seq_lengths=(size, size),
+    )
+
+
+def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """How many columns of each row are set, (1, 1, num_rows), and all columns' numbers, those first; int32."""
+    columns = tiles.int().argsort(dim=1, descending=True, stable=True)
+    return tiles.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
 
 @cache

@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from learner import head
-from learner.attention import Layout, mask_rule, packed_attention
+from learner import attention, head
+from learner.attention import TILE, Layout, block_mask, mask_rule, packed_attention
 from learner.batching import Row, collate, to_rows
 from learner.config import ObjectiveConfig
 from learner.head import log_probabilities
@@ -77,6 +78,53 @@ def test_the_rule_for_a_gpu_is_the_layouts() -> None:
         assert not rule[place][:, others].any()
     near = mask_rule(layout, 5)(torch.tensor(0), torch.tensor(0), where[:, None], where)
     assert near.sum(1).max() == 5 and (near & rule).equal(near)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 300), st.sampled_from([0, 1, 90]))
+def test_tiles_for_a_gpu_are_those_of_all_pairs(lengths: list[int], opening: int, window: int) -> None:
+    rows = [np.array([*range(opening), *(1000 * (i + 1) + np.arange(length))]) for i, length in enumerate(lengths)]
+    layout = Layout.of(pack(rows), CPU)
+    size = len(layout.ends)
+    found = block_mask(layout, window)
+    where = torch.arange(size)
+    seen = torch.zeros(-(-size // TILE) * TILE, -(-size // TILE) * TILE)
+    seen[:size, :size] = layout.sees(where[:, None], where, window).float()
+    share = seen.view(len(seen) // TILE, TILE, -1, TILE).mean((1, 3))
+    partly, whole = (
+        flex._ordered_to_dense(number, columns, columns.shape[-1])[0, 0].bool()
+        for number, columns in (
+            (found.kv_num_blocks, found.kv_indices),
+            (found.full_kv_num_blocks, found.full_kv_indices),
+        )
+    )
+    assert not (partly & whole).any()
+    assert (share[whole] == 1).all() and (share[~(partly | whole)] == 0).all()
+    if not window:
+        assert whole.equal(share == 1) and partly.equal((share > 0) & (share < 1))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+def test_the_way_for_a_gpu_gives_what_blocks_give(
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int], window: int
+) -> None:
+    # FlexAttention's dense form, forward and backward, stands for its kernel; PyTorch refuses it gradients on CPU by a
+    # check of its own, and has them.
+    monkeypatch.setattr(attention, "_flex", lambda: flex.flex_attention)
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+    layout = Layout.of(pack([np.array([*range(150), 50 + i, *range(10 * i)]) for i in range(4)]), CPU)
+    generator = torch.Generator().manual_seed(window)
+    q, k, v = (
+        torch.randn(1, n, len(layout.ends), 16, generator=generator).requires_grad_()
+        for n in (heads[0], heads[1], heads[1])
+    )
+    found, wanted = (way(q, k, v, 0.3, layout, window) for way in (attention._on_cuda, attention._on_cpu))
+    assert torch.allclose(found, wanted, atol=1e-5)
+    up = torch.randn(wanted.shape, generator=generator)
+    gradients = [torch.autograd.grad(out, (q, k, v), up) for out in (found, wanted)]
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*gradients, strict=True))
 
 
 def packed_gradients(policy: Policy, rows: list[Row], objective: ObjectiveConfig, temperature: float) -> tuple:
