@@ -69,12 +69,13 @@ QUICK_LAYOUTS = ("frozenlake", "150 + 30")
 KEPT = (1.0, 0.75, 0.5, 0.25)
 KEPT_GROUPS = (8, 32)
 MEMORY = {
-    "budget 2048, 64 trajectories": {"budget": 2048, "groups": 4, "vocabulary": 10_000},
-    "budget 2048, 128 trajectories": {"budget": 2048, "groups": 8, "vocabulary": 10_000},
-    "budget 4096, 64 trajectories": {"budget": 4096, "groups": 4, "vocabulary": 10_000},
-    "budget 4096, vocabulary 151,936": {"budget": 4096, "groups": 4, "vocabulary": 151_936},
+    "budget 2048, 256 trajectories": {"budget": 2048, "groups": 16, "vocabulary": 10_000},
+    "budget 2048, 512 trajectories": {"budget": 2048, "groups": 32, "vocabulary": 10_000},
+    "budget 4096, 256 trajectories": {"budget": 4096, "groups": 16, "vocabulary": 10_000},
+    "budget 4096, vocabulary 151,936": {"budget": 4096, "groups": 16, "vocabulary": 151_936},
 }
 MATRICES = (
+    *(f"{name} as copied to go back to" for name in ("the output matrix", "Adam's first moment of it", "its second")),
     "the output matrix as FSDP gathers it from its shard",
     "its gradient, whole, as the backward pass makes it",
     "its gradient as this rank's shard, reduced from the whole one",

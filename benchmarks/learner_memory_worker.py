@@ -3,12 +3,14 @@
     python -m benchmarks.learner_memory_worker '{"budget": 2048, "groups": 4, ...}'
 
 Prints one JSON object: `peak_mib`, the most that the step held beyond what was there before it (weights and optimizer
-state were), and `matrix_mib`, the size of the output matrix. The C library is told to give back what is freed at once,
-so that the figure is the step's own and not the allocator's habits.
+state were); `whole_mib`, the most beyond what was there before the learner was; `estimate_mib`, what `learner.memory`
+says of that; and `matrix_mib`, the size of the output matrix. The C library is told to give back what is freed at once,
+so that the figures are the step's own and not the allocator's habits.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -21,8 +23,9 @@ GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "
 TIMEOUT_S = 300.0
 
 
-def measure(**case: int) -> dict[str, float]:
-    """`budget`, `groups` of 16, `prompt`, `answer`, `vocabulary`: the step's figures, from a new process."""
+def measure(**case: Any) -> dict[str, float]:
+    """`budget`, `groups` of 16, `prompt`, `answer`, `vocabulary`, and `learner`, other settings of it: the step's
+    figures, from a new process."""
     command = [sys.executable, "-m", "benchmarks.learner_memory_worker", json.dumps(case)]
     environment = {**os.environ, **GIVE_BACK, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -42,7 +45,7 @@ def main() -> None:
 
     from benchmarks import common
     from benchmarks.learner_work import LAYERS, random_groups
-    from learner import process_group
+    from learner import memory, process_group
     from learner.config import LearnerConfig
     from learner.trainer import Trainer
 
@@ -53,13 +56,21 @@ def main() -> None:
         model = Path(folder) / "model"
         common.random_qwen2(model, vocabulary=case["vocabulary"], seed=0, **{**LAYERS, "width": 256, "hidden": 768})
         groups = random_groups(case["groups"], 16, case["prompt"], case["answer"], 512)
-        trainer = Trainer(model, LearnerConfig(minibatches=1, token_budget=case["budget"], num_threads=1))
+        config = LearnerConfig(token_budget=case["budget"], num_threads=1, **case.get("learner", {}))
+        estimate = memory.estimate(memory.read_model_config(model), config, 1).total
+        # What libraries hold for good, threads and plans of products, is there after a step of another learner.
+        Trainer(model, config).train_step(0, groups[:1])
+        gc.collect()
+        empty = status("VmRSS")
+        trainer = Trainer(model, config)
         trainer.train_step(0, groups)
         Path("/proc/self/clear_refs").write_text("5")
         before = status("VmRSS")
         trainer.train_step(1, groups)
-        peak = status("VmHWM") - before
-    json.dump({"peak_mib": peak / 2**20, "matrix_mib": case["vocabulary"] * 256 * 4 / 2**20}, sys.stdout)
+        peak = status("VmHWM")
+    matrix = case["vocabulary"] * 256 * 4
+    sizes = {"peak": peak - before, "whole": peak - empty, "estimate": estimate, "matrix": matrix}
+    json.dump({f"{name}_mib": size / 2**20 for name, size in sizes.items()}, sys.stdout)
 
 
 if __name__ == "__main__":

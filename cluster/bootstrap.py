@@ -154,7 +154,8 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
     from learner import memory
 
     try:
-        return memory.check(memory.read_model_config(folder), config.learner, config.learner.ranks)
+        shape, decomposes = memory.read_model_config(folder), config.gradients.every > 0
+        return memory.check(shape, config.learner, config.learner.ranks, decomposes)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
 

@@ -221,12 +221,15 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
     from transformers.utils import logging as hf_logging
 
     from cluster.bootstrap import prepare_model
+    from learner import memory
     from learner.checkpoint import load_weights
     from learner.trainer import Trainer
 
     hf_logging.disable_progress_bar()
     torch.set_num_threads(learner.num_threads)
-    trainer = Trainer(prepare_model(config, _silent), learner, 0, 1, config.seed, config.sampling.temperature)
+    folder = prepare_model(config, _silent)
+    memory.check(memory.read_model_config(folder), learner, 1, decomposes=True)
+    trainer = Trainer(folder, learner, 0, 1, config.seed, config.sampling.temperature)
     if checkpoint is not None:
         load_weights(checkpoint, trainer.policy)
     return trainer

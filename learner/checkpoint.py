@@ -2,18 +2,20 @@
 
 `path/` holds `sharded/` (torch.distributed.checkpoint: parameters and optimizer state of the policy, and of what else
 is trained, e.g. a critic), `hf/` (safetensors, configuration, tokenizer), `model.json` (names and shapes of all
-parameters, the algorithm, optimizer steps) and `loop.json` (the caller's).
+parameters, what else tells models apart, the algorithm, optimizer steps) and `loop.json` (the caller's).
 
 Invariants:
 
 - A checkpoint is written beside its place, synced, and renamed when whole, so that a folder by that name is complete. A
   failed write leaves nothing behind and what was there untouched.
-- A checkpoint of another model or algorithm is refused before anything is changed.
+- A checkpoint of another model or algorithm is refused before anything is changed: of other parameters, or of a
+  configuration, a tokenizer or adapters by which the same parameters would be another function of a text.
 - The export streams: rank 0 holds one file's worth of whole parameters (`EXPORT_BYTES`), never a second model.
 
 Who waits: each rank for the others, in collectives, at most the process group's time-out.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -50,6 +52,13 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
+"""Of those, what says which text an id is."""
+NO_PART_OF_THE_FUNCTION = frozenset(
+    {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+    | {"bos_token_id", "eos_token_id", "pad_token_id"}
+)
+"""Keys of a model's configuration by which two of one function may differ."""
 WRITE_ERRORS = (OSError, SafetensorError)
 EXPORT_BYTES = 4 << 30
 """Of one safetensors file of the export; a larger model takes several, as Hugging Face's own do."""
@@ -82,6 +91,7 @@ def save(
         "optimizer_steps": optimizer_steps,
         "algorithm": algorithm,
         "parameters": shapes(policy),
+        "identity": identity(policy, model_dir),
         "others": {name: module_shapes(module) for name, (module, _) in others.items()},
     }
     try:
@@ -112,15 +122,22 @@ def _first_line(error: BaseException) -> str:
 
 
 def load(
-    path: Path, policy: Policy, optimizer: Optimizer, others: Others = NOTHING_ELSE, algorithm: str = ""
+    path: Path,
+    policy: Policy,
+    optimizer: Optimizer,
+    others: Others = NOTHING_ELSE,
+    algorithm: str = "",
+    model_dir: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Restore parameters and optimizer state, on any number of ranks; returns (optimizer steps, the caller's data).
 
-    Raises ValueError, naming the path and the difference, for a checkpoint of another model or algorithm, or none.
+    `model_dir`: whose tokenizer has to be the checkpoint's. Raises ValueError, naming the path and the difference, for
+    a checkpoint of another model or algorithm, or none.
     """
     described = _describe(path)
     _same_algorithm(path, described.get("algorithm", ""), algorithm)
     _same_model(path, described["parameters"], shapes(policy))
+    _same_identity(path, described.get("identity", {}), identity(policy, model_dir))
     for name, (module, _) in others.items():
         _same_model(path, described.get("others", {}).get(name, {}), module_shapes(module), f"another {name}")
     state = _state(policy, optimizer, others)
@@ -132,7 +149,9 @@ def load(
 
 def load_weights(path: Path, policy: Policy) -> None:
     """Restore the policy's parameters alone: for whoever measures and does not train. Raises as `load` does."""
-    _same_model(path, _describe(path)["parameters"], shapes(policy))
+    described = _describe(path)
+    _same_model(path, described["parameters"], shapes(policy))
+    _same_identity(path, described.get("identity", {}), identity(policy, None))
     state = {"model": get_model_state_dict(policy)}
     dcp.load(state, checkpoint_id=path / "sharded")
     set_model_state_dict(policy, state["model"])
@@ -235,6 +254,21 @@ def module_shapes(module: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
 
 
+def identity(policy: Policy, model_dir: Path | None) -> dict[str, Any]:
+    """What tells models of the same parameters apart, by name, as plain JSON data: the configuration, the adapters'
+    scale, and a digest of the tokenizer in `model_dir`."""
+    found = {f"config.json: {key}": value for key, value in policy.model.config.to_dict().items()}
+    found = {name: value for name, value in found.items() if name.partition(": ")[2] not in NO_PART_OF_THE_FUNCTION}
+    if policy.lora is not None:
+        found["learner.lora.alpha"] = policy.lora.alpha
+    if model_dir is not None:
+        digest = hashlib.sha256()
+        for file in (model_dir / name for name in VOCABULARY_FILES):
+            digest.update(file.name.encode() + file.read_bytes() if file.is_file() else b"")
+        found["digest of the tokenizer"] = digest.hexdigest()[:16]
+    return json.loads(json.dumps(found))
+
+
 def _seal(partial: Path, path: Path, described: Mapping[str, Any], loop: Mapping) -> None:
     (partial / "model.json").write_text(json.dumps(described))
     (partial / "loop.json").write_text(json.dumps(dict(loop)))
@@ -279,6 +313,17 @@ def _same_model(
         f"checkpoint {path} is of {what_other}: {what}. Resume with the model that wrote it (its weights are in "
         f"{path / 'hf'}), or start a new run."
     )
+
+
+def _same_identity(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """What only one side has (another version of transformers, or no `model_dir`) is not compared."""
+    differing = [name for name in own if name in saved and saved[name] != own[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"checkpoint {path} is of another model: {name} is {saved[name]!r} there and {own[name]!r} here. Resume "
+            f"with the model and adapters that wrote it (its weights are in {path / 'hf'}), or start a new run."
+        )
 
 
 def _clear(path: Path) -> None:

@@ -15,7 +15,7 @@ class KLConfig(Settings):
     coefficient: float = Field(0.0, ge=0)
     """lambda_KL; 0 turns it off and no reference policy is loaded."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """k1 is refused as a loss: its expected on-policy gradient is zero."""
+    """k1 is refused as a loss: its expected on-policy gradient is zero. k3's is that of KL(reference || policy)."""
     place: Literal["loss", "reward"] = "loss"
     """`loss`: a term with a gradient of its own. `reward`: every sampled token's reward is less by lambda_KL times its
     KL at the start of the step; it enters the advantage, never the filter."""

@@ -84,10 +84,11 @@ def _kl_costs(batch: Batch, config: ObjectiveConfig) -> np.ndarray:
 def _critics(
     batches: Sequence[Batch], costs: Sequence[np.ndarray], config: ObjectiveConfig, device: torch.device
 ) -> tuple[list[Batch], dict[str, float]]:
-    """GAE over each row, whitened over all rows of all ranks where asked."""
+    """GAE over each row, whitened where asked over the tokens of all ranks that are learned from."""
     found = [_gae(batch, cost, config) for batch, cost in zip(batches, costs, strict=True)]
-    advantages, returns = _joined([a for a, _ in found]), _joined([r for _, r in found])
-    values = _joined([_numpy(batch.values) for batch in batches])
+    kept = _joined([_numpy(batch.tokens.weights) for batch in batches]) > 0
+    advantages, returns = _joined([a for a, _ in found])[kept], _joined([r for _, r in found])[kept]
+    values = _joined([_numpy(batch.values) for batch in batches])[kept]
     figures = _value_figures(returns, values, device)
     moments = _moments(advantages, device) if config.gae.whiten else None
     filled = [

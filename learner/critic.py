@@ -9,7 +9,6 @@ Invariants:
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,21 +82,4 @@ class ValueLearner:
         if norm > self.settings.max_grad_norm:
             torch._foreach_mul_(self.gradients(), self.settings.max_grad_norm / (norm + 1e-6))
         self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def snapshot(self) -> tuple[list[Tensor], dict[Any, dict[str, Any]]]:
-        """This rank's shards and optimizer state, copied."""
-        state = {
-            p: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
-            for p, values in self.optimizer.state.items()
-        }
-        return [p.to_local().detach().clone() for p in self.module.parameters()], state
-
-    @torch.no_grad()
-    def restore(self, before: tuple[list[Tensor], dict[Any, dict[str, Any]]]) -> None:
-        shards, state = before
-        for p, saved in zip(self.module.parameters(), shards, strict=True):
-            p.to_local().copy_(saved)
-        self.optimizer.state.clear()
-        self.optimizer.state.update(state)
         self.optimizer.zero_grad()

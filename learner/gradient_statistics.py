@@ -23,6 +23,8 @@ import numpy as np
 
 BUCKETS = 6
 """Figure 3."""
+MAX_GRADIENTS = 11
+"""That a rank holds at once, beside the model's own: four sums of a bucket, five of a group, two in the making."""
 MIN_SPLIT = 4
 """Trajectories below which a group has no two halves with a baseline each."""
 

@@ -7,7 +7,7 @@ Invariants:
 
 - Nothing is updated: parameters, optimizer state and counts are those of before.
 - A collective: every rank gives the same groups and runs the same passes; gradients stay sharded, and what is summed
-  over ranks are inner products. Beside the model a rank holds at most eleven gradients of its own shards.
+  over ranks are inner products. Beside the model a rank holds at most `MAX_GRADIENTS` of its own shards.
 - The ratio is 1 at the policy's own weights, so nothing is clipped; a token weighs min(exp(learner - rollout),
   mismatch_cap), which is 1 but for numerics when the policy itself sampled it and corrects for age when not.
 

@@ -3,9 +3,10 @@
     python -m learner.memory RECIPE [KEY=VALUE ...]
 
 prints the estimate of a recipe's model and learner. Every figure is bytes of one rank at the peak of a step: FSDP's
-shards (float32 masters, gradients, two Adam moments), what it gathers, activations of one micro-batch of
-`learner.token_budget` tokens, and the head's tiles. Allocator overhead and the runtime's own hundreds of MiB are not
-in it. `benchmarks.learner` prints it beside a measured peak.
+shards (float32 masters, gradients, two Adam moments), on CPU the copies that a step can be taken back to, what FSDP
+gathers, activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and the gradients that the
+decomposition holds where a run takes it. Allocator overhead and the runtime's own hundreds of MiB are not in it. The
+tests hold it against a step's measured peak.
 """
 
 import sys
@@ -19,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from learner import block_attention
 from learner.config import LearnerConfig
+from learner.gradient_statistics import MAX_GRADIENTS
 from learner.head import TILE_LOGITS, TILE_VOCABULARY
 from learner.model import layers_apart
 from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
@@ -31,7 +33,11 @@ class Estimate:
     """Bytes of one rank. `state` is on the host with `cpu_offload`, and not counted then."""
 
     state: int
-    """Masters, gradients, Adam moments, of the policy and of a critic; the reference's weights."""
+    """Masters, gradients, Adam moments, of the policy and of a critic, which trains whole; the reference's weights."""
+    snapshot: int
+    """Copies of masters and moments during a step of several optimizer steps (`learner.snapshot`); a GPU has none."""
+    decomposition: int
+    """The gradients that `learner.gradients` holds at once."""
     gathered: int
     """Whole parameters, in the type computed in, and the whole gradients of one layer and of what is not a layer."""
     activations: int
@@ -42,7 +48,7 @@ class Estimate:
         return sum(vars(self).values())
 
     def line(self) -> str:
-        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in vars(self).items())
+        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in vars(self).items() if size)
         return f"{self.total / GIB:.2f} GiB per rank ({parts})"
 
 
@@ -52,21 +58,24 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config)
 
 
-def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int) -> Estimate:
-    """Of training this model on `world_size` ranks."""
+def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> Estimate:
+    """Of training this model on `world_size` ranks; `decomposes`: and of taking its gradients apart."""
     model = skeleton(config)
     parameters = sum(p.numel() for p in model.parameters())
     sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
     layer, rest = max(sizes, default=0), parameters - sum(sizes)
     trained = _adapters(model, learner.lora.rank) if learner.lora else parameters
     width = 2 if learner.dtype == "bfloat16" else 4
-    copies = 1 + (learner.objective.advantage == "gae")
+    critic = parameters if learner.objective.advantage == "gae" else 0
     reference = parameters if learner.objective.kl.coefficient > 0 else 0
-    state = 4 * (copies * (parameters + 3 * trained) + reference) // world_size
+    state = 4 * (parameters + 3 * trained + 4 * critic + reference) // world_size
+    copied = learner.num_gpus == 0 and learner.minibatches > 1
     whole = parameters if world_size == 1 else rest + 2 * layer
     gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * (trained == parameters)
     return Estimate(
         state=0 if learner.cpu_offload else state,
+        snapshot=4 * 3 * (trained + critic) // world_size * copied,
+        decomposition=4 * MAX_GRADIENTS * trained // world_size * decomposes,
         gathered=gathered,
         activations=learner.token_budget * _per_token(config, learner, width) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
@@ -115,28 +124,31 @@ def available(learner: LearnerConfig) -> int | None:
     return psutil.virtual_memory().available // learner.ranks
 
 
-def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int) -> str:
+def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> str:
     """The estimate as a line. Raises ValueError, with what would make it fit, when the rank has less."""
-    needed, has = estimate(config, learner, world_size), available(learner)
+    needed, has = estimate(config, learner, world_size, decomposes), available(learner)
     if has is None or needed.total <= has:
         return f"learner needs {needed.line()}" + ("" if has is None else f", has {has / GIB:.1f}")
     raise ValueError(
-        f"the learner needs {needed.line()}, has {has / GIB:.1f}: {_advice(config, learner, world_size, has)}"
+        f"the learner needs {needed.line()}, has {has / GIB:.1f}: "
+        f"{_advice(config, learner, world_size, decomposes, has)}"
     )
 
 
-def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, has: int) -> str:
+def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool, has: int) -> str:
     """Settings each of which, alone or after those before it, would make the model fit."""
+    if decomposes and estimate(config, learner, world_size).total <= has:
+        return "set gradients.every=0 (`squelch gradients` takes them apart later), or raise learner.ranks"
     changed, tried = learner, []
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
     options += [{"cpu_offload": True}] * (learner.num_gpus > 0) + [{"token_budget": learner.token_budget // 4}]
     for option in options:
         changed = changed.model_copy(update=option)
         tried += [f"learner.{key}={str(value).lower()}" for key, value in option.items()]
-        if estimate(config, changed, world_size).total <= has:
+        if estimate(config, changed, world_size, decomposes).total <= has:
             return f"set {' '.join(tried)}"
     for ranks in (2, 4, 8, 16, 32, 64):
-        if ranks > world_size and estimate(config, changed, ranks).total <= has:
+        if ranks > world_size and estimate(config, changed, ranks, decomposes).total <= has:
             return f"set {' '.join(tried)} learner.ranks={ranks}"
     return "set learner.lora, or take a smaller model"
 
@@ -153,7 +165,8 @@ def main(arguments: list[str]) -> int:
     path = Path(run.model.path or "")
     known = path.name in QWEN2_SHAPES or path.name in LLAMA_SHAPES
     config = published(path.name) if known else read_model_config(path)
-    sys.stdout.write(f"{path.name}: {estimate(config, run.learner, run.learner.ranks).line()}\n")
+    needed = estimate(config, run.learner, run.learner.ranks, run.gradients.every > 0)
+    sys.stdout.write(f"{path.name}: {needed.line()}\n")
     return 0
 
 

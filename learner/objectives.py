@@ -146,23 +146,25 @@ def policy_loss(
     only counted here.
 
     With `anchor: recomputed` the surrogate is weighted by `mismatch_weight(anchor, rollout)` (decision: one ratio
-    to the learner at step start, corrected for the sampler's numerics).
+    to the learner at step start, corrected for the sampler's numerics). A token of weight 0 counts as one whose
+    probability is the anchor's and the reference's, whatever it is: its own may overflow.
     """
-    ratio = (log_probs - batch.anchor).exp()
+    learned = batch.weights > 0
+    ratio = (log_probs - batch.anchor).where(learned, 0).exp()
     surrogate = clipped_surrogate(ratio, batch.advantages, config.clip_low, config.clip_high)
     if config.anchor == "recomputed":
         surrogate = surrogate * mismatch_weight(batch.anchor, batch.rollout, config.mismatch_cap)
-    kl = _kl(log_probs, batch.reference, config.kl)
+    kl = _kl(log_probs, batch.reference, learned, config.kl)
     policy = (batch.weights * surrogate).sum()
     regulariser = config.kl_in_loss * kl - config.entropy_coefficient * entropies
     loss = scale * (policy + (batch.weights * regulariser).sum())
     return LossTerms(loss, *_statistics(loss, policy, ratio, entropies, kl, batch, config))
 
 
-def _kl(log_probs: Tensor, reference: Tensor | None, config: KLConfig) -> Tensor:
+def _kl(log_probs: Tensor, reference: Tensor | None, learned: Tensor, config: KLConfig) -> Tensor:
     if reference is None:
         return torch.zeros_like(log_probs)
-    return kl_estimate(log_probs, reference, config.estimator)
+    return kl_estimate(log_probs, reference.where(learned, log_probs.detach()), config.estimator)
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, weights: Tensor, clip: float) -> Tensor:

@@ -30,6 +30,7 @@ from learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, Optimiz
 from learner.critic import ValueLearner
 from learner.model import Policy, equip, load_model, reshard, shard
 from learner.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
+from learner.snapshot import Snapshot
 from learner.tensors import Batch, Inputs, inputs_of, to_batch
 
 MEAN_NAMES = (
@@ -146,8 +147,9 @@ class Trainer:
         if reason or not plan:
             return self._report(step, rows, 0, {}, clock, reason)
         batches, figures, reason = self._prepare(rows, plan, clock)
-        if reason or not self._teaches(batches):
-            return self._report(step, rows, 0, {} if reason else {"zero_advantage_share": 1.0}, clock, reason)
+        silent = {} if reason else self._silent(batches)
+        if silent is not None:
+            return self._report(step, rows, 0, silent, clock, reason)
         totals = Totals.zeros(self.device)
         groups_of = [
             sorted({rows[i].group_id for hand in part.micro_batches for m in hand for i in m}) for part in plan
@@ -188,18 +190,24 @@ class Trainer:
             found = credit.assign(rows, steps, self.config.objective, self.device)
         return found.steps, found.figures, found.refused
 
-    def _teaches(self, steps: Sequence[Sequence[Batch]]) -> bool:
-        """Whether the step has anything to learn from: an advantage on some rank, a regulariser, or a critic.
+    def _silent(self, steps: Sequence[Sequence[Batch]]) -> dict[str, float] | None:
+        """Figures of a step that has nothing to learn from, on any rank: no token that is not masked, or no advantage,
+        no regulariser and no critic. None where there is.
 
-        Without, the gradient is 0, and what Adam's moments would still move is not learned from these groups.
+        The gradient of such a step is 0, and what Adam's moments would still move is not learned from these groups.
         """
         own = self.config.objective
-        if own.entropy_coefficient > 0 or own.kl_in_loss > 0 or self.critic is not None:
-            return True
-        found = any(bool(batch.tokens.advantages.any()) for part in steps for batch in part)
-        anywhere = torch.tensor(float(found), device=self.device)
-        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
-        return bool(anywhere)
+        regularised = own.entropy_coefficient > 0 or own.kl_in_loss > 0 or self.critic is not None
+        if regularised and not own.max_mismatch:
+            return None
+        learned = [batch.tokens.advantages[batch.tokens.weights > 0] for part in steps for batch in part]
+        counts = torch.tensor([sum(map(len, learned)), sum(int(a.count_nonzero()) for a in learned)])
+        counts = counts.to(self.device)
+        dist.all_reduce(counts)
+        tokens, ranked = counts.tolist()
+        if ranked or (regularised and tokens):
+            return None
+        return {"zero_advantage_share": 1.0} if tokens else {"masked_share": 1.0}
 
     def _batch(self, rows: Sequence[Row], part: OptimizerStep, place: int, clock: Clock) -> Batch:
         """This rank's micro-batch at a place of an optimizer step."""
@@ -234,7 +242,9 @@ class Trainer:
         self, prepared: list[list[Batch]], groups: list[list[str]], scale: float, totals: Totals, clock: Clock
     ) -> str | None:
         """All optimizer steps, or, with the reason returned, none of them. `groups`: ids in each, over all ranks."""
-        before = self._snapshot() if len(prepared) > 1 else None
+        trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
+        before = [(own, Snapshot.of(own)) for own in trained] if len(prepared) > 1 else []
+        taken = self.optimizer_steps
         for k, batches in enumerate(prepared):
             with clock.part("forward_backward"):
                 loss = self._accumulate(batches, scale, totals, first=k == 0)
@@ -245,8 +255,9 @@ class Trainer:
             if not finite:
                 reason = self._culprit(batches, groups[k], scale)
                 self._zero_grad()
-                if before is not None:
-                    self._restore(before)
+                for optimizer, snapshot in before:
+                    snapshot.restore(optimizer)
+                self.optimizer_steps = taken
                 return reason
         return None
 
@@ -333,26 +344,6 @@ class Trainer:
                 return f"non-finite {'gradient' if math.isfinite(total) else 'loss'} in group {group_id}"
         return "non-finite gradient of groups " + ", ".join(part) + " together, finite in each"
 
-    def _snapshot(self) -> dict[str, Any]:
-        """This rank's shards before the step, and the optimizer's state."""
-        state = {
-            p: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
-            for p, values in self.optimizer.state.items()
-        }
-        shards = [p.to_local().detach().clone() for p in self.policy.parameters()]
-        critic = None if self.critic is None else self.critic.snapshot()
-        return {"shards": shards, "state": state, "optimizer_steps": self.optimizer_steps, "critic": critic}
-
-    @torch.no_grad()
-    def _restore(self, before: dict[str, Any]) -> None:
-        for p, saved in zip(self.policy.parameters(), before["shards"], strict=True):
-            p.to_local().copy_(saved)
-        self.optimizer.state.clear()
-        self.optimizer.state.update(before["state"])
-        self.optimizer_steps = before["optimizer_steps"]
-        if self.critic is not None:
-            self.critic.restore(before["critic"])
-
     def _metrics(self, rows: Sequence[Row], totals: Totals, num_steps: int) -> dict[str, float]:
         """Over all ranks. Losses are means over optimizer steps; the rest are means over tokens."""
         summed = torch.cat([totals.sums, totals.mismatch])
@@ -436,7 +427,8 @@ class Trainer:
     def load(self, path: Path) -> dict[str, Any]:
         """Continue from a checkpoint, written on any number of ranks; returns the caller's `loop` data."""
         others, algorithm = self._others(), self.config.algorithm
-        self.optimizer_steps, loop = checkpoint.load(path, self.policy, self.optimizer, others, algorithm)
+        own = (self.policy, self.optimizer, others, algorithm, self.model_dir)
+        self.optimizer_steps, loop = checkpoint.load(path, *own)
         return loop
 
     def _others(self) -> checkpoint.Others:

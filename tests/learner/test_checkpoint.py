@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from learner import checkpoint
 from learner.model import Policy, load_model, shard
 from learner.publish import gathered
 from learner.trainer import Trainer
-from tests.learner.models import make_config, make_groups, make_model
+from tests.learner.models import VOCABULARY, make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -63,6 +63,52 @@ def test_a_checkpoint_of_another_model_is_refused_untouched(
         trainer.load(tmp_path / "step-1")
     assert str(tmp_path / "step-1") in str(error.value) and "another model" in str(error.value)
     assert fingerprint(trainer) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"num_attention_heads": 8, "num_key_value_heads": 4}, "num_attention_heads is 4 there and 8 here"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters is .*10000.* there and"),
+        (
+            {"sliding_window": 6, "architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+            "architectures is .*Llama",
+        ),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps is 1e-06 there and 0.001 here"),
+    ],
+)
+def test_the_same_parameters_as_another_function_are_refused(tmp_path: Path, change: dict, difference: str) -> None:
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**size, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    )
+    for name in ("one", "other"):
+        model.save_pretrained(tmp_path / name)
+    file = tmp_path / "other" / "config.json"
+    config = json.loads(file.read_text()) | {"_name_or_path": "elsewhere", "pad_token_id": 3}
+    file.write_text(json.dumps(config))
+    trainer = Trainer(tmp_path / "one", make_config())
+    trainer.save(tmp_path / "step-1", {})
+    Trainer(tmp_path / "other", make_config()).load(tmp_path / "step-1")
+    if "num_attention_heads" in change:  # of half the size, so that the matrices have the same shapes
+        change = change | {"head_dim": 4}
+    file.write_text(json.dumps(config | change))
+    other = Trainer(tmp_path / "other", make_config())
+    before = fingerprint(other)
+    for load in (other.load, lambda path: checkpoint.load_weights(path, other.policy)):
+        with pytest.raises(ValueError, match=f"is of another model: config.json: .*{difference}"):
+            load(tmp_path / "step-1")
+    assert fingerprint(other) == before
+
+
+def test_another_tokenizer_or_another_scale_of_adapters_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    lora = {"rank": 4, "alpha": 8}
+    Trainer(model_dir, make_config(lora=lora)).save(tmp_path / "step-1", {})
+    with pytest.raises(ValueError, match=r"learner\.lora\.alpha is 8\.0 there and 64\.0 here"):
+        Trainer(model_dir, make_config(lora=lora | {"alpha": 64})).load(tmp_path / "step-1")
+    (model_dir / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"digest of the tokenizer is '.*' there and '.*' here"):
+        Trainer(model_dir, make_config(lora=lora)).load(tmp_path / "step-1")
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(model_dir: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from learner.tensors import inputs_of
 from learner.trainer import Clock, Trainer
 from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import run_ranks
+from tests.learner.test_trainer import on_policy
 
 pytestmark = pytest.mark.usefixtures("alone")
 FIGURES = ("value_loss", "critic_grad_norm", "explained_variance", "value_mean")
@@ -93,6 +94,20 @@ def test_advantages_are_gae_of_each_row_whitened_over_all(model_dir: Path, budge
     wanted = np.concatenate(plain)
     assert np.allclose(np.concatenate(found), (wanted - wanted.mean()) / wanted.std(), atol=1e-5)
     assert figures["explained_variance"] < 1
+
+
+def test_whitening_looks_only_at_what_is_learned_from(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, ppo(objective={"max_mismatch": 0.5}))
+    groups = on_policy(trainer, make_groups())
+    masked = groups[0][1][1]
+    masked.turns[-1].reward = 50.0
+    masked.log_probs[masked.loss_mask] -= 1.0
+    rows = to_rows(groups, trainer.config.objective)
+    steps, _, _ = trainer._prepare(rows, trainer._plan(rows, 2, 0), Clock())
+    tokens = [batch.tokens for part in steps for batch in part]
+    kept = torch.cat([t.advantages[t.weights > 0] for t in tokens])
+    assert len(kept) == sum(row.num_sampled for row in rows) - masked.loss_mask.sum()
+    assert abs(float(kept.mean())) < 1e-5 and float(kept.std(correction=0)) == pytest.approx(1, abs=1e-4)
 
 
 def test_the_critic_learns_what_comes_and_explains_it(model_dir: Path) -> None:

@@ -3,6 +3,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from benchmarks import learner_memory_worker
 from cluster.config import load
 from learner import block_attention, memory
 from learner.attention import NAME, Layout
@@ -53,6 +54,36 @@ def test_shards_and_their_sum_follow_the_ranks_and_the_options() -> None:
     assert memory.estimate(config, LearnerConfig(**GPU, lora={"rank": 8}), 4).state < 0.3 * four.state
     with_reference = LearnerConfig(**GPU, objective={"kl": {"coefficient": 0.01}})
     assert memory.estimate(config, with_reference, 1).state == 20 * PARAMETERS["Qwen2.5-3B"]
+
+
+@pytest.mark.parametrize("learner", [{}, {"algorithm": "ppo", "lora": {"rank": 8}}])
+def test_the_estimate_is_what_a_step_takes(learner: dict[str, object]) -> None:
+    # A model whose weights are nearly all of it, so that a copy that nobody counted would show.
+    found = learner_memory_worker.measure(
+        budget=256, groups=4, prompt=10, answer=10, vocabulary=60_000, learner=learner
+    )
+    assert 0.85 < found["estimate_mib"] / found["whole_mib"] < 1.15, found
+
+
+def test_copies_to_go_back_to_are_counted_where_there_are_any() -> None:
+    config = published("Qwen2.5-0.5B")
+    size = PARAMETERS["Qwen2.5-0.5B"]
+    assert memory.estimate(config, LearnerConfig(), 2).snapshot == 12 * size // 2
+    assert memory.estimate(config, LearnerConfig(algorithm="ppo"), 1).snapshot == 24 * size
+    for learner in (LearnerConfig(minibatches=1), LearnerConfig(**GPU)):
+        assert memory.estimate(config, learner, 1).snapshot == 0
+    adapters = memory.estimate(config, LearnerConfig(algorithm="ppo", lora={"rank": 8}), 1)
+    assert 12 * size < adapters.snapshot < 12.2 * size and adapters.state > 20 * size
+
+
+def test_taking_gradients_apart_is_counted_and_the_first_thing_to_go() -> None:
+    config = published("Qwen2.5-3B")
+    learner = LearnerConfig(**GPU, activation_checkpointing=True, max_memory_gib=40)
+    with_it, without = (memory.estimate(config, learner, 4, decomposes) for decomposes in (True, False))
+    assert with_it.total - without.total == with_it.decomposition == 44 * PARAMETERS["Qwen2.5-3B"] // 4
+    assert "gradients.every" not in memory.check(config, learner, 4)
+    with pytest.raises(ValueError, match=r"decomposition 31\.\d+, .*, has 40\.0: set gradients\.every=0"):
+        memory.check(config, learner, 4, decomposes=True)
 
 
 def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:

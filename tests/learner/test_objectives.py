@@ -73,17 +73,22 @@ def test_kl_estimators_have_the_exact_kl_as_expectation(estimator: str) -> None:
     assert math.isclose(expected, exact, rel_tol=1e-12)
 
 
-def test_gradient_of_k1_vanishes_in_expectation_and_that_of_k2_is_the_kl_gradient() -> None:
+def test_whose_gradient_each_kl_estimator_has_in_expectation() -> None:
     reference = tensor(0.2, 0.2, 0.6).log()
     logits = tensor(0.3, -0.2, 0.1).requires_grad_()
     log_p = logits.log_softmax(0)
-    (exact,) = torch.autograd.grad((log_p.exp() * (log_p - reference)).sum(), logits, retain_graph=True)
-    gradients = {}
-    for estimator in ("k1", "k2"):
-        weighted = (log_p.exp().detach() * kl_estimate(log_p, reference, estimator)).sum()
-        (gradients[estimator],) = torch.autograd.grad(weighted, logits, retain_graph=True)
-    assert gradients["k1"].abs().max() < 1e-12
-    assert torch.allclose(gradients["k2"], exact)
+
+    def gradient(total: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(total, logits, retain_graph=True)[0]
+
+    of_policy = gradient((log_p.exp() * (log_p - reference)).sum())
+    of_reference = gradient((reference.exp() * (reference - log_p)).sum())
+    k1, k2, k3 = (
+        gradient((log_p.exp().detach() * kl_estimate(log_p, reference, name)).sum()) for name in ("k1", "k2", "k3")
+    )
+    assert k1.abs().max() < 1e-12
+    assert torch.allclose(k2, of_policy) and torch.allclose(k3, of_reference)
+    assert not torch.allclose(of_policy, of_reference, rtol=0.1)
 
 
 def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
@@ -144,6 +149,28 @@ def test_loss_by_hand() -> None:
     sums = dict(zip(SUM_NAMES, terms.sums.tolist(), strict=True))
     assert math.isclose(sums["policy_loss"], -math.exp(-0.1))
     assert math.isclose(sums["kl"], k3) and sums["entropy"] == 3.0
+
+
+@pytest.mark.parametrize("config", CONFIGS[:3])
+def test_a_masked_token_that_overflows_leaves_loss_and_gradient_those_of_the_others(config: ObjectiveConfig) -> None:
+    batch = batch_of(4)
+    kept = torch.tensor([True, False, True, True])
+    far = torch.full((4,), -900.0, dtype=torch.float64)
+    masked = TokenBatch(
+        rollout=batch.rollout.where(kept, far),
+        anchor=batch.anchor.where(kept, far),
+        advantages=-batch.advantages.abs(),
+        weights=batch.weights * kept,
+        reference=batch.reference.where(kept, -far),
+    )
+    log_probs = batch.rollout.clone().requires_grad_()
+    terms = policy_loss(log_probs, torch.ones(4, dtype=torch.float64), masked, config, 1.0)
+    (found,) = torch.autograd.grad(terms.loss, log_probs)
+    others = TokenBatch(*(value[kept] for value in vars(masked).values()))
+    alone = log_probs.detach()[kept].requires_grad_()
+    wanted = policy_loss(alone, torch.ones(3, dtype=torch.float64), others, config, 1.0)
+    assert terms.loss.item() == pytest.approx(wanted.loss.item()) and terms.sums.isfinite().all()
+    assert torch.allclose(found[kept], torch.autograd.grad(wanted.loss, alone)[0]) and found[1] == 0
 
 
 def test_scale_multiplies_the_whole_loss() -> None:

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import numpy as np
@@ -270,3 +271,27 @@ def test_sequences_beyond_the_mismatch_bound_teach_nothing_and_are_counted(model
     assert metrics["masked_share"] == pytest.approx(stale.loss_mask.sum() / tokens)
     assert metrics["mismatch_outside"] == pytest.approx(metrics["masked_share"])
     assert metrics["effective_sample_size"] < 1
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+def test_a_step_with_every_sequence_beyond_the_mismatch_bound_is_no_update(model_dir: Path, entropy: float) -> None:
+    trainer = Trainer(model_dir, make_config(objective={"entropy_coefficient": entropy, "max_mismatch": 0.5}))
+    groups = on_policy(trainer, make_groups())
+    assert trainer.train_step(0, groups).updated  # so that Adam has moments that would still move the weights
+    before = weights(trainer)
+    for _, members in groups:
+        for t in members:
+            t.log_probs[t.loss_mask] -= 5.0
+    report = trainer.train_step(1, groups)
+    assert not report.updated and report.refused is None and report.metrics == {"masked_share": 1.0}
+    assert (weights(trainer) == before).all()
+
+
+def test_a_masked_sequence_may_overflow_where_others_are_learned_from(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(objective={"max_mismatch": 0.5}))
+    groups = on_policy(trainer, make_groups())
+    stale = groups[1][1][0]
+    stale.log_probs[stale.loss_mask] = -300.0
+    report = trainer.train_step(0, groups)
+    assert report.updated and report.refused is None
+    assert 0 < report.metrics["masked_share"] < 1 and all(map(math.isfinite, report.metrics.values()))
