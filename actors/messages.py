@@ -50,7 +50,7 @@ class WeightBundle:
     num_bytes: int = 0
     bfloat16_names: frozenset[str] = frozenset()
     seconds_gathered: float = 0.0
-    """Of the learner: probe, gathering from the shards, conversion and checksum."""
+    """Of the learner, gathering from the shards; probe, conversion and checksum are in neither of the two."""
     seconds_sent: float = 0.0
     """Of the learner, putting chunks into the object store."""
 

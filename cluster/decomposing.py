@@ -7,7 +7,7 @@ tickets are in no ledger and no archive; the figures are in the step's metrics a
 
     waits for         unblocked by          on time-out
     extra groups      environment actors    the ticket is replayed or fails (cluster.play)
-    every rank        learner               the run ends; the late rank is named
+    every rank        learner               step_timeout_s a group; the run ends and names the late rank
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Decomposing:
         if len(groups) < 2:
             log.warning("step %d: %d of %d groups can be compared; no gradients", step, len(groups), len(played))
             return {"seconds/gradients": time.time() - started}
+        if len(groups) < settings.groups:
+            log.warning(
+                "step %d: %d groups can be compared, not gradients.groups=%d", step, len(groups), settings.groups
+            )
         tables, ids = [g.table for g in groups], [g.ticket.ticket_id for g in groups]
         learner = self.fleet.learner
         found: Decomposition = await asyncio.to_thread(learner.decompose, tables, ids)
@@ -77,7 +81,7 @@ class Decomposing:
 
 
 def _comparable(summary: GroupSummary) -> bool:
-    """A measurement never ends a run: what the learner would refuse is left out."""
+    """What the learner would refuse is left out: a group without two trajectories to compare ends no run."""
     figures = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])
     return len(summary.indices) > 1 and bool(np.isfinite(figures).all() and summary.lengths.any())
 

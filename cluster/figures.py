@@ -178,7 +178,7 @@ class EarlyStop:
         limit = 10 if self.kind == "ragen" else 5
         if self.kind == "off" or self.low_steps < limit:
             return None
-        return f"reward variance below 10% of its baseline {mean:.4g} for {self.low_steps} steps"
+        return f"{self._spread} below 10% of its baseline {mean:.4g} for {self.low_steps} steps"
 
     def validation(self, success: float) -> str | None:
         """Takes a validation success; returns why to stop, or None."""
@@ -187,13 +187,21 @@ class EarlyStop:
             return None
         return f"validation success below {self.collapse_threshold:.0%} at {self.low_validations} validations in a row"
 
+    @property
+    def _spread(self) -> str:
+        """What a step is judged by (`reward_spread`)."""
+        return "reward std" if self.kind == "ragen" else "reward variance"
+
     def state(self) -> dict[str, Any]:
         return {
+            "spread": self._spread,
             "baseline": self.baseline,
             "low_steps": self.low_steps,
             "low_validations": self.low_validations,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.baseline = list(state["baseline"])
-        self.low_steps, self.low_validations = state["low_steps"], state["low_validations"]
+        """Counts on; steps judged by another figure than this rule's do not count, and its baseline begins anew."""
+        self.low_validations = state["low_validations"]
+        if state["spread"] == self._spread:
+            self.baseline, self.low_steps = list(state["baseline"]), state["low_steps"]

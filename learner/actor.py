@@ -143,8 +143,12 @@ class LearnerGroup:
         return replace(reports[0], seconds=slowest)
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
-        """The gradient decomposition of these groups at the current weights; all ranks find the same."""
-        return self._all("decompose", self.config.step_timeout_s, list(refs), list(group_ids))[0]
+        """The gradient decomposition of these groups at the current weights; all ranks find the same.
+
+        Each group may take `step_timeout_s`: it is a forward and a backward pass a trajectory, one after another.
+        """
+        bound = self.config.step_timeout_s * max(1, len(group_ids))
+        return self._all("decompose", bound, list(refs), list(group_ids))[0]
 
     def publish(self, version: int, dtype: str = "float32") -> WeightBundle:
         """The current weights as `version`. The chunks live as long as rank 0 and a reference to them do."""

@@ -64,6 +64,13 @@ class GroupFigures:
         return share(self.regulariser, self.task_std)
 
     @property
+    def snr(self) -> float:
+        """SNR(x) of section 3.2: |signal| / (|task noise| + |regulariser|), from one split in halves and so noisy; 0
+        where the estimate of the signal is negative, NaN where there are no halves."""
+        noise = math.sqrt(max(self.noise_square, 0.0))
+        return _ratio(math.sqrt(max(self.signal_square, 0.0)), noise + self.regulariser)
+
+    @property
     def tightness(self) -> float:
         """`task` as a share of Theorem H.2's bound, at most 1; what sampling noise adds to `task` is in it."""
         return self.task / self.bound if self.bound > 0 else math.nan
@@ -126,7 +133,9 @@ class Decomposition:
     def as_data(self) -> dict[str, Any]:
         """Plain data for JSON; what is undefined is None."""
         tree = {
-            "groups": [asdict(g) | {"dominance": g.dominance, "tightness": g.tightness} for g in self.groups],
+            "groups": [
+                asdict(g) | {"dominance": g.dominance, "snr": g.snr, "tightness": g.tightness} for g in self.groups
+            ],
             "buckets": [asdict(b) for b in self.buckets],
             "trends": self.trends,
         }
@@ -139,6 +148,7 @@ class Decomposition:
         return found | {"gradients/groups": float(len(self.groups))}
 
 
+GROUP_RATIOS = ("dominance", "snr", "tightness")
 FLAT_NORMS = ("task", "task_std", "kl", "entropy", "regulariser", "mean_task", "mean_task_std", "mean_regulariser")
 FLAT_RATIOS = ("dominance", "dominance_std", "snr", "tightness", "reward_variance")
 

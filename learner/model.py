@@ -12,13 +12,15 @@ Invariants:
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -191,6 +193,21 @@ def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return policy
+
+
+@contextmanager
+def one_layer_at_a_time(policy: Policy) -> Iterator[None]:
+    """Forward passes inside hold gathered, beside FSDP's root, one layer: a rank that is alone keeps all otherwise."""
+    layers = [module for module in policy.modules() if isinstance(module, FSDPModule) and module is not policy]
+    alone = dist.get_world_size() == 1
+    for layer in layers if alone else ():
+        layer.set_reshard_after_forward(True, recurse=False)
+    try:
+        yield
+    finally:
+        for layer in layers if alone else ():
+            layer.set_reshard_after_forward(False, recurse=False)
+        reshard(policy)
 
 
 def reshard(policy: Policy) -> None:

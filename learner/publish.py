@@ -4,7 +4,8 @@ Invariants:
 
 - Parameters are gathered one at a time, on all ranks together; only rank 0 keeps them, and only a chunk's worth before
   it is handed to `put`: beside the model a rank holds at most `chunk_bytes` and the largest parameter twice. What is
-  handed over is a copy, never a view of a live parameter.
+  handed over is a copy, never a view of a live parameter. The probe before it holds FSDP's root (embedding, head,
+  layers below `learner.min_num_params`) and one layer.
 - Names and order are those of the model's Hugging Face state dict; a tied output head is left out, as it is in a saved
   model: who loads the bundle ties it again.
 """
@@ -23,7 +24,7 @@ from actors.messages import WeightBundle
 from actors.weights import checksum
 from learner.attention import Layout
 from learner.lora import merged, published_name
-from learner.model import Policy, reshard
+from learner.model import Policy, one_layer_at_a_time
 from learner.packing import pack
 
 Put = Callable[[dict[str, np.ndarray]], Any]
@@ -84,8 +85,8 @@ def probe(policy: Policy, ids: np.ndarray, device: torch.device) -> np.ndarray:
     tokens = torch.from_numpy(ids.astype(np.int64)).to(device)
     positions = torch.arange(len(ids) - 1, device=device)
     layout = Layout.of(pack([ids[:-1]]), device)
-    log_probs, _ = policy(tokens[None, :-1], positions, tokens[1:], layout, 1.0, False)
-    reshard(policy)
+    with one_layer_at_a_time(policy):
+        log_probs, _ = policy(tokens[None, :-1], positions, tokens[1:], layout, 1.0, False)
     return log_probs.float().cpu().numpy()
 
 
@@ -97,12 +98,12 @@ def publish(
     The probe is computed in the learner's own arithmetic: with a narrower `dtype` the receiving end's parity shows
     the rounding too.
     """
-    started = time.perf_counter()
     device = next(policy.parameters()).device
     ids = probe_tokens(policy.model.config.vocab_size)
     log_probs = probe(policy, ids, device)
     chunks = _Chunks(put, chunk_bytes, keep=dist.get_rank() == 0)
-    digest = checksum(chunks.add(name, as_array(tensor, dtype)) for name, tensor in gathered(policy))
+    clock = _Clock()
+    digest = checksum(chunks.add(name, as_array(tensor, dtype)) for name, tensor in clock.timed(gathered(policy)))
     if dist.get_rank() != 0:
         return None
     stored = chunks.finish()
@@ -114,9 +115,26 @@ def publish(
         probe_log_probs=log_probs,
         num_bytes=chunks.num_bytes,
         bfloat16_names=frozenset(chunks.floating) if dtype == torch.bfloat16 else frozenset(),
-        seconds_gathered=time.perf_counter() - started - chunks.seconds,
+        seconds_gathered=clock.seconds,
         seconds_sent=chunks.seconds,
     )
+
+
+class _Clock:
+    """Seconds that an iterator takes to make its items, without what is done with them between."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        done = object()
+        while True:
+            started = time.perf_counter()
+            item = next(items, done)
+            self.seconds += time.perf_counter() - started
+            if item is done:
+                return
+            yield item
 
 
 class _Chunks:

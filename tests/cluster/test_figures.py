@@ -44,7 +44,18 @@ def test_the_authors_rule_waits_ten_steps_and_one_good_step_starts_the_count_aga
     assert [stop.step(0.05) for _ in range(9)] == [None] * 9
     restored = EarlyStop("ragen", 0.01)
     restored.restore(stop.state())
-    assert restored.step(0.05) is not None
+    assert "reward std below 10%" in restored.step(0.05)
+
+
+def test_a_rule_begins_anew_where_the_steps_before_were_judged_by_another_figure():
+    before, after = EarlyStop("off", 0.01), EarlyStop("ragen", 0.01)
+    for _ in range(11):
+        before.step(1.0), before.validation(0.0)
+    after.restore(before.state())
+    assert after.baseline == [] and after.low_validations == 11
+    paper = EarlyStop("paper", 0.01)
+    paper.restore(before.state())
+    assert paper.baseline == [1.0] * 10
 
 
 def test_early_stop_when_off_never_stops():

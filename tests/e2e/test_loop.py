@@ -13,6 +13,7 @@ import pytest
 
 from actors.archive import read_groups, read_metrics
 from cluster.state import checkpoints
+from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary, wait_gone
 from tests.prometheus import dashboard_queries, need_prometheus, running_prometheus, unfilled_queries
 
@@ -78,6 +79,11 @@ def test_rollouts_are_what_was_fed_and_sampled(finished):
         assert all(
             (row["log_probs"][i] <= 0) if i in sampled else row["log_probs"][i] == 0 for i in range(len(sampled))
         )
+
+
+def test_the_steps_replayed_on_two_ranks_give_the_same_parameters(finished, tiny_policy):
+    tmp_path, *_ = finished
+    assert_replays(tmp_path / "loop", tiny_policy, 1, 4, tmp_path)
 
 
 def test_the_scorer_reports_the_proxies(finished):

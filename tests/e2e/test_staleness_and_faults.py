@@ -54,4 +54,4 @@ def test_staleness_stays_within_its_bound_and_dead_actors_are_replaced(tiny_poli
     assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
     scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
     assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"
-    assert_replays(tmp_path / "faults", tiny_policy, 5, 8)
+    assert_replays(tmp_path / "faults", tiny_policy, 5, 8, tmp_path)

@@ -14,6 +14,7 @@ import pytest
 
 from actors.archive import read_events, read_groups, read_metrics
 from cluster.cli import main
+from learner.checkpoint import read_loop
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary, wait_gone
 
@@ -24,6 +25,7 @@ SETTINGS = (
     "loop.checkpoint_every=2",
     "validation.every=2",
     "validation.tasks=16",
+    "validation.early_stop=paper",
     "scorer.every=2",
     "learner.ranks=1",
     "learner.minibatches=2",
@@ -75,6 +77,11 @@ def weights(run_dir: Path) -> bytes:
     return (run_dir / "checkpoints" / f"step-{STEPS}" / "hf" / "model.safetensors").read_bytes()
 
 
+def early_stop(run_dir: Path) -> dict[str, Any]:
+    """What its rules had counted at the end."""
+    return read_loop(run_dir / "checkpoints" / f"step-{STEPS}")["early_stop"]
+
+
 def assert_same_run(run_dir: Path, reference: Path) -> None:
     """Every token, log-probability, figure and weight; those before the stop are made from the seed alone."""
     ours, theirs = groups(run_dir), groups(reference)
@@ -87,6 +94,7 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
     assert our_scores == their_scores
     assert checksums(run_dir) == checksums(reference)
     assert weights(run_dir) == weights(reference)
+    assert early_stop(run_dir) == early_stop(reference) and len(early_stop(reference)["baseline"]) == STEPS
     mine, other = (summary(path.parent, path.name) for path in (run_dir, reference))
     assert {k: mine[k] for k in ("success", "tokens_sampled", "tokens_trained")} == {
         k: other[k] for k in ("success", "tokens_sampled", "tokens_trained")
@@ -103,8 +111,10 @@ def test_every_task_is_trained_on_once_and_every_version_differs(reference: Path
     assert len(set().union(*versions.values())) == len(versions) > 1
 
 
-def test_a_step_replayed_from_the_archive_gives_the_same_parameters(tiny_policy: Path, reference: Path) -> None:
-    assert_replays(reference, tiny_policy, STEPS, STEPS)
+def test_a_step_replayed_from_the_archive_gives_the_same_parameters(
+    tiny_policy: Path, reference: Path, tmp_path: Path
+) -> None:
+    assert_replays(reference, tiny_policy, STEPS, STEPS, tmp_path)
 
 
 def test_gradients_are_taken_apart_in_a_run_and_from_its_archive(

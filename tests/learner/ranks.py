@@ -19,17 +19,31 @@ Work = Callable[[Trainer, Path], None]
 TIMEOUT_S = 60.0
 
 
-def run_ranks(world_size: int, model_dir: Path, config: LearnerConfig, work: Work, folder: Path) -> None:
-    """Run `work` on `world_size` new processes and wait for all; an exception in one is raised here."""
+def run_ranks(
+    world_size: int, model_dir: Path, config: LearnerConfig, work: Work, folder: Path, **settings: Any
+) -> None:
+    """Run `work` on `world_size` new processes and wait for all; an exception in one is raised here.
+
+    `settings`: other arguments of each trainer.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    arguments = (world_size, port, model_dir, config, work, folder)
+    arguments = (world_size, port, model_dir, config, work, folder, settings)
     multiprocessing.set_forkserver_preload(["learner.trainer"])  # imported once for all ranks of all tests
     torch.multiprocessing.start_processes(_rank, arguments, nprocs=world_size, join=True, start_method="forkserver")
 
 
-def _rank(rank: int, world_size: int, port: int, model_dir: Path, config: LearnerConfig, work: Work, out: Any) -> None:
-    torch.set_num_threads(1)
+def _rank(
+    rank: int,
+    world_size: int,
+    port: int,
+    model_dir: Path,
+    config: LearnerConfig,
+    work: Work,
+    out: Path,
+    settings: dict[str, Any],
+) -> None:
+    torch.set_num_threads(config.num_threads)
     process_group.start(rank, world_size, "127.0.0.1", port, TIMEOUT_S, "cpu")
-    work(Trainer(model_dir, config, rank, world_size), out)
+    work(Trainer(model_dir, config, rank, world_size, **settings), out)
     process_group.stop()

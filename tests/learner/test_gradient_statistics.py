@@ -124,6 +124,7 @@ def test_undefined_figures_are_null_in_json_and_left_out_of_means() -> None:
     assert bucket.dominance == 0.5 and bucket.tightness == 1.0
     data = Decomposition((nothing,), (summarise_bucket(1, [nothing], norms),)).as_data()
     assert data["groups"][0]["dominance"] is None and data["buckets"][0]["snr"] is None
+    assert data["groups"][0]["snr"] is None and figures("c", signal_square=4.0, noise_square=9.0).snr == 2 / (3 + 1)
     assert math.isnan(share(0.0, 0.0))
 
 
