@@ -287,6 +287,8 @@ def group_files(path: Path, steps: Sequence[int] | None = None) -> list[Path]:
     found = [file for file in files if steps is None or step_of(file) in steps]
     if not found:
         wanted = "" if steps is None else f" of steps {list(steps)}"
+        if (path / "config.yaml").is_file() and not files:
+            raise ArchiveError(f"{path}: no step of this run is archived yet")
         raise ArchiveError(f"{path} holds no groups{wanted}: give a run's folder, or a Parquet file of trajectories")
     return found
 

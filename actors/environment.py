@@ -331,19 +331,13 @@ class EnvironmentActor:
         """When environments were stepped, since the last call."""
         return self._player.steps.spans.take()
 
-    async def play(self, ticket: Ticket, worker: ActorHandle | None = None) -> tuple[GroupSummary, pa.Table]:
-        """Call with `num_returns=2`: the summary travels, the table stays in the object store. `worker`: the handle of
-        the ticket's rollout worker, where `set_workers` has not named it."""
-        if worker is not None:
-            self._workers[ticket.worker] = worker
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
+        """Call with `num_returns=2`: the summary travels, the table stays in the object store."""
         group = await self._player.play(ticket)
         return summarise(group), to_table(group)
 
-    async def evaluate(
-        self, tickets: list[Ticket], workers: dict[str, ActorHandle] | None = None
-    ) -> tuple[list[GroupSummary], pa.Table]:
+    async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
         """One trajectory a ticket, all at once; one summary a ticket, one table. Call with `num_returns=2`."""
-        self._workers.update(workers or {})
         groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
         tables = [to_table(group) for group in groups]
         return [summarise(group) for group in groups], pa.concat_tables(tables)

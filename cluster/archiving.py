@@ -1,7 +1,8 @@
 """The coordinator's side of the archive: a step's groups are written while the next step goes on.
 
-Who waits: the next step's part, and a checkpoint, for the part before to be on disk; bounded by the disk, whose errors
-end the run with the path named (`actors.archive.ArchiveError`).
+Who waits: the next step's part, and a checkpoint, for the part before to be on disk. Its rows have a minute to come
+from the object store (`cluster.play.fetch`), or the run ends; the disk has no bound but its errors, which end the run
+with the path named (`actors.archive.ArchiveError`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import UserError
+from cluster.errors import UserError, natural
 from cluster.terminal import say
 
 EPILOG = """\
@@ -23,7 +23,7 @@ examples:
   squelch score completions.parquet --model policy/    any trainer's reasonings
   squelch gradients runs/frozenlake            task and regulariser gradients by reward variance
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
-  squelch submit frozenlake --address http://127.0.0.1:8265
+  squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 
 Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them, resolved.
 Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 128 + signal when stopped."""
@@ -140,7 +140,7 @@ def _submit(options: argparse.Namespace) -> int:
     from cluster.config import load
     from cluster.job import settled, submit
 
-    overrides = settled(load(options.recipe, options.overrides), options.overrides)
+    overrides = settled(options.recipe, load(options.recipe, options.overrides), options.overrides)
     return submit(options.address, options.recipe, overrides, options.resume, not options.no_wait, say)
 
 
@@ -184,12 +184,12 @@ def _add_eval(commands: argparse._SubParsersAction) -> None:
         "eval",
         help="success on the fixed validation tasks",
         description="Plays the validation tasks with a run's checkpoint (the best one by default) and prints success "
-        "with its 95%% interval (Wilson).",
+        "with its 95% interval (Wilson).",
     )
     parser.add_argument("run_dir", type=Path, help="the run's folder")
     parser.add_argument("--checkpoint", default="best", help="best, last, initial, or a step number")
-    parser.add_argument("--tasks", type=int, default=512)
-    parser.add_argument("--temperature", type=float, default=0.5)
+    parser.add_argument("--tasks", type=int, default=512, help="how many of them (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.5, help="of the samples (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_eval)
 
@@ -210,7 +210,7 @@ def _add_tiny(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--env", default="FrozenLake", help="environment to warm up for")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0, help="of weights and demonstrations (default: %(default)s)")
     parser.set_defaults(run=_tiny)
 
 

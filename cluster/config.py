@@ -51,7 +51,7 @@ class LoopConfig(Settings):
     prompts: int = Field(8, ge=1)
     """P, tasks per training step (paper, section 4.1)."""
     max_staleness: int = Field(0, ge=0)
-    """S: step s is issued once the published version is at least s - S. 0 is synchronous and on policy."""
+    """S: step s is issued once s - 1 - S steps are completed. 0 is synchronous and on policy."""
     group_timeout_s: float = Field(600.0, gt=0)
     """Seconds one group may take; past it its actor is named and the ticket fails."""
     max_attempts: int = Field(3, ge=1)
@@ -98,14 +98,14 @@ class ClusterConfig(Settings):
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until every actor must be ready; the late ones are named."""
     max_restarts: int = Field(3, ge=0)
-    """Times one environment actor or rollout worker is replaced after its death."""
+    """Times one environment actor, rollout worker, filter service or scorer is replaced after its death."""
 
 
 class RunConfig(Settings):
     """One run."""
 
-    name: str = "run"
-    """Folder under `runs_dir`."""
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_+][A-Za-z0-9._+-]*$")
+    """Folder under `runs_dir`: letters, digits, . _ + or -."""
     runs_dir: str = "runs"
     seed: int = Field(0, ge=0)
     """Every request's seed comes from (seed, ticket, trajectory, turn)."""
@@ -189,22 +189,43 @@ def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
         raise UserError(_explain(error)) from error
 
 
-def read_recipe(recipe: str) -> dict[str, Any]:
-    """The recipe's tree as plain data, with what it extends merged beneath it."""
-    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The recipe's tree as plain data, with what it extends merged beneath it.
+
+    `extended_by`: the files that led here, the first one first; a file named by one of them is looked for beside it.
+    """
+    folder = extended_by[-1].parent if extended_by else Path()
+    path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     if not path.is_file():
+        close = difflib.get_close_matches(recipe, recipe_names(), n=1, cutoff=0.4)
         raise UserError(
-            f"no recipe {recipe!r}: {path} does not exist. {_nearest(recipe, recipe_names())} "
+            f"no recipe {recipe!r}: {path} does not exist.{f' Did you mean {close[0]!r}?' if close else ''} "
             f"Shipped recipes: {', '.join(recipe_names())}; a path ending in .yaml works too."
         )
+    chain = (*extended_by, path.resolve())
+    if path.resolve() in extended_by:
+        raise UserError(f"{path} extends itself: {' -> '.join(map(str, chain))}")
     try:
-        tree = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
+        tree = read_yaml(path.read_text(), str(path)) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text: {error}") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
     base = tree.pop("extends", None)
-    return merged(read_recipe(base), tree) if base else tree
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise UserError(f"{path}: extends is {base!r}; give the name of one recipe, or a path ending in .yaml")
+    return merged(read_recipe(base, chain), tree)
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """The YAML as plain data; UserError, as one paragraph that begins with `what`, where it is none."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a plain ValueError
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise UserError(f"{what} is not YAML: {reason}") from error
 
 
 def dump(config: RunConfig) -> str:
@@ -237,10 +258,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
             raise UserError(f"override {override!r}: {parent} holds a value, not a block of settings")
-    try:
-        node[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"override {override!r}: {text!r} is not a YAML value: {error}") from error
+    node[leaf] = read_yaml(text, f"override {override!r}: {text!r}")
 
 
 def _explain(error: ValidationError) -> str:
@@ -250,6 +268,8 @@ def _explain(error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             siblings = _fields_at(item["loc"][:-1])
             lines.append(f"{where}: unknown key. {_nearest(str(item['loc'][-1]), siblings)}".strip())
+        elif item["type"] in ("model_type", "model_attributes_type"):
+            lines.append(f"{where}: holds {item['input']!r}; it is a block of settings, e.g. {where}.KEY=VALUE")
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {item['input']!r})"

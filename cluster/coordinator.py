@@ -7,10 +7,14 @@ One step, and who waits for whom:
     filter     the decisions               filter service              the run ends; a dead one is replaced
     train      every learner rank          learner                     the run ends; the late rank is named
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
+    gradients  extra groups, every rank    see cluster.decomposing     see cluster.decomposing
     validate   the fixed tasks             environment actors          the run ends; the actor is named
+    record     spans of players, workers   themselves                  the run ends; the late one is named
+    archive    the step before's rows      object store, disk          the run ends; the path is named
+    checkpoint every learner rank, disk    learner                     the run ends; rank or path is named
 
-Nothing waits for the archive's disk or the metrics endpoint, nor for the scorer before the run's last step, whose
-record is the last that can hold its figures; the archive is awaited one step later.
+Nothing waits for the metrics endpoint, nor for the scorer before the run's last step, whose record is the last that can
+hold its figures.
 A step's tickets are issued as `cluster.admission` allows, so with `max_staleness` > 0 later steps are played
 while this one is trained. `stop()` may be called at any time: the step in training is finished, everything else
 is cancelled."""

@@ -41,12 +41,18 @@ def client(address: str) -> JobSubmissionClient:
         ) from error
 
 
-def settled(config: RunConfig, overrides: list[str]) -> list[str]:
+def settled(recipe: str, config: RunConfig, overrides: list[str]) -> list[str]:
     """The overrides, with the tiny policy kept beside the runs: a job's own folder goes with the job.
 
     Raises:
-        UserError: `runs_dir` is relative, so that the run would be lost with the job's folder.
+        UserError: `runs_dir` is relative, so that the run would be lost with the job's folder; or the recipe is a file
+            that the job would not find.
     """
+    if recipe.endswith((".yaml", ".yml")) and not Path(recipe).is_absolute():
+        raise UserError(
+            f"recipe {recipe}: only its path travels with the job: give an absolute one that every node of the cluster "
+            f"sees, e.g. /shared/{Path(recipe).name}"
+        )
     if not Path(config.runs_dir).is_absolute():
         raise UserError(
             f"runs_dir={config.runs_dir!r} is relative, and a job's folder is removed with the job: give an absolute "

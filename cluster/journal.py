@@ -2,6 +2,9 @@
 
 Invariant: every second belongs to one step. A step's time runs from the record of the step before to its own record;
 what follows its record, a checkpoint, is the next step's (`carried`).
+
+Who waits: a step's record for the spans of every rollout worker and environment actor, `SPANS_TIMEOUT_S` at most; a
+dead one has none, a late one or one that fails ends the run and is named.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class Journal:
         actors = {**fleet.workers, **fleet.players}
         calls = {name: actor.take_spans.remote() for name, actor in actors.items()}
         for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S, "take_spans")).items():
+            if isinstance(spans, BaseException) and not isinstance(spans, DEAD):
+                raise RuntimeError(f"take_spans: {name} failed: {spans}") from spans
             for span in [] if isinstance(spans, DEAD) else spans:
                 self.worked(name, *span)
 

@@ -57,9 +57,6 @@ class Ledger:
         self._state[ticket_id] = (state, reason)
         self._counts[state, reason] += 1
 
-    def state_of(self, ticket_id: str) -> str:
-        return self._state[ticket_id][0]
-
     def in_state(self, *states: str) -> list[str]:
         """Ids in any of the states, in order of issue."""
         return [ticket_id for ticket_id, (state, _) in self._state.items() if state in states]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import UserError
+from cluster.errors import UserError, natural
 from cluster.offline import add_compat, aligned, command, read_npz
 from cluster.terminal import say
 
@@ -54,7 +54,7 @@ def add_mi_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="NATS",
         help="say how many prompts a 95%% interval of MI-Est of this half width needs, nats a token (default: 0.05)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the resampling (default: %(default)s)")
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
     parser.set_defaults(run=run_mi)
 
@@ -91,6 +91,8 @@ def mi_reports(path: Path, compat: str, seed: int = 0) -> tuple[list[tuple[Proxi
         )
     if lengths.shape != matrix.shape[:-1]:
         raise UserError(f"{path}: `lengths` has shape {lengths.shape}; it must be {matrix.shape[:-1]}")
+    if (lengths < 0).any() or (lengths % 1 != 0).any():
+        raise UserError(f"{path}: `lengths` must hold whole numbers of tokens, 0 where a reasoning is missing")
     if not has_time:
         matrix, lengths = matrix[None], lengths[None]
     per_time = prompt is not None and prompt.ndim == 2 and len(prompt) == len(matrix)

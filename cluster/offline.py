@@ -347,9 +347,10 @@ def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[
     if not path.is_file():
         raise UserError(f"{path} does not exist or is no file; give an .npz with {_keys(needed)}")
     try:
-        with np.load(path, allow_pickle=False) as data:
-            if not isinstance(data, np.lib.npyio.NpzFile):
-                raise UserError(f"{path} is a single array; save it with np.savez(..., {required}=...)")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise UserError(f"{path} is a single array; save it with np.savez(..., {required}=...)")
+        with loaded as data:
             missing = [name for name in needed if name not in data.files]
             if missing:
                 raise UserError(

@@ -133,6 +133,7 @@ class Play:
                 cause = str(error)
                 await self.fleet.replace_player(player, handle, cause)
             except TimeoutError:
+                ray.cancel(ref, force=False)  # or it would be played beside its replay
                 cause = f"no answer within loop.group_timeout_s={self.config.loop.group_timeout_s:g}"
         raise RuntimeError(f"validation: {player} failed {self.config.loop.max_attempts} times; last cause: {cause}")
 

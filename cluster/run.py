@@ -37,7 +37,7 @@ from cluster.config import RunConfig, changes, dump, load
 from cluster.coordinator import Coordinator
 from cluster.errors import UserError
 from cluster.fleet import Fleet
-from cluster.state import LoopState, checkpoints, read_state
+from cluster.state import LoopState, check_folder, checkpoints, read_state
 from cluster.summary import summarise_run, summary_lines, write_summary
 from envs.base import make
 
@@ -45,6 +45,14 @@ log = logging.getLogger(__name__)
 EXIT_FAILED = 1
 TRACE = "failure.log"
 """In the run's folder: the trace of the error that ended it last, where it may be no fault of the user's."""
+
+
+class Interrupted(Exception):
+    """A signal came before the actors were ready."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
 
 
 def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
@@ -55,6 +63,7 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     """
     started = time.time()
     state, checkpoint = find_run(config, resume)
+    check_folder(config.run_dir)
     recorder = _open_recorder(config)
     try:
         check_address(config)  # before the minutes that a warm-up may take
@@ -70,6 +79,9 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             raise UserError(str(error)) from error
         except ValueError as error:  # a token budget below one trajectory; or a fault of ours, which needs its trace
             raise UserError(_with_trace(error, config.run_dir)) from error
+        except Interrupted as interrupted:
+            say(f"stopped by {interrupted.signal.name} before the actors were ready")
+            return 128 + interrupted.signal
         except (RuntimeError, TimeoutError, RayError) as error:
             log.exception("the run failed")
             say(f"failed: {error}. What was checkpointed is safe: continue with --resume")
@@ -189,7 +201,7 @@ async def _stoppable(work: Any, stop_signal: list[int]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        raise UserError(f"stopped by {signal.Signals(stop_signal[0]).name} before the actors were ready") from None
+        raise Interrupted(signal.Signals(stop_signal[0])) from None
 
 
 def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import UserError
+from cluster.errors import UserError, natural
 from cluster.offline import add_compat, aligned, command
 from cluster.terminal import say
 
@@ -89,7 +89,7 @@ def add_score_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--token-budget", type=_positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling and of --max-prompts")
+    parser.add_argument("--seed", type=natural, default=0, help="of the resampling and of --max-prompts")
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
     parser.set_defaults(run=run_score)
 

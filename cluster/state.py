@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,19 @@ def amend(checkpoint: Path, **facts: Any) -> None:
         raise UserError(
             f"{path} could not be brought up to date ({error}). The checkpoint is whole and lacks only what the scorer "
             "found since; make room, then continue with --resume."
+        ) from error
+
+
+def check_folder(run_dir: Path) -> None:
+    """UserError, before anything is started, where the run's folder cannot be written; leaves nothing behind."""
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"runs_dir: {run_dir} cannot be written ({error.strerror} in {there}); give a folder that can be, with "
+            "runs_dir=FOLDER"
         ) from error
 
 

@@ -35,7 +35,7 @@ from typing import IO, Any, Literal, Protocol
 
 from cluster.config import RunConfig, dump
 from cluster.errors import UserError
-from cluster.state import checkpoints
+from cluster.state import check_folder, checkpoints
 from cluster.sweep_plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep_table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
 from cluster.terminal import remark, say
@@ -314,6 +314,7 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
     """Checks, runs and reports a plan; the exit code."""
     tell = remark if as_json else say
     check_folders(plan)
+    check_folder(plan.folder)
     sweep = Sweep(plan, ProcessRunner(), parallel, tell)
     prepare([cell.config for cell in sweep.open_cells], parallel, tell)
     try:

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cluster.config import RunConfig, changes, load
+from cluster.config import RunConfig, changes, load, read_yaml
 from cluster.errors import UserError
 
 SEED_STRIDE = 1_000_003
@@ -102,10 +100,7 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _values(text: str, values: str) -> list[Any]:
-    try:
-        found = yaml.safe_load(f"[{values}]")
-    except yaml.YAMLError as error:
-        raise UserError(f"--grid {text!r}: the values are no YAML list: {error}") from error
+    found = read_yaml(f"[{values}]", f"--grid {text!r}: [{values}]")
     if not found or any(value is None and "null" not in values for value in found):
         raise UserError(f"--grid {text!r}: a value is missing; the form is key=a,b")
     written = [json.dumps(value, default=str) for value in found]

@@ -15,7 +15,7 @@ from actors.records import Trajectory
 from learner.config import ObjectiveConfig, OverlongConfig
 
 RELATIVE_ZERO = 1e-10
-"""A std below this share of the largest absolute return (or of 1) is rounding, not signal."""
+"""A std below this share of the largest absolute value (or of 1) is rounding, not signal."""
 
 
 def shaped_returns(returns: np.ndarray, format_penalties: np.ndarray, include_penalty: bool) -> np.ndarray:

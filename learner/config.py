@@ -1,7 +1,7 @@
 """Settings of the learner. Imports no torch: the command line reads this at start."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -110,6 +110,9 @@ class ObjectiveConfig(Settings):
         return self.kl.coefficient if self.kl.place == "loss" else 0.0
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Settings):
     """AdamW."""
 
@@ -124,7 +127,7 @@ class OptimizerConfig(Settings):
     from the whole down to `final_factor`."""
     final_factor: float = Field(0.1, ge=0, le=1)
     """The least share of the learning rate that is left."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RELATIVE_ZERO = 1e-10
-"""A std below this share of the largest absolute advantage (or of 1) is rounding."""
+from learner.advantages import RELATIVE_ZERO
 
 
 def gae(

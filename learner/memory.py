@@ -158,10 +158,15 @@ def read_model_config(model_dir: Path) -> PreTrainedConfig:
 
 
 def main(arguments: list[str]) -> int:
-    """The estimate of a recipe's model, by its folder or by its published shape."""
+    """The estimate of a recipe's model, by its folder or by its published shape; 2 for one that cannot be read."""
     from cluster.config import load
+    from cluster.errors import UserError
 
-    run = load(arguments[0], arguments[1:])
+    try:
+        run = load(arguments[0], arguments[1:])
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     path = Path(run.model.path or "")
     known = path.name in QWEN2_SHAPES or path.name in LLAMA_SHAPES
     config = published(path.name) if known else read_model_config(path)
@@ -171,4 +176,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:] or ["frozenlake"]))

@@ -156,13 +156,3 @@ def load(directory: str | Path) -> tuple[PreTrainedModel, ChatCodec]:
     """The policy of a folder, float32, and its codec."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
     return model.eval(), ChatCodec(directory)
-
-
-def sample_success(
-    directory: str | Path, environment: EnvironmentConfig, num_tasks: int = 256, temperature: float = 0.5, seed: int = 0
-) -> float:
-    """Share of the first `num_tasks` validation tasks that the folder's policy solves, one episode each."""
-    model, codec = load(directory)
-    tasks = range(environment.validation_seed, environment.validation_seed + num_tasks)
-    played = play_tasks(model, codec, environment, tasks, temperature=temperature, seed=seed)
-    return float(np.mean([one.success for one in played]))

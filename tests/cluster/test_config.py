@@ -31,11 +31,18 @@ def test_every_shipped_recipe_loads_and_reads_back_equal(name, tmp_path):
         ("filter.rho", ["key.sub=value"]),
         ("filter.rho.x=1", ["filter.rho.x=1"]),
         ("name=[", ["name=[", "YAML"]),
+        ("filter.rho=2020-13-45", ["filter.rho=2020-13-45", "month must be in 1..12"]),
+        ("filter.epsilon=.inf", ["filter.epsilon", "finite"]),
+        ("learner.optimizer.learning_rate=.nan", ["learner.optimizer.learning_rate", "finite"]),
+        ("learner.optimizer.betas=[2, 3]", ["learner.optimizer.betas", "less than 1"]),
+        ("filter=3", ["filter: holds 3", "a block of settings"]),
+        *((f"name={name}", ["name:", "pattern"]) for name in ('""', ".", "../x", "a/b")),
     ],
 )
 def test_a_wrong_key_or_value_names_itself_and_what_would_be_right(override, says):
     with pytest.raises(UserError) as caught:
         load("frozenlake", [override])
+    assert "\n" not in str(caught.value)
     for part in says:
         assert part in str(caught.value)
 
@@ -50,6 +57,33 @@ def test_a_recipe_extends_another_and_overrides_win(tmp_path):
     path.write_text(yaml.safe_dump({"extends": "frozenlake", "loop": {"steps": 3}}))
     config = load(str(path), ["loop.prompts=2"])
     assert (config.loop.steps, config.loop.prompts, config.filter.rule) == (3, 2, "top_p")
+
+
+def test_a_file_that_is_extended_is_looked_for_beside_the_one_that_extends_it(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "base.yaml").write_text("{extends: frozenlake, loop: {steps: 3}}")
+    (tmp_path / "sub" / "mine.yaml").write_text("{extends: base.yaml, loop: {prompts: 2}}")
+    monkeypatch.chdir(tmp_path)
+    config = load("sub/mine.yaml")
+    assert (config.loop.steps, config.loop.prompts) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"name: \xff", "mine.yaml cannot be read as text"),
+        (b"loop:\n  steps: [1\nname: x", "mine.yaml is not YAML: while parsing a flow sequence at line 2"),
+        (b"extends: mine.yaml", "extends itself: .*mine.yaml -> .*mine.yaml$"),
+        (b"extends: [frozenlake]", "extends is .'frozenlake'.; give the name of one recipe"),
+        (b"extends: missing.yaml", "missing.yaml does not exist"),
+        (b"- 1", "must hold a mapping of settings, not list"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_named_in_one_paragraph(tmp_path, content, says):
+    (tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=says) as caught:
+        load(str(tmp_path / "mine.yaml"))
+    assert "\n" not in str(caught.value)
 
 
 def models(model: type[BaseModel]) -> list[type[BaseModel]]:

@@ -130,7 +130,7 @@ def test_bad_input_is_one_paragraph_and_code_2(run_dir: Path, capsys: pytest.Cap
     empty = run_dir / "empty"
     empty.mkdir()
     (empty / "config.yaml").write_text(dump(load("frozenlake")))
-    assert main(["gradients", str(empty)]) == 2 and "holds no groups" in capsys.readouterr().err
+    assert main(["gradients", str(empty)]) == 2 and "no step of this run is archived yet" in capsys.readouterr().err
 
 
 def test_the_tables_show_every_bucket_in_eighty_columns() -> None:

@@ -340,3 +340,27 @@ def test_reading_parquet_imports_neither_torch_nor_ray(tmp_path) -> None:
     argv = [sys.executable, "-c", code, "filter", str(run_folder(tmp_path))]
     out = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("command", "required"), [("mi", "log_likelihood"), ("filter", "rewards")])
+def test_a_single_array_is_named_with_how_to_save_it(capsys, tmp_path, command, required) -> None:
+    with (tmp_path / "one.npz").open("wb") as file:
+        np.save(file, REWARDS)
+    error = refusal(capsys, command, str(tmp_path / "one.npz"))
+    assert f"one.npz is a single array; save it with np.savez(..., {required}=...)" in error
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5])
+def test_lengths_that_are_no_numbers_of_tokens_are_refused(capsys, tmp_path, wrong) -> None:
+    matrix, lengths = mi_arrays()
+    lengths = lengths.astype(float)
+    lengths[0, 0] = wrong
+    error = refusal(capsys, "mi", save(tmp_path / "m.npz", log_likelihood=matrix, lengths=lengths))
+    assert "`lengths` must hold whole numbers of tokens" in error
+
+
+def test_a_seed_that_is_no_whole_number_names_the_flag(capsys) -> None:
+    for words in (["mi", "m.npz", "--seed", "-1"], ["tiny", "folder", "--seed", "1.5"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2 and "argument --seed: '" in capsys.readouterr().err

@@ -15,11 +15,11 @@ from actors.archive import ArchiveError
 from cluster import run
 from cluster.config import load
 from cluster.errors import UserError
-from cluster.state import LoopState
+from cluster.state import LoopState, check_folder
 
 
-def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[[], int]:
-    """`train` of a run whose loop raises the error; nothing is started."""
+def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[..., int]:
+    """`train` of a run whose loop raises the error; nothing is started. Takes whom it speaks to."""
 
     async def fail(*_: object) -> int:
         raise error
@@ -30,7 +30,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     monkeypatch.setattr(run, "_open_recorder", lambda _: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(run, "_train", fail)
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
-    return lambda: run.train(config, False, lambda _: None)
+    return lambda say=lambda _: None: run.train(config, False, say)
 
 
 def test_a_value_error_that_may_be_ours_is_one_paragraph_that_says_where_its_trace_is(monkeypatch, tmp_path) -> None:
@@ -102,8 +102,26 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="")
-    with pytest.raises(UserError, match=f"^stopped by {number.name} before the actors were ready$"):
+    with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
         asyncio.run(run._train(config, tmp_path, LoopState(clock=3), tmp_path, recorder, 0.0, lambda _: None))
+
+
+def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:
+    train, said = ending(monkeypatch, tmp_path, run.Interrupted(signal.SIGTERM)), []
+    assert train(said.append) == 128 + signal.SIGTERM
+    assert said[-1] == "stopped by SIGTERM before the actors were ready"
+
+
+@pytest.mark.parametrize("folder", ["/proc/none", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(monkeypatch, tmp_path, folder) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(run, "prepare_model", lambda *_: pytest.fail("a warm-up was begun"))
+    config = load("frozenlake", [f"runs_dir={tmp_path / folder}", "name=it"])
+    with pytest.raises(UserError, match=f"^runs_dir: .*{folder}/it cannot be written"):
+        run.train(config, False, lambda _: None)
+    config = load("frozenlake", [f"runs_dir={tmp_path / 'new'}"])
+    check_folder(config.run_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(("before", "said"), [([], []), ([signal.SIGTERM], ["stopped by SIGTERM"])])
