@@ -94,6 +94,7 @@ def small_run(tmp_path: Path, model: Path, name: str, *overrides: str) -> list[s
         f"runs_dir={tmp_path}",
         f"model.path={model}",
         "loop.prompts=4",
+        "learner.ranks=1",
         "sampling.group_size=8",
         "validation.tasks=32",
         "validation.every=2",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def train(tmp_path, model, recipe, steps, *overrides):
     """The run, which must end well, and the rows of its `metrics.jsonl`."""
-    shape = (f"loop.steps={steps}", "learner.ranks=1", "validation.every=0", "validation.tasks=8")
+    shape = (f"loop.steps={steps}", "validation.every=0", "validation.tasks=8")
     words = small_run(tmp_path, model, recipe, *shape, *overrides)
     words[1] = recipe
     run = Run(*words, "scorer.enabled=false")

@@ -20,7 +20,13 @@ def test_a_token_budget_below_one_trajectory_is_named_and_no_process_is_left(tin
 
 
 def test_a_disk_that_fills_up_during_a_checkpoint_names_it_and_leaves_the_one_before_whole(tiny_policy, tmp_path):
-    settings = ("validation.every=0", "scorer.enabled=false", "loop.steps=9", "loop.checkpoint_every=1")
+    settings = (
+        "validation.every=0",
+        "scorer.enabled=false",
+        "loop.steps=9",
+        "loop.checkpoint_every=1",
+        "learner.ranks=2",
+    )
     run = Run(*small_run(tmp_path, tiny_policy, "full", *settings))
     run.until(lambda line: line.startswith("step    2/"))  # the checkpoint of step 1 is whole by now
     started = children(run.process.pid)

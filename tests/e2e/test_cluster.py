@@ -74,7 +74,7 @@ def test_a_job_is_submitted_followed_and_told_of(cluster, tiny_policy, tmp_path)
 
 def test_a_job_is_stopped(cluster, tiny_policy, tmp_path):
     _, dashboard, env = cluster
-    words = small_run(tmp_path, tiny_policy, "stopped-job", "loop.steps=500", "validation.every=0")
+    words = small_run(tmp_path, tiny_policy, "stopped-job", *TINY, "loop.steps=500")
     run = Run("submit", *words[1:], "--address", dashboard, env=env, timeout_s=300)
     job_id = re.search(r"submitted (\S+);", run.until(lambda line: line.startswith("submitted")))[1]
     run.until(lambda line: line.startswith("step    1/500"))

@@ -32,7 +32,6 @@ def test_staleness_stays_within_its_bound_and_dead_actors_are_replaced(tiny_poli
         "validation.every=0",
         "scorer.every=1",
         "scorer.max_pairs=64",
-        "learner.ranks=1",
         "loop.checkpoint_every=4",
     )
     run = Run(*words, timeout_s=400)

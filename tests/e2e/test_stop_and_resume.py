@@ -27,7 +27,6 @@ SETTINGS = (
     "validation.tasks=16",
     "validation.early_stop=paper",
     "scorer.every=2",
-    "learner.ranks=1",
     "learner.minibatches=2",
     "learner.objective.anchor=recomputed",
     "learner.objective.kl.coefficient=0.05",

@@ -203,7 +203,7 @@ def test_a_micro_batch_without_tokens_adds_nothing_but_has_a_gradient() -> None:
     batch = TokenBatch(*(torch.zeros(0) for _ in range(4)))
     terms = policy_loss(empty, torch.zeros(0), batch, ObjectiveConfig(), 1.0)
     terms.loss.backward()
-    assert float(terms.loss) == 0.0 and not terms.sums.any() and float(terms.ratio_max) == 0.0
+    assert terms.loss.item() == 0.0 and not terms.sums.any() and float(terms.ratio_max) == 0.0
 
 
 def test_a_kl_in_the_reward_is_counted_but_no_term_of_the_loss() -> None:
