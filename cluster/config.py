@@ -197,9 +197,8 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     if not path.is_file():
-        close = difflib.get_close_matches(recipe, recipe_names(), n=1, cutoff=0.4)
         raise UserError(
-            f"no recipe {recipe!r}: {path} does not exist.{f' Did you mean {close[0]!r}?' if close else ''} "
+            f"no recipe {recipe!r}: {path} does not exist. {_meant(recipe, recipe_names())}"
             f"Shipped recipes: {', '.join(recipe_names())}; a path ending in .yaml works too."
         )
     chain = (*extended_by, path.resolve())
@@ -287,8 +286,13 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
 
 
 def _nearest(word: str, valid: list[str]) -> str:
+    return _meant(word, valid).strip() or f"Valid keys: {', '.join(valid)}."
+
+
+def _meant(word: str, valid: list[str]) -> str:
+    """The question, with a space after it; nothing where no valid word is near."""
     close = difflib.get_close_matches(word, valid, n=1, cutoff=0.4)
-    return f"Did you mean {close[0]!r}?" if close else f"Valid keys: {', '.join(valid)}."
+    return f"Did you mean {close[0]!r}? " if close else ""
 
 
 def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> LearnerConfig:

@@ -133,9 +133,7 @@ class Decomposition:
     def as_data(self) -> dict[str, Any]:
         """Plain data for JSON; what is undefined is None."""
         tree = {
-            "groups": [
-                asdict(g) | {"dominance": g.dominance, "snr": g.snr, "tightness": g.tightness} for g in self.groups
-            ],
+            "groups": [asdict(g) | {name: getattr(g, name) for name in GROUP_RATIOS} for g in self.groups],
             "buckets": [asdict(b) for b in self.buckets],
             "trends": self.trends,
         }

@@ -163,6 +163,8 @@ def main(arguments: list[str]) -> int:
     from cluster.errors import UserError
 
     try:
+        if not arguments:
+            raise UserError("usage: python -m learner.memory RECIPE [KEY=VALUE ...]")
         run = load(arguments[0], arguments[1:])
     except UserError as error:
         sys.stderr.write(f"{error}\n")
@@ -176,4 +178,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:] or ["frozenlake"]))
+    raise SystemExit(main(sys.argv[1:]))

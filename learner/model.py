@@ -198,14 +198,14 @@ def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
 @contextmanager
 def one_layer_at_a_time(policy: Policy) -> Iterator[None]:
     """Forward passes inside hold gathered, beside FSDP's root, one layer: a rank that is alone keeps all otherwise."""
-    layers = [module for module in policy.modules() if isinstance(module, FSDPModule) and module is not policy]
     alone = dist.get_world_size() == 1
-    for layer in layers if alone else ():
+    layers = [m for m in policy.modules() if alone and isinstance(m, FSDPModule) and m is not policy]
+    for layer in layers:
         layer.set_reshard_after_forward(True, recurse=False)
     try:
         yield
     finally:
-        for layer in layers if alone else ():
+        for layer in layers:
             layer.set_reshard_after_forward(False, recurse=False)
         reshard(policy)
 

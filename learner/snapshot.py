@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Of one optimizer's parameters; whoever holds it holds its memory."""
+    """Of one optimizer and its parameters; whoever holds it holds its memory."""
 
+    optimizer: Optimizer
     shards: dict[Tensor, Tensor]
     """By parameter."""
     state: dict[Tensor, dict[str, Any]]
@@ -26,21 +27,21 @@ class Snapshot:
     def of(cls, optimizer: Optimizer) -> "Snapshot":
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         state = {p: {name: _copy(value) for name, value in optimizer.state.get(p, {}).items()} for p in parameters}
-        return cls({p: _copy(p) for p in parameters}, state)
+        return cls(optimizer, {p: _copy(p) for p in parameters}, state)
 
     @torch.no_grad()
-    def restore(self, optimizer: Optimizer) -> None:
-        """Puts everything back, and drops gradients."""
+    def restore(self) -> None:
+        """Puts everything back; gradients are left alone."""
+        state = self.optimizer.state
         for p, shard in self.shards.items():
             _local(p).copy_(shard)
             if not self.state[p]:
-                optimizer.state.pop(p, None)
+                state.pop(p, None)
             for name, value in self.state[p].items():
                 if isinstance(value, Tensor):
-                    _local(optimizer.state[p][name]).copy_(value)
+                    _local(state[p][name]).copy_(value)
                 else:
-                    optimizer.state[p][name] = value
-        optimizer.zero_grad()
+                    state[p][name] = value
 
 
 def _local(tensor: Tensor) -> Tensor:

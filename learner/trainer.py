@@ -243,7 +243,7 @@ class Trainer:
     ) -> str | None:
         """All optimizer steps, or, with the reason returned, none of them. `groups`: ids in each, over all ranks."""
         trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
-        before = [(own, Snapshot.of(own)) for own in trained] if len(prepared) > 1 else []
+        before = [Snapshot.of(own) for own in trained] if len(prepared) > 1 else []
         taken = self.optimizer_steps
         for k, batches in enumerate(prepared):
             with clock.part("forward_backward"):
@@ -255,8 +255,8 @@ class Trainer:
             if not finite:
                 reason = self._culprit(batches, groups[k], scale)
                 self._zero_grad()
-                for optimizer, snapshot in before:
-                    snapshot.restore(optimizer)
+                for snapshot in before:
+                    snapshot.restore()
                 self.optimizer_steps = taken
                 return reason
         return None
