@@ -203,5 +203,5 @@ class EarlyStop:
     def restore(self, state: dict[str, Any]) -> None:
         """Counts on; steps judged by another figure than this rule's do not count, and its baseline begins anew."""
         self.low_validations = state["low_validations"]
-        if state["spread"] == self._spread:
+        if state.get("spread", self._spread) == self._spread:  # a checkpoint of an older version does not say
             self.baseline, self.low_steps = list(state["baseline"]), state["low_steps"]

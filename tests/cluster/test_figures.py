@@ -56,6 +56,9 @@ def test_a_rule_begins_anew_where_the_steps_before_were_judged_by_another_figure
     paper = EarlyStop("paper", 0.01)
     paper.restore(before.state())
     assert paper.baseline == [1.0] * 10
+    silent = {name: value for name, value in before.state().items() if name != "spread"}
+    after.restore(silent)
+    assert after.baseline == [1.0] * 10
 
 
 def test_early_stop_when_off_never_stops():
