@@ -3,13 +3,14 @@
 python -m benchmarks.alarm [--healthy RUN ...] [--collapsed RUN ...] [--quick] [--json]
 
 RUN is a run's folder (its metrics.jsonl). Healthy: series of scorings are drawn from each run by a moving-block
-bootstrap, whole blocks of neighbouring scorings of one run, and the alarm of actors/alarm.py, whose parameters are
-frozen there, watches each; the figure is the share of series in which it was raised, with Wilson's 95% interval.
-Twice: blocks of scorings as they are, which puts the low start of a run that learned after its high end, and so counts
-its rise as falls; and blocks of the noise around the run's own course (a running mean), which keeps the course.
-Collapsed: per run, the onset (the first scoring from which MI-Seq-Est stays below half of the run's best level), the
-alarm's delay after it in steps, and its lead over the reward: steps from the alarm until the success of training
-trajectories, a mean of five steps, stays below 80% of its best. Without runs: made-up series, and the output says so.
+bootstrap, whole blocks of neighbouring scorings of one run, and the alarm of actors/diagnosis/alarm.py, whose
+parameters are frozen there, watches each; the figure is the share of series in which it was raised, with Wilson's 95%
+interval. Twice: blocks of scorings as they are, which puts the low start of a run that learned after its high end, and
+so counts its rise as falls; and blocks of the noise around the run's own course (a running mean), which keeps the
+course. Collapsed: per run, the onset (the first scoring from which MI-Seq-Est stays below half of the run's best
+level), the alarm's delay after it in steps, and its lead over the reward: steps from the alarm until the success of
+training trajectories, a mean of five steps, stays below 80% of its best. Without runs: made-up series, and the output
+says so.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.alarm import BASELINE, DependenceAlarm, scoring_of
-from actors.archive import read_metrics
-from actors.uncertainty import wilson_interval
+from actors.archive.writer import read_metrics
+from actors.diagnosis.alarm import BASELINE, DependenceAlarm, scoring_of
+from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures
 
 BLOCK = 4

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from actors.config import FilterConfig
-from actors.filtering import FilterWindow, GroupStatistics, SlidingWindow
+from actors.filter.windows import FilterWindow, GroupStatistics, SlidingWindow
 from benchmarks.common import arguments, print_figures
 
 GROUP_SIZE = 16

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import print_figures
-from benchmarks.hostile_searches import hostile_searches
+from benchmarks.environments.hostile_searches import hostile_searches
 from envs import TextEnv, make
 from envs.retrieval import open_index
 from envs.search_qa.world import World

@@ -21,16 +21,16 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from actors.codec import ChatCodec
-from actors.cross_scoring import CrossScorer
-from actors.proxies import proxies_of_samples
+from actors.diagnosis.proxies import proxies_of_samples
+from actors.play.codec import ChatCodec
+from actors.scorer.cross_scoring import CrossScorer
 from cluster.config import RunConfig, load
 from envs import environment_class, environment_names
 from envs.config import EnvironmentConfig
 from envs.grid import GridEnv
-from learner import tiny, tiny_eval
-from learner.demonstrations import encode, transcripts
-from learner.tiny_eval import Played
+from learner.warmup import tiny, tiny_eval
+from learner.warmup.demonstrations import encode, transcripts
+from learner.warmup.tiny_eval import Played
 
 NUM_PROMPTS = 32
 """Prompts among which the first turn's reasoning must find its own."""

@@ -65,11 +65,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their flags."""
-    from cluster.gradients import add_gradients_parser
-    from cluster.mi import add_mi_parser
-    from cluster.offline import add_filter_parser
-    from cluster.score import add_score_parser
-    from cluster.sweep import add_sweep_parser
+    from cluster.commands.filter import add_filter_parser
+    from cluster.commands.gradients import add_gradients_parser
+    from cluster.commands.mi import add_mi_parser
+    from cluster.commands.score import add_score_parser
+    from cluster.sweep.command import add_sweep_parser
 
     parser = Parser(
         prog="squelch",
@@ -112,7 +112,7 @@ def _train(options: argparse.Namespace) -> int:
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
-    from cluster.run import train
+    from cluster.loop.run import train
 
     return train(config, options.resume, say)
 
@@ -137,15 +137,15 @@ def _add_submit(commands: argparse._SubParsersAction) -> None:
 
 
 def _submit(options: argparse.Namespace) -> int:
+    from cluster.commands.job import settled, submit
     from cluster.config import load
-    from cluster.job import settled, submit
 
     overrides = settled(options.recipe, load(options.recipe, options.overrides), options.overrides)
     return submit(options.address, options.recipe, overrides, options.resume, not options.no_wait, say)
 
 
 def _job(options: argparse.Namespace) -> int:
-    from cluster.job import job
+    from cluster.commands.job import job
 
     return job(options.address, options.action, options.job_id, say)
 
@@ -160,14 +160,14 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from cluster.watch import status
+    from cluster.commands.watch import status
 
     say(status(_run_folder(options.run_dir), as_json=options.json))
     return 0
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from cluster.watch import watch
+    from cluster.commands.watch import watch
 
     watch(_run_folder(options.run_dir))
     return 0
@@ -195,7 +195,7 @@ def _add_eval(commands: argparse._SubParsersAction) -> None:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from cluster.evaluate import evaluate
+    from cluster.commands.evaluate import evaluate
 
     run_dir = _run_folder(options.run_dir)
     return evaluate(run_dir, options.checkpoint, options.tasks, options.temperature, options.json, say)
@@ -216,7 +216,7 @@ def _add_tiny(commands: argparse._SubParsersAction) -> None:
 
 def _tiny(options: argparse.Namespace) -> int:
     from envs.config import EnvironmentConfig
-    from learner.tiny import build_tiny
+    from learner.warmup.tiny import build_tiny
 
     try:
         report = build_tiny(options.directory, EnvironmentConfig(name=options.env), options.seed)
@@ -257,7 +257,7 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from cluster.doctor import diagnose
+    from cluster.commands.doctor import diagnose
 
     findings = diagnose()
     for finding in findings:

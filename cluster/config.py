@@ -25,8 +25,8 @@ from actors.config import (
 from cluster.errors import UserError
 from envs.config import EnvironmentConfig
 from envs.settings import Settings
-from learner.algorithms import differences, merged, with_filter
 from learner.config import LearnerConfig
+from learner.objective.algorithms import differences, merged, with_filter
 
 RECIPES = Path(__file__).parent / "recipes"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.metric_lookup import spec_of
+from actors.metrics.lookup import spec_of
 
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")

@@ -24,14 +24,14 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport, WeightBundle
-from actors.ray_errors import DEAD
+from actors.process.ray_errors import DEAD
 from actors.records import from_table
 from learner import process_group
 from learner.batching import Groups
 from learner.config import LearnerConfig
-from learner.environment import ENVIRONMENT
-from learner.gradient_statistics import Decomposition
-from learner.gradients import decompose
+from learner.decomposition.decompose import decompose
+from learner.decomposition.statistics import Decomposition
+from learner.process_environment import ENVIRONMENT
 from learner.trainer import Trainer
 
 GRACE_S = 5.0
@@ -68,7 +68,7 @@ class LearnerRank:
         return replace(report, seconds={**report.seconds, "fetch": fetch})
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
-        """The gradients of these groups taken apart; nothing is learned. See `learner.gradients`."""
+        """The gradients of these groups taken apart; nothing is learned. See `learner.decomposition.decompose`."""
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
 
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:

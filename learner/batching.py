@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.records import Trajectory
-from learner.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 from learner.config import ObjectiveConfig
-from learner.packing import Forest, added_tokens, common_lengths, in_order, pack
+from learner.kernels.packing import Forest, added_tokens, common_lengths, in_order, pack
+from learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
 """(group id, its trajectories), failed ones included or not: they are left out here."""
@@ -40,7 +40,7 @@ class Row:
     log_probs: np.ndarray
     advantage: float
     rewards: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """(num_sampled,) float64, what each sampled token was paid (`learner.advantages.token_rewards`)."""
+    """(num_sampled,) float64, what each sampled token was paid (`learner.objective.advantages.token_rewards`)."""
     bootstrap: bool = False
     """The episode was cut off, not over: the value after its last token is the critic's."""
 
@@ -113,7 +113,7 @@ def to_rows(groups: Groups, config: ObjectiveConfig) -> list[Row]:
 
 def ranked_returns(alive: Sequence[Trajectory], config: ObjectiveConfig) -> np.ndarray:
     """What a group's advantage ranks, (num_survivors,) float64: returns, with the format penalty if asked and the
-    over-long penalty; a KL in the reward comes off later (`learner.credit`)."""
+    over-long penalty; a KL in the reward comes off later (`learner.objective.credit`)."""
     returns = np.array([t.episode_return for t in alive])
     penalties = np.array([t.format_penalty for t in alive])
     shaped = shaped_returns(returns, penalties, config.include_format_penalty)

@@ -38,8 +38,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from actors.disk import sync
-from learner.model import Policy
+from actors.process.disk import sync
+from learner.policy.model import Policy
 from learner.publish import entries, gathered, published
 
 TOKENIZER_FILES = (

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from envs.settings import Settings
-from learner.algorithms import ALGORITHMS, with_algorithm
+from learner.objective.algorithms import ALGORITHMS, with_algorithm
 
 
 class KLConfig(Settings):
@@ -156,7 +156,8 @@ class LearnerConfig(Settings):
     """The learner: FSDP2 ranks."""
 
     algorithm: Literal["grpo", "dr_grpo", "dapo", "ppo"] = "grpo"
-    """Sets what tells the algorithms apart (`learner.algorithms`); keys given beside it win and are reported."""
+    """Sets what tells the algorithms apart (`learner.objective.algorithms`); keys given beside it win and are
+    reported."""
     algorithm_filter: bool = True
     """Whether an algorithm that has a filter of its own (DAPO) brings it; `filter` may then not contradict it."""
     ranks: int = Field(1, ge=1)

@@ -18,11 +18,11 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from learner import block_attention
 from learner.config import LearnerConfig
-from learner.gradient_statistics import MAX_GRADIENTS
-from learner.head import TILE_LOGITS, TILE_VOCABULARY
-from learner.model import layers_apart
+from learner.decomposition.statistics import MAX_GRADIENTS
+from learner.kernels import block_attention
+from learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
+from learner.policy.model import layers_apart
 from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
 GIB = 2**30
@@ -37,7 +37,7 @@ class Estimate:
     snapshot: int
     """Copies of masters and moments during a step of several optimizer steps (`learner.snapshot`); a GPU has none."""
     decomposition: int
-    """The gradients that `learner.gradients` holds at once."""
+    """The gradients that `learner.decomposition.decompose` holds at once."""
     gathered: int
     """Whole parameters, in the type computed in, and the whole gradients of one layer and of what is not a layer."""
     activations: int
@@ -90,8 +90,8 @@ def _adapters(model: PreTrainedModel, rank: int) -> int:
 
 def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> int:
     """Bytes that the layers keep of a token for the backward pass (counted from the layers' saved tensors), at most:
-    gated blocks in float32 on CPU keep half of what stands for them here (`learner.gated`), and attention on CPU keeps
-    fewer weights where rows are short."""
+    gated blocks in float32 on CPU keep half of what stands for them here (`learner.kernels.gated`), and attention on
+    CPU keeps fewer weights where rows are short."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     size = vars(config).get("head_dim") or hidden // heads
     projected = size * (heads + 2 * config.num_key_value_heads)

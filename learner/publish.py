@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 
 from actors.messages import WeightBundle
 from actors.weights import checksum
-from learner.attention import Layout
-from learner.lora import merged, published_name
-from learner.model import Policy, one_layer_at_a_time
-from learner.packing import pack
+from learner.kernels.attention import Layout
+from learner.kernels.packing import pack
+from learner.policy.lora import merged, published_name
+from learner.policy.model import Policy, one_layer_at_a_time
 
 Put = Callable[[dict[str, np.ndarray]], Any]
 """Stores a chunk and returns what the bundle holds in its place: `ray.put`, or the identity in tests."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from learner.attention import Layout
 from learner.batching import MicroBatch, OptimizerStep, Row
 from learner.config import ObjectiveConfig
-from learner.objectives import TokenBatch, sequence_mask, token_weights
+from learner.kernels.attention import Layout
+from learner.objective.objectives import TokenBatch, sequence_mask, token_weights
 
 Inputs = tuple[Tensor, Tensor, Tensor, Layout]
 """(input_ids, positions, targets, layout), as `Policy.forward` takes them."""

@@ -23,13 +23,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from actors.messages import StepReport, WeightBundle
-from learner import batching, checkpoint, credit, memory
+from learner import batching, checkpoint, memory
 from learner import publish as publication
 from learner.batching import Groups, MicroBatch, OptimizerStep, Row
 from learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
-from learner.critic import ValueLearner
-from learner.model import Policy, equip, load_model, reshard, shard
-from learner.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
+from learner.objective import credit
+from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
+from learner.policy.critic import ValueLearner
+from learner.policy.model import Policy, equip, load_model, reshard, shard
 from learner.snapshot import Snapshot
 from learner.tensors import Batch, Inputs, inputs_of, to_batch
 

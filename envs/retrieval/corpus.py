@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from envs.data import read_rows
-from envs.data_files import find_files
+from envs.data.files import find_files
+from envs.data.rows import read_rows
 from envs.retrieval.index import Index, Passage, file_identity, open_index
 
 CORPUS_SPLIT = "train"

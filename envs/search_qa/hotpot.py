@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel, Field, model_validator
 
 from envs.base import Split, content_key
-from envs.data import Part, Rows, read_rows, split_rows
-from envs.data_files import UnknownSplitError, find_files
+from envs.data.files import UnknownSplitError, find_files
+from envs.data.rows import Part, Rows, read_rows, split_rows
 from envs.retrieval import Index, Passage, open_index
 from envs.retrieval.index import file_identity
 from envs.search_qa.questions import Question

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from envs.base import Split, content_key, split_of
-from envs.data import Rows, read_rows
+from envs.data.rows import Rows, read_rows
 from envs.retrieval import Index, Passage, open_index
 from envs.retrieval.index import file_identity
 from envs.web_shop.made_up import price_limit

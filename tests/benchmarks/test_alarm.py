@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.archive import Archive
+from actors.archive.writer import Archive
 from benchmarks.alarm import (
     BLOCK,
     Series,

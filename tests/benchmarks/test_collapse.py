@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from benchmarks import collapse
-from benchmarks.collapse_figure import figure
-from benchmarks.collapse_runs import arm_rows, by_arm, find_runs, missing
-from cluster.sweep_plan import make_plan
+from benchmarks.studies import collapse
+from benchmarks.studies.collapse_figure import figure
+from benchmarks.studies.collapse_runs import arm_rows, by_arm, find_runs, missing
+from cluster.sweep.plan import make_plan
 
 
 def write_run(folder: Path, seed: int, rule: str, mi: list[float], steps: int, **extra: float) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import cross_scoring
-from benchmarks.cross_scoring_work import POLICIES, Operations, random_policy, small_shape
+from benchmarks.cross_scoring import measure as cross_scoring
+from benchmarks.cross_scoring.work import POLICIES, Operations, random_policy, small_shape
 
 TINY = {"width": 32, "hidden": 48, "vocabulary": 64}
 

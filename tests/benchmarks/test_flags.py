@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks import common, peer_trl, peer_work
-from benchmarks.peer_work import Work
+from benchmarks import common
+from benchmarks.peer import trl as peer_trl
+from benchmarks.peer import work as peer_work
+from benchmarks.peer.work import Work
 
 FOLDER = Path(benchmarks.__file__).parent
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if 'if __name__ == "__main__":' in path.read_text())
+NAMES = sorted(
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if 'if __name__ == "__main__":' in path.read_text()
+)
 BENCHMARKS = [name for name in NAMES if not name.endswith("_worker")]
 
 

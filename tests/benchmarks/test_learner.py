@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.learner import off_the_line
+from benchmarks.learner.step import off_the_line
 
 
 def test_what_is_off_the_line_is_less_sharing_and_time_a_token():

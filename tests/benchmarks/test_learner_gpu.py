@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from benchmarks import common, learner_gpu
-from benchmarks.learner_gpu import QUICK, WHOLE
+from benchmarks import common
+from benchmarks.learner import gpu as learner_gpu
+from benchmarks.learner.gpu import QUICK, WHOLE
 
 
 def test_a_step_without_a_gpu_is_whole_and_counts_what_it_computes(capsys):

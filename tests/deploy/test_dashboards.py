@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from actors.config import RecorderConfig
-from actors.exporter import Recorder
-from actors.metric_lookup import known_keys
-from actors.metrics import SPECS
+from actors.metrics.exporter import Recorder
+from actors.metrics.lookup import known_keys
+from actors.metrics.registry import SPECS
 from deploy import dashboards
 from deploy.alert_rules import RULES
 from deploy.panels import ROWS, selector

@@ -1,7 +1,7 @@
 """Each algorithm beside GRPO through the real loop, from the recipe that ships.
 
 What a start costs is most of it, so each starts once. That a resumed critic goes on as it was, to the bit, is shown
-where it costs little (tests/learner/test_critic.py), a resume of the whole loop in test_stop_and_resume.py.
+where it costs little (tests/learner/policy/test_critic.py), a resume of the whole loop in test_stop_and_resume.py.
 """
 
 import json
@@ -9,8 +9,8 @@ import json
 import pyarrow.compute as pc
 import pytest
 
-from actors.archive import read_groups, read_metrics
-from cluster.state import checkpoints
+from actors.archive.writer import read_groups, read_metrics
+from cluster.loop.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, small_run, summary
 

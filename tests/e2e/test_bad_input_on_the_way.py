@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from cluster.state import checkpoints, read_state
+from cluster.loop.state import checkpoints, read_state
 from tests.e2e.support import Run, children, small_run, wait_gone
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive import read_groups, read_metrics
+from actors.archive.writer import read_groups, read_metrics
 from envs import environment_names
-from learner.tiny import build_tiny, recipe_for
+from learner.warmup.tiny import build_tiny, recipe_for
 from tests.e2e.support import Run, summary
 
 ENVIRONMENTS = ("Countdown", "DeepCoder", "MetaMathQA", "SearchQA", "WebShop")

@@ -11,8 +11,8 @@ import time
 import pyarrow.compute as pc
 import pytest
 
-from actors.archive import read_groups, read_metrics
-from cluster.state import checkpoints
+from actors.archive.writer import read_groups, read_metrics
+from cluster.loop.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary, wait_gone
 from tests.prometheus import dashboard_queries, need_prometheus, running_prometheus, unfilled_queries

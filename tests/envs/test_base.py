@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from benchmarks.hostile_text import hostile_actions
+from benchmarks.environments.hostile_text import hostile_actions
 from envs import DemonstrationQuality, environment_names, make, task_seeds
 from envs.base import TextEnv, environment_class, printable, resolved, split_of
 from envs.config import EnvironmentConfig, FormatConfig

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile_text import hostile_actions
+from benchmarks.environments.hostile_text import hostile_actions
 from envs import DemonstrationQuality, make
 from envs.base import split_of
 from envs.config import FormatConfig
-from envs.deep_coder import DeepCoder, generated
-from envs.deep_coder_data import PublishedProblem, read_problem
-from envs.deep_coder_tasks import DIFFICULTIES, Difficulty, Plan, Problem, draw_plan, key_of, near_miss, problem, words
+from envs.deep_coder.environment import DeepCoder, generated
+from envs.deep_coder.published import PublishedProblem, read_problem
+from envs.deep_coder.tasks import DIFFICULTIES, Difficulty, Plan, Problem, draw_plan, key_of, near_miss, problem, words
 from envs.episode import Episode
 from envs.sandbox import SandboxConfig, judge, shared_pool
 from envs.sandbox.backends import choose
@@ -61,7 +61,7 @@ def test_reference_solutions_pass_every_test(difficulty: Difficulty) -> None:
 
 
 def test_every_operation_means_in_code_what_it_means_in_the_tests() -> None:
-    from envs.deep_coder_tasks import CHANGES, GATHERINGS, TESTS_OF_A_NUMBER, Gathering, Step
+    from envs.deep_coder.tasks import CHANGES, GATHERINGS, TESTS_OF_A_NUMBER, Gathering, Step
 
     plans: list[tuple[Plan, Difficulty]] = [
         ((Step(name, CHANGES[name].numbers[-1]), Step("add", 5)), "easy") for name in CHANGES

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.environment_episodes import BEGIN, END, episode_text, write_episodes
+from benchmarks.environments.episodes import BEGIN, END, episode_text, write_episodes
 from envs import environment_names
 
 DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"

@@ -15,14 +15,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from envs import make
-from envs import meta_math_answers as answers
 from envs.base import resolved, split_of
 from envs.config import EnvironmentConfig
 from envs.episode import Episode
 from envs.format import well_formed
-from envs.meta_math_answers import Judge, plain, verdict
-from envs.meta_math_problems import SCHEMAS, Draw, generate
-from envs.meta_math_qa import MetaMathQA, MetaMathQAOptions, shuffled
+from envs.meta_math_qa.answers import Judge, plain, verdict
+from envs.meta_math_qa.environment import MetaMathQA, MetaMathQAOptions, answers, shuffled
+from envs.meta_math_qa.problems import SCHEMAS, Draw, generate
 
 HOSTILE_PARTS = (
     *("1", "9", "72", "0.5", "99", "x", "y", "n", "+", "-", "*", "/", "^", "^{", "}", "{", "(", ")", "[", "]", "!"),

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.batching import Row
 from learner.config import ObjectiveConfig
-from learner.objectives import TokenBatch, policy_loss, token_weights
+from learner.objective.objectives import TokenBatch, policy_loss, token_weights
 
 
 def plain_model(model_dir: Path) -> torch.nn.Module:

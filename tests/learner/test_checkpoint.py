@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from learner import checkpoint
-from learner.model import Policy, load_model, shard
+from learner.policy.model import Policy, load_model, shard
 from learner.publish import gathered
 from learner.trainer import Trainer
 from tests.learner.models import VOCABULARY, make_config, make_groups, make_model

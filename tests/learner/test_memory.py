@@ -3,14 +3,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from benchmarks import learner_memory_worker
+from benchmarks.learner import memory_worker as learner_memory_worker
 from cluster.config import load
-from learner import block_attention, memory
-from learner.attention import NAME, Layout
+from learner import memory
 from learner.config import LearnerConfig
-from learner.linear import use_fast_products
-from learner.model import decoder_layers, hidden_states
-from learner.packing import pack
+from learner.kernels import block_attention
+from learner.kernels.attention import NAME, Layout
+from learner.kernels.linear import use_fast_products
+from learner.kernels.packing import pack
+from learner.policy.model import decoder_layers, hidden_states
 from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
 PARAMETERS = {

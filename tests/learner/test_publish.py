@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.weights import checksum
 from learner import publish as publication
-from learner.model import Policy
+from learner.policy.model import Policy
 from learner.publish import PROBE_LENGTH, as_array, gathered, publish
 from learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model

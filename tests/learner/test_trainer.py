@@ -7,7 +7,7 @@ import torch
 
 from learner.batching import collate, to_rows
 from learner.config import OptimizerConfig
-from learner.model import load_model
+from learner.policy.model import load_model
 from learner.tensors import inputs_of
 from learner.trainer import Trainer, learning_rate
 from tests.learner.models import make_config, make_groups, make_model

@@ -1,0 +1,171 @@
+"""Early warning: says that input dependence is falling while the reward may still be rising.
+
+A one-sided CUSUM (Page 1954) on MI-Seq-Est of the first turn, in units of its own standard error. Nats a sequence, not
+a token: reasoning that grows longer at the same information dilutes the figure a token and would look like a fall. Of
+the first turn only: its prompts are fresh tasks at every step, while the trajectory scope's contexts are episodes
+whose lengths change with success, so that its level moves without any collapse.
+
+    reference    the highest mean of `BASELINE` scorings in a row, each told from its null, while nothing falls
+    z_t          (reference * (1 - DRIFT) - MI_t) / max(standard error, FLOOR * reference), at most MOST
+    S_t          max(0, S_(t-1) + z_t - ALLOWANCE); raised above THRESHOLD, lowered again when S returns to 0
+
+A healthy run may lose a tenth of its best level as it specialises, and the best of several means is high by selection:
+DRIFT forgives both. One bad scoring never raises it (MOST < THRESHOLD), two that are plainly low do. `since` is the
+last scoring at which S was 0, that is the last step before the fall.
+
+The parameters below were fixed before any run was judged by them; `python -m benchmarks.alarm` judges them. Change them
+only together with that judgement.
+
+Invariants: scorings come in order of their steps; one that is unknown (NaN) changes nothing. Before a reference above 0
+is known the alarm is not armed and S is 0. Pure; plain JSON state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from actors.diagnosis.regime import Reading
+
+BASELINE = 3
+DRIFT = 0.15
+FLOOR = 0.05
+ALLOWANCE = 0.5
+MOST = 3.0
+THRESHOLD = 4.0
+KEPT_REWARDS = 400
+"""Steps of reward that are remembered."""
+TREND = 1.0
+"""Standard errors by which the reward's slope must differ from 0 to count as rising or falling."""
+
+
+@dataclass
+class DependenceAlarm:
+    """Takes scorings and rewards as they come; see the module's head."""
+
+    recent: list[float] = field(default_factory=list)
+    """MI-Seq-Est of the last scorings in a row that were told from their null, at most BASELINE."""
+    reference: float | None = None
+    cusum: float = 0.0
+    raised: bool = False
+    since: int | None = None
+    """Step of the last scoring at which the statistic was 0."""
+    latest: float | None = None
+    rewards: list[list[float]] = field(default_factory=list)
+    """[step, mean reward], oldest first."""
+
+    def reward(self, step: int, mean: float) -> None:
+        """The mean reward of a training step."""
+        if math.isfinite(mean):
+            self.rewards = [*self.rewards, [step, mean]][-KEPT_REWARDS:]
+
+    def scoring(self, step: int, mi: float, standard_error: float, told: bool) -> bool:
+        """Takes one scoring; true when it raises the alarm.
+
+        `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats a sequence; `told`: from its null.
+        """
+        if not (math.isfinite(mi) and math.isfinite(standard_error)):
+            return False
+        before, self.latest = self.raised, mi
+        if self.reference is not None:
+            noise = max(standard_error, FLOOR * self.reference)
+            z = min(MOST, (self.reference * (1 - DRIFT) - mi) / noise)
+            self.cusum = max(0.0, self.cusum + z - ALLOWANCE)
+        self.raised = self.cusum > THRESHOLD or (self.raised and self.cusum > 0)
+        if self.cusum == 0.0:
+            self.since = step
+            self._learn(mi, told)
+        return self.raised and not before
+
+    def _learn(self, mi: float, told: bool) -> None:
+        """Raises the reference to the mean of the last scorings, when each was told from its null."""
+        self.recent = [*self.recent, mi][-BASELINE:] if told else []
+        mean = sum(self.recent) / BASELINE
+        if len(self.recent) == BASELINE and mean > (self.reference or 0.0):
+            self.reference = mean
+
+    @property
+    def reward_trend(self) -> int:
+        """1 rising, 0 flat or unknown, -1 falling: the slope of the reward since the fall began."""
+        return trend([(s, value) for s, value in self.rewards if self.since is None or s > self.since])
+
+    def text(self) -> str:
+        """The alarm in words."""
+        return (
+            f"{alarm_text(self.since, self.reward_trend)} "
+            f"(MI-Seq-Est {_text(self.reference)} -> {_text(self.latest)} nats a sequence)"
+        )
+
+    def figures(self) -> dict[str, float]:
+        """Flat keys of the metric registry."""
+        return {
+            "alarm/raised": float(self.raised),
+            "alarm/armed": float(self.reference is not None),
+            "alarm/cusum": self.cusum,
+            "alarm/since": float(self.since) if self.raised and self.since is not None else math.nan,
+            "alarm/reward_trend": float(self.reward_trend) if self.raised else math.nan,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def alarm_text(since: float | None, reward_trend: float) -> str:
+    """`input dependence falling since step 20, reward still rising`."""
+    reward = {1: "still rising", 0: "flat", -1: "falling"}[int(reward_trend)]
+    when = "the first scoring" if since is None else f"step {since:.0f}"
+    return f"input dependence falling since {when}, reward {reward}"
+
+
+def trend(points: Sequence[tuple[float, float]]) -> int:
+    """Sign of the least-squares slope of (step, value) points, 0 within TREND standard errors or below 4 points."""
+    if len(points) < 4:
+        return 0
+    steps, values = zip(*points, strict=True)
+    step_mean, value_mean = sum(steps) / len(steps), sum(values) / len(values)
+    spread = sum((s - step_mean) ** 2 for s in steps)
+    slope = sum((s - step_mean) * (v - value_mean) for s, v in points) / spread
+    left = sum((v - value_mean - slope * (s - step_mean)) ** 2 for s, v in points)
+    error = math.sqrt(left / (len(points) - 2) / spread)
+    return int(math.copysign(1, slope)) if slope and abs(slope) > TREND * error else 0
+
+
+def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """(step, text) of each alarm that the lines of a run's `metrics.jsonl` raise."""
+    alarm, raised = DependenceAlarm(), []
+    for line in lines:
+        if line.get("reward_mean") is not None:
+            alarm.reward(line["step"], line["reward_mean"])
+        if (seen := scoring_of(line)) is not None and alarm.scoring(*seen):
+            raised.append((seen[0], alarm.text()))
+    return raised
+
+
+def scoring_of(line: Mapping[str, Any]) -> tuple[int, float, float, bool] | None:
+    """(step scored, MI-Seq-Est, standard error, told from its null) of a step's figures; None when nothing was scored.
+
+    Raises ValueError when the line has an estimate without its interval, as runs before intervals have.
+    """
+    scope = {key.removeprefix("first_turn/"): value for key, value in line.items() if key.startswith("first_turn/")}
+    if scope.get("mi_seq_est") is None:
+        return None
+    if "mi_seq_est_standard_error" not in scope:
+        raise ValueError(f"step {line.get('step')}: first_turn/mi_seq_est has no first_turn/mi_seq_est_standard_error")
+    values = {key: math.nan if value is None else value for key, value in scope.items()}
+    told = Reading.of(values).told_from_null
+    return (
+        int(line["scorer/step"] if line.get("scorer/step") is not None else line["step"]),
+        values["mi_seq_est"],
+        values["mi_seq_est_standard_error"],
+        told,
+    )

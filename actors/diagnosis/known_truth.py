@@ -1,0 +1,146 @@
+"""Channels from prompt to reasoning whose mutual information is known exactly, to hold the estimates against.
+
+A channel has finitely many prompts, all equally likely, and finitely many strings: up to `max_length` tokens, then a
+terminator, or cut there. All strings are enumerated, so that every expectation is a sum.
+
+With or without the terminator in Z. log p(Z|X) with the terminator's factor is normalised over strings, and
+
+    I(X;Z) = E[log p(Z|X) - log mean_x p(Z|x)]
+
+is Shannon's. The system's Z ends before the closing marker (docs/reasoning.md), and without that factor o(Z|X), the
+probability of a beginning, is not normalised over strings of different lengths: the same expression with o is what
+MI-Seq-Est tends to as N grows, and it leaves out what the moment of stopping tells. `information(terminated=False)` is
+that value, over the strings that are not empty. They agree when stopping does not depend on the prompt.
+
+Pure numpy in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.diagnosis.proxies import Scores, usable
+
+
+@dataclass(frozen=True)
+class Channel:
+    """`log_p`, `log_open`: (num_prompts, num_strings) nats, log-likelihood of each string with and without the
+    terminator's factor; `lengths`: (num_strings,) tokens, terminator left out; `ends`: (num_strings,) 1 where a
+    terminator follows, 0 where the string was cut."""
+
+    log_p: np.ndarray
+    log_open: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.log_p)
+
+    def scores(self, terminated: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Log-likelihoods (num_prompts, num_strings) and tokens (num_strings,) of Z with or without the terminator."""
+        return (self.log_p, self.lengths + self.ends) if terminated else (self.log_open, self.lengths)
+
+    def information(self, terminated: bool = True, per_token: bool = False) -> float:
+        """E[log p(Z|X) - log mean_x p(Z|x)], nats a sequence; `per_token`: divided by |Z| inside, as MI-Est is."""
+        log_q, tokens = self.scores(terminated)
+        gain = log_q - log_mean(log_q)
+        return self._mean(gain / np.maximum(tokens, 1) if per_token else gain, tokens)
+
+    def conditional_entropy(self, terminated: bool = True) -> float:
+        """E[-log p(Z|X) / |Z|], nats a token: what H(Z|X) of the proxies estimates."""
+        log_q, tokens = self.scores(terminated)
+        return self._mean(-log_q / np.maximum(tokens, 1), tokens)
+
+    def mean_length(self) -> float:
+        """Tokens, terminator left out."""
+        return float((np.exp(self.log_p) * self.lengths).sum() / self.num_prompts)
+
+    def _mean(self, values: np.ndarray, tokens: np.ndarray) -> float:
+        """Of (num_prompts, num_strings) over prompts and their strings of at least one token."""
+        weights = np.exp(self.log_p) * (tokens > 0)
+        return float((weights * values).sum() / weights.sum())
+
+
+def log_mean(log_q: np.ndarray) -> np.ndarray:
+    """(num_prompts, n) -> (n,): log of the mean over prompts, stable."""
+    top = log_q.max(axis=0)
+    return top + np.log(np.exp(log_q - top).mean(axis=0))
+
+
+def random_channel(
+    seed: int,
+    *,
+    num_prompts: int = 1024,
+    vocabulary: int = 3,
+    max_length: int = 5,
+    strength: float = 1.0,
+    sharpness: float = 0.5,
+    stop: float = 0.15,
+    stop_strength: float = 0.5,
+) -> Channel:
+    """Tokens drawn independently given the prompt and the position, with Gaussian logits.
+
+    `strength`: scale of the part of the logits that depends on the prompt; `sharpness`: of the part that does not;
+    `stop`: probability of stopping after each token, its logit shifted by `stop_strength` * strength * a Gaussian of
+    the prompt.
+    """
+    rng = np.random.default_rng(seed)
+    common = sharpness * rng.normal(size=(1, max_length, vocabulary))
+    logits = common + strength * rng.normal(size=(num_prompts, max_length, vocabulary))
+    log_token = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
+    shift = stop_strength * strength * rng.normal(size=(num_prompts, max_length))
+    odds = np.log(stop / (1 - stop)) + shift
+    log_stop, log_go = -np.log1p(np.exp(-odds)), -np.log1p(np.exp(odds))
+    log_stop[:, -1] = 0.0
+    return _enumerated(log_token, log_stop, log_go)
+
+
+def _enumerated(log_token: np.ndarray, log_stop: np.ndarray, log_go: np.ndarray) -> Channel:
+    """Every string of a channel with log_token (num_prompts, max_length, vocabulary); log_stop, log_go: (num_prompts,
+    max_length), of stopping and of going on after token t. A token's probability holds the decision to go on before
+    it, as a language model's does; the last decision, to stop, is the terminator's factor."""
+    num_prompts, max_length, _ = log_token.shape
+    beginning = np.zeros((num_prompts, 1))
+    whole, opened, lengths = [], [], []
+    for t in range(max_length):
+        tokens = (beginning[:, :, None] + log_token[:, t, None, :]).reshape(num_prompts, -1)
+        opened.append(tokens)
+        whole.append(tokens + log_stop[:, t, None])
+        lengths.append(np.full(tokens.shape[1], t + 1))
+        beginning = tokens + log_go[:, t, None]
+    sizes = np.concatenate(lengths)
+    return Channel(np.hstack(whole), np.hstack(opened), sizes, np.ones_like(sizes))
+
+
+def with_template(channel: Channel, alpha: float, seed: int = 0) -> Channel:
+    """Lemma I.1: (1 - alpha) p(z|x) + alpha q(z) with a random prompt-independent q on the same strings, terminator
+    included; the open likelihood is not defined for a mixture of strings and is left NaN."""
+    weights = np.random.default_rng(seed).gamma(0.3, size=channel.log_p.shape[1])
+    mixed = (1 - alpha) * np.exp(channel.log_p) + alpha * weights / weights.sum()
+    return replace(channel, log_p=np.log(mixed), log_open=np.full_like(mixed, np.nan))
+
+
+def draw(
+    channel: Channel,
+    rng: np.random.Generator,
+    prompts: int,
+    samples: int,
+    *,
+    terminated: bool = True,
+    blind: bool = False,
+) -> Scores:
+    """The scores of `prompts` prompts drawn at random without replacement and `samples` strings of each.
+
+    `blind`: the strings are sampled under other prompts drawn alike, so that they do not depend on theirs, while the
+    scorer still expects them to.
+    """
+    chosen = rng.choice(channel.num_prompts, size=prompts, replace=False)
+    speakers = rng.integers(channel.num_prompts, size=prompts * samples) if blind else np.repeat(chosen, samples)
+    edges = np.cumsum(np.exp(channel.log_p[speakers]), axis=1)
+    strings = (rng.random((len(speakers), 1)) * edges[:, -1:] > edges).sum(axis=1)
+    log_q, tokens = channel.scores(terminated)
+    matrix = log_q[chosen][:, strings].T
+    return usable(matrix, tokens[strings], np.repeat(np.arange(prompts), samples))

@@ -1,0 +1,281 @@
+"""How far the figures of one score matrix can be trusted: intervals, and what they would be were Z blind to X.
+
+Pure numpy in float64; imports neither torch, Ray nor vLLM.
+
+Interval: a bootstrap over prompts. Prompts, with all their reasonings, are the independent units; each enters twice,
+as the source of its reasonings and as a column of everybody's mixture. Resampling columns would put copies of a
+reasoning's own prompt into its mixture and pull every estimate down, so the bootstrap is of the delete-one influence
+values (Efron and Tibshirani 1993, section 11.6), which hold both roles and no copies:
+
+    u_i = (N - 1) (mean_j T_(-j) - T_(-i)),     T_b = T + mean_i c_i u_i,     c ~ Multinomial(N, 1/N)
+
+The percentiles are those of Student's t with N - 1 degrees and of variance N / (N - 1) (Hesterberg 2015, section 4.2):
+plain ones are too narrow below some 30 prompts. What is covered is the figure's expectation over draws of N prompts and
+their reasonings, which for MI lies below I(X;Z) by the mixture's own bias (docs/known-truth.md), not I(X;Z) itself.
+
+Null: which prompt a block of reasonings belongs to is exchangeable when reasoning does not depend on its input. The
+labels of the distinct prompts are permuted, the mixture stays; the p-value counts the permutations that do as well as
+the true labels, itself among them, and `point_95` is the figure that one permutation in twenty reaches.
+
+Invariants:
+
+- Below `MIN_PROMPTS` distinct prompts nothing is stated: no p-value below 1/N! is possible, and 1/3! > 1/20. Below
+  `MIN_INTERVAL` there is no interval: at 4 prompts it held as little as 60% of what it should (docs/known-truth.md).
+- The same scores and seed give the same figures; the cost is O(samples x prompts), plus `RESAMPLES` x prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from actors.diagnosis.proxies import RECALL_AT, Compat, Proxies, Scores, by_prompt, log_mixture, prompt_mass
+
+LEVEL = 0.95
+Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
+"""Standard errors on either side of a mean that its 95% normal interval reaches."""
+RESAMPLES = 999
+"""Resamples and permutations; with the true labels added, p-values are multiples of 1/1000."""
+MIN_PROMPTS = 4
+MIN_INTERVAL = 6
+SHARES = ("retrieval_accuracy", *(f"recall@{k}" for k in RECALL_AT))
+TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
+"""Figures with a null; the z-scores are MI-Est on another scale, and entropies do not test dependence."""
+ESTIMATED = (*SHARES, "mi_est", "mi_seq_est", "mi_zscore", "mi_zscore_ema", "conditional_entropy", "marginal_entropy")
+"""Figures with an interval."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """95% interval and standard error over prompts, in the figure's unit."""
+
+    low: float
+    high: float
+    standard_error: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Null:
+    """The figure under permuted prompts: one-sided p-value in [0.001, 1], and the 95% point in the figure's unit."""
+
+    p_value: float
+    point_95: float
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Of one score matrix. `intervals` by the names of ESTIMATED and `nulls` by those of TESTED; empty, with `why_not`
+    set, where too few prompts were scored for either."""
+
+    num_prompts: int
+    intervals: dict[str, Interval]
+    nulls: dict[str, Null]
+    why_not: str | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Flat keys of the metric registry, scope left out; NaN where nothing is stated."""
+        flat: dict[str, float] = {}
+        for name in ESTIMATED:
+            found = self.intervals.get(name)
+            flat[f"{name}_low"], flat[f"{name}_high"] = (found.low, found.high) if found else (math.nan, math.nan)
+        sequence = self.intervals.get("mi_seq_est")
+        flat["mi_seq_est_standard_error"] = sequence.standard_error if sequence else math.nan
+        for name in TESTED:
+            null = self.nulls.get(name)
+            flat[f"{name}_p_value"], flat[f"{name}_null_95"] = (
+                (null.p_value, null.point_95) if null else (math.nan, math.nan)
+            )
+        return flat
+
+    def prompts_needed(self, name: str, half_width: float) -> int | None:
+        """Distinct prompts for an interval of `name` of at most +-`half_width`, by the 1/sqrt(N) law from this one's
+        width; None where no interval is stated. ValueError unless half_width > 0."""
+        if not half_width > 0:
+            raise ValueError(f"half_width={half_width} must be above 0, in the unit of {name}")
+        found = self.intervals.get(name)
+        if found is None:
+            return None
+        return max(MIN_INTERVAL, math.ceil(self.num_prompts * (found.half_width / half_width) ** 2))
+
+
+def uncertainty(
+    scores: Scores, report: Proxies, *, compat: Compat = "paper", epsilon: float = 1e-3, seed: Sequence[int] = (0,)
+) -> Uncertainty:
+    """Intervals and nulls of `report`, the proxies of the same `scores`."""
+    num = scores.num_prompts
+    sources = len(np.unique(scores.prompt[scores.source])) if len(scores.source) else 0
+    why = f"{sources} distinct prompts with a usable reasoning; p-values need {MIN_PROMPTS}, intervals {MIN_INTERVAL}"
+    if sources < MIN_PROMPTS:
+        return Uncertainty(num, {}, {}, why)
+    rng = np.random.default_rng(seed)
+    nulls = permuted(scores, compat, rng)
+    if sources < MIN_INTERVAL:
+        return Uncertainty(num, {}, nulls, why)
+    return Uncertainty(num, _intervals(scores, report, compat, epsilon, rng), nulls)
+
+
+def _intervals(
+    scores: Scores, report: Proxies, compat: Compat, epsilon: float, rng: np.random.Generator
+) -> dict[str, Interval]:
+    """By the names of ESTIMATED."""
+    num = scores.num_prompts
+    counts = rng.multinomial(num, np.full(num, 1 / num), size=RESAMPLES)
+    figures = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
+    left_out = delete_one(scores, compat, epsilon)
+    intervals = {name: _interval(figures[name], values, counts) for name, values in left_out.items()}
+    intervals = {name: _bounded(name, found, figures[name], report) for name, found in intervals.items()}
+    return intervals | {"mi_zscore_ema": _smoothed(report, intervals)}
+
+
+def _smoothed(report: Proxies, intervals: dict[str, Interval]) -> Interval:
+    """Of MI-ZScore-EMA: MI-Est's over the average, of which this batch is a tenth; at the first scoring the average is
+    this batch's own std, and so is the interval."""
+    if report.mi_zscore_ema == report.mi_zscore:
+        return intervals["mi_zscore"]
+    scale, mi = report.mi_zscore_ema / report.mi_est if report.mi_est else 0.0, intervals["mi_est"]
+    return Interval(mi.low * scale, mi.high * scale, mi.standard_error * scale)
+
+
+def _interval(value: float, left_out: np.ndarray, counts: np.ndarray) -> Interval:
+    """Expanded-percentile interval from the values without each prompt, (num_prompts,)."""
+    num = len(left_out)
+    influence = (num - 1) * (left_out.mean() - left_out)
+    draws = value + counts @ influence / num
+    tail = NormalDist().cdf(-math.sqrt(num / (num - 1)) * t_quantile((1 + LEVEL) / 2, num - 1))
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Interval(float(low), float(high), float(np.sqrt((influence**2).sum() / (num * (num - 1)))))
+
+
+def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Interval:
+    """Within what the figure can be; a share of exactly 0 or 1 gets Wilson's interval, its prompts as trials, unless it
+    is 1 by construction (recall among as many as there are prompts)."""
+    if name in SHARES:
+        certain = name != SHARES[0] and report.recall_chance[int(name.removeprefix("recall@"))] == 1.0
+        if value in (0.0, 1.0) and not certain:
+            trials = report.num_prompts
+            found = Interval(*wilson_interval(round(value) * trials, trials), found.standard_error)
+        return Interval(max(0.0, found.low), min(1.0, found.high), found.standard_error)
+    # MI-Est's own bound hangs on the lengths drawn: clipped at it, a saturated figure's interval covers too little.
+    top = report.upper_bound if name == "mi_seq_est" else math.inf
+    bottom = 0.0 if name.endswith("entropy") else -math.inf
+    return Interval(max(bottom, found.low), max(value, min(top, found.high)), found.standard_error)
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95% score interval of a binomial proportion (Wilson, 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    share, z2 = successes / trials, Z95**2
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return (low if successes > 0 else 0.0), (high if successes < trials else 1.0)
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Student's t: in closed form for 1 and 2 degrees of freedom, where the expansion is poor; else by its expansion
+    around the normal quantile (Abramowitz and Stegun 26.7.5), within 1%."""
+    if degrees == 1:
+        return math.tan((probability - 0.5) * math.pi)
+    if degrees == 2:
+        return (2 * probability - 1) * math.sqrt(2 / (4 * probability * (1 - probability)))
+    z, v = NormalDist().inv_cdf(probability), degrees
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / v**power for power, term in enumerate(terms, start=1))
+
+
+def delete_one(scores: Scores, compat: Compat, epsilon: float) -> dict[str, np.ndarray]:
+    """By figure (num_prompts,): its value without each prompt, reasonings and column."""
+    lengths, block = scores.lengths[:, None], scores.prompt[scores.source]
+    own = scores.likelihood[np.arange(len(block)), scores.source][:, None]
+    mixture = log_mixture_without(scores, scores.likelihood)
+    marginal = mixture / lengths
+    if compat == "ragen":
+        marginal = log_mixture_without(scores, scores.likelihood / lengths)
+    kept = np.ones((len(block), scores.num_prompts), dtype=bool)
+    kept[np.arange(len(block)), block] = False
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return (values * kept).sum(axis=0) / kept.sum(axis=0)
+
+    matched, centre = own / lengths, marginal.mean()
+    mi = mean(matched - marginal)
+    variance = mean((marginal - centre) ** 2) - mean(marginal - centre) ** 2
+    found = {
+        "mi_est": mi,
+        "mi_seq_est": mean(own - mixture),
+        "mi_zscore": mi / (np.sqrt(np.maximum(variance, 0)) + epsilon),
+        "conditional_entropy": -mean(np.broadcast_to(matched, kept.shape)),
+        "marginal_entropy": -mean(marginal),
+    }
+    hits = hits_without(scores, (1, *RECALL_AT))
+    return found | {name: mean(values) for name, values in zip(SHARES, hits, strict=True)}
+
+
+def log_mixture_without(scores: Scores, likelihood: np.ndarray) -> np.ndarray:
+    """(n, num_prompts): log of the mixture's likelihood when each prompt's columns are left out of it, stable."""
+    terms = likelihood + np.log(scores.weights)
+    joint = np.full((len(terms), scores.num_prompts), -np.inf)
+    for column, prompt in enumerate(scores.prompt):
+        np.logaddexp(joint[:, prompt], terms[:, column], out=joint[:, prompt])
+    nothing = np.full((len(terms), 1), -np.inf)
+    before = np.hstack([nothing, np.logaddexp.accumulate(joint, axis=1)[:, :-1]])
+    after = np.hstack([np.logaddexp.accumulate(joint[:, ::-1], axis=1)[:, ::-1][:, 1:], nothing])
+    return np.logaddexp(before, after) - np.log1p(-prompt_mass(scores))
+
+
+def hits_without(scores: Scores, ks: Sequence[int]) -> list[np.ndarray]:
+    """For each k (n, num_prompts): `proxies.expected_hits` when each prompt is no candidate; a sample's own prompt is
+    never left out for it (those entries mean nothing)."""
+    candidates, block = by_prompt(scores), scores.prompt[scores.source]
+    own = candidates[np.arange(len(candidates)), block][:, None]
+    better, tied = candidates > own, candidates == own
+    num_better = better.sum(axis=1, keepdims=True) - better
+    num_tied = np.maximum(tied.sum(axis=1, keepdims=True) - tied, 1)
+    return [np.clip((k - num_better) / num_tied, 0.0, 1.0) for k in ks]
+
+
+def permuted(scores: Scores, compat: Compat, rng: np.random.Generator) -> dict[str, Null]:
+    """The nulls: blocks of reasonings dealt to prompts at random, RESAMPLES times."""
+    candidates, block = by_prompt(scores), scores.prompt[scores.source]
+    best = candidates == candidates.max(axis=1, keepdims=True)
+    mixture, lengths = log_mixture(scores.likelihood, scores.weights), scores.lengths
+    marginal = mixture / lengths
+    if compat == "ragen":
+        marginal = log_mixture(scores.likelihood / lengths[:, None], scores.weights)
+    credit = {
+        "retrieval_accuracy": best / best.sum(axis=1, keepdims=True),
+        "mi_est": candidates / lengths[:, None] - marginal[:, None],
+        "mi_seq_est": candidates - mixture[:, None],
+    }
+    num = scores.num_prompts
+    deals = rng.permuted(np.tile(np.arange(num), (RESAMPLES, 1)), axis=1)
+    return {name: _null(_by_block(values, block, num), deals, len(block)) for name, values in credit.items()}
+
+
+def _by_block(values: np.ndarray, block: np.ndarray, num_prompts: int) -> np.ndarray:
+    """(num_prompts, num_prompts): summed credit of the reasonings of prompt b, were prompt j their own."""
+    sums = np.zeros((num_prompts, num_prompts))
+    np.add.at(sums, block, values)
+    return sums
+
+
+def _null(sums: np.ndarray, deals: np.ndarray, num_samples: int) -> Null:
+    """sums: (num_prompts, num_prompts), see `_by_block`; deals: (RESAMPLES, num_prompts)."""
+    true = np.trace(sums) / num_samples
+    draws = sums[np.arange(len(sums)), deals].sum(axis=1) / num_samples
+    as_good = int((draws >= true - 1e-9 * (1 + abs(true))).sum())
+    return Null((1 + as_good) / (1 + len(draws)), float(np.quantile(np.append(draws, true), LEVEL)))

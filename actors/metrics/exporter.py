@@ -1,0 +1,137 @@
+"""`/metrics`: serves the store of `actors.metrics.series` to Prometheus over HTTP.
+
+Invariants:
+
+- Writers never wait for a scrape longer than it takes to copy the values: one lock, held for copies and updates only.
+- Nobody waits for the exporter, and it waits for nobody; `close` gives its thread `CLOSE_TIMEOUT_S` and then names it.
+- It listens on loopback unless the configuration says otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from socketserver import BaseServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from actors.config import RecorderConfig
+from actors.metrics.lookup import spec_of
+from actors.metrics.registry import SPECS
+from actors.metrics.series import Flat, MetricStore
+from actors.metrics.specification import MetricSpec
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Recorder:
+    """The run's metrics: takes a step's flat dict or single figures, and serves all series at `/metrics`.
+
+    `seeds` gives label values known at the start by label name, e.g. `{"worker": ["rollout-0"], "actor": [...]}`, so
+    that their series exist before the first figure. All methods may be called from any thread.
+    """
+
+    def __init__(self, config: RecorderConfig, seeds: Mapping[str, Iterable[str]] | None = None) -> None:
+        self._config = config
+        self._store = MetricStore(seeds)
+        self._lock = threading.Lock()
+        self._server: BaseServer | None = None
+        self._thread: threading.Thread | None = None
+        self.port = config.port
+
+    def start(self) -> None:
+        """Starts listening; `port` is the real one from then on. A port in use is a ValueError."""
+        registry = CollectorRegistry()
+        registry.register(_StoreCollector(self._store, self._lock))
+        ProcessCollector(registry=registry)
+        try:
+            self._server, self._thread = start_http_server(self._config.port, self._config.host, registry)
+        except OSError as error:
+            raise ValueError(_explain(self._config, error)) from error
+        self.port = self._server.server_address[1]
+        self.set("squelch_build_info", 1, version=_version(), python=platform.python_version())
+
+    @property
+    def url(self) -> str:
+        """Where Prometheus finds it."""
+        return f"http://{self._config.host}:{self.port}/metrics"
+
+    def step(self, step: int, flat: Flat) -> None:
+        """Everything that training step `step` reports, by flat key (docs/metrics.md); applied whole or not at all."""
+        with self._lock:
+            self._store.step({"time": time.time(), **flat, "step": step})
+
+    def set(self, name: str, value: float | None, **labels: str) -> None:
+        """Sets a gauge; None is NaN, "not known"."""
+        self._of_kind(name, "gauge", value, labels)
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        """Adds to a counter."""
+        self._of_kind(name, "counter", amount, labels)
+
+    def _of_kind(self, name: str, kind: str, value: float | None, labels: Mapping[str, str]) -> None:
+        spec = spec_of(name)
+        if spec.kind != kind:
+            raise ValueError(f"{name} is a {spec.kind}, not a {kind}: `set` is for gauges, `add` for counters")
+        with self._lock:
+            self._store.observe(name, value, **labels)
+
+    def close(self) -> None:
+        """Stops listening; may be called twice."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise RuntimeError(f"the metrics endpoint's thread did not end within {CLOSE_TIMEOUT_S} s")
+        self._server = self._thread = None
+
+
+class _StoreCollector(Collector):
+    """Turns the store into metric families at each scrape."""
+
+    def __init__(self, store: MetricStore, lock: threading.Lock) -> None:
+        self._store = store
+        self._lock = lock
+
+    def collect(self) -> list[Metric]:
+        with self._lock:
+            return [self._family(spec) for spec in SPECS.values()]
+
+    def _family(self, spec: MetricSpec) -> Metric:
+        if spec.kind == "histogram":
+            family = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+            histogram = self._store.histograms[spec.name]
+            family.add_metric((), histogram.cumulative(), histogram.total)
+            return family
+        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+        family = kind(spec.name, spec.help, labels=spec.labels)
+        for values, value in self._store.scalars[spec.name].items():
+            family.add_metric(values, value)
+        return family
+
+
+def _version() -> str:
+    try:
+        return version("squelch")
+    except PackageNotFoundError:  # run from a source tree that is not installed, as on a Ray worker
+        return "source"
+
+
+def _explain(config: RecorderConfig, error: OSError) -> str:
+    where = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"recorder.port={config.port}: another process already listens on {where}. "
+            "Give recorder.port another number, or 0 for any free port."
+        )
+    if error.errno == errno.EACCES:
+        return f"recorder.port={config.port}: this user may not listen on {where}; take a port above 1023."
+    return f"recorder.host={config.host!r}: cannot listen on {where} ({error}); 127.0.0.1 serves this machine only."

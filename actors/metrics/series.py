@@ -1,0 +1,104 @@
+"""The current value of every metric series: pure state that the exporter serves.
+
+Invariants:
+
+- Every series with seeded labels exists from the start: a gauge is NaN until it is first known ("not measured" is not
+  0), a counter is 0. A null in a step's dict sets a gauge to NaN and leaves a counter as it is.
+- A step is applied whole or not at all: a wrong key or value changes nothing.
+- A store is not thread-safe; its owner locks (`actors.metrics.exporter.Recorder`). Nothing waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from actors.metrics.lookup import label_values, series_of, spec_of
+from actors.metrics.registry import SPECS
+from actors.metrics.specification import LabelValues, MetricSpec
+
+Flat = Mapping[str, float | int | bool | None]
+
+
+@dataclass
+class Histogram:
+    """Counts of one histogram series: `counts[i]` observations fell at or below `bounds[i]`, the last bound is inf."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """(upper bound as text, observations at or below it), as Prometheus wants them."""
+        names = [*(str(bound) for bound in self.bounds[:-1]), "+Inf"]
+        return list(zip(names, itertools.accumulate(self.counts), strict=True))
+
+
+class MetricStore:
+    """The current value of every series. `seeds` gives further label values known at the start, by label name,
+    e.g. `{"worker": ["rollout-0"]}`, for metrics whose single open label has none of its own."""
+
+    def __init__(self, seeds: Mapping[str, Iterable[str]] | None = None) -> None:
+        self._seeds = {label: tuple(values) for label, values in (seeds or {}).items()}
+        self.scalars: dict[str, dict[LabelValues, float]] = {name: {} for name in SPECS}
+        self.histograms: dict[str, Histogram] = {}
+        for spec in SPECS.values():
+            self._seed(spec)
+
+    def _seed(self, spec: MetricSpec) -> None:
+        if spec.kind == "histogram":
+            bounds = (*spec.buckets, math.inf)
+            self.histograms[spec.name] = Histogram(bounds, [0] * len(bounds))
+            return
+        start = 0.0 if spec.kind == "counter" else math.nan
+        for values in spec.seeds if spec.labels else ((),):
+            self.scalars[spec.name][values] = start
+        if spec.open and len(spec.labels) == 1:
+            for value in self._seeds.get(spec.labels[0], ()):
+                self.scalars[spec.name][(value,)] = start
+
+    def observe(self, name: str, value: float | None, **labels: str) -> None:
+        """Set a gauge, add to a counter, or observe in a histogram."""
+        spec = spec_of(name)
+        self._apply(spec, label_values(spec, labels), value)
+
+    def step(self, flat: Flat) -> None:
+        """Everything that one training step reports; nothing is changed when any key or value is wrong."""
+        updates = [(spec, values, _number(key, flat[key])) for key in flat for spec, values in series_of(key)]
+        for spec, _, value in updates:
+            _refuse_negative(spec, value)
+        for spec, values, value in updates:
+            self._apply(spec, values, value)
+
+    def _apply(self, spec: MetricSpec, values: LabelValues, value: float | None) -> None:
+        _refuse_negative(spec, value)
+        if spec.kind == "gauge":
+            self.scalars[spec.name][values] = math.nan if value is None else float(value)
+        elif value is None or math.isnan(value):
+            return
+        elif spec.kind == "counter":
+            series = self.scalars[spec.name]
+            series[values] = series.get(values, 0.0) + float(value)
+        else:
+            self.histograms[spec.name].observe(float(value))
+
+
+def _refuse_negative(spec: MetricSpec, value: float | None) -> None:
+    if spec.kind != "gauge" and value is not None and value < 0:
+        raise ValueError(f"{spec.name} is a {spec.kind} and cannot take {value}; it must be 0 or more")
+
+
+def _number(key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]  # numpy scalars and bools are numbers here
+    except (TypeError, ValueError):
+        raise ValueError(f"metric key `{key}` must be a number or null, not {value!r}") from None

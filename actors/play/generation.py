@@ -1,0 +1,148 @@
+"""The client of rollout workers: a tick's requests go out in one call, and one long poll a worker brings results back.
+
+Imports neither Ray nor vLLM: a worker is reached through a `Port`, which the environment actor makes of a Ray handle.
+
+Invariants:
+
+- At most one `collect` and, per tick, one `submit` are under way to a worker.
+- Every request ends: with its completion, with `GenerationFailed` naming the worker, or by its caller's cancellation,
+  which is passed on so that the worker stops sampling for it.
+
+Who waits: `generate` for its completion (the caller bounds it); the poll for the worker, at most `poll_s` plus a grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.messages import Completion, GenerationRequest
+
+POLL_S = 5.0
+GRACE_S = 30.0
+
+
+class GenerationFailed(Exception):
+    """A request that no completion will come for; the text names the worker."""
+
+
+class Port(Protocol):
+    """What is used of a rollout worker; see `actors.rollout.worker`."""
+
+    async def submit(self, client: str, requests: list[GenerationRequest]) -> None: ...
+
+    async def collect(self, client: str, timeout_s: float) -> list[Completion]: ...
+
+    async def abort(self, client: str, request_ids: list[str]) -> None: ...
+
+
+@dataclass
+class _Mailbox:
+    """Requests of one worker: `pending` leave with the next tick, `waiting` have a caller."""
+
+    pending: list[GenerationRequest] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    waiting: dict[str, asyncio.Future[Completion]] = field(default_factory=dict)
+    sending: set[asyncio.Task[None]] = field(default_factory=set)
+    poll: asyncio.Task[None] | None = None
+
+
+class GenerationClient:
+    """`generate` for many concurrent episodes. `port(worker)` gives the way to a worker by name; it may change."""
+
+    def __init__(
+        self, client: str, port: Callable[[str], Port], poll_s: float = POLL_S, grace_s: float = GRACE_S
+    ) -> None:
+        self._client = client
+        self._port = port
+        self._poll_s = poll_s
+        self._grace_s = grace_s
+        self._mailboxes: dict[str, _Mailbox] = {}
+
+    async def generate(self, worker: str, request: GenerationRequest) -> Completion:
+        """The sampled turn. Raises GenerationFailed when the worker cannot deliver it."""
+        mailbox = self._mailboxes.setdefault(worker, _Mailbox())
+        loop = asyncio.get_running_loop()
+        if not mailbox.pending and not mailbox.given_up:
+            loop.call_soon(self._flush, worker)
+        future: asyncio.Future[Completion] = loop.create_future()
+        mailbox.pending.append(request)
+        mailbox.waiting[request.request_id] = future
+        try:
+            completion = await future
+        except asyncio.CancelledError:
+            self._give_up(worker, request)
+            raise
+        if completion.error is not None:
+            raise GenerationFailed(f"rollout worker {worker}: {completion.error}")
+        return completion
+
+    def _give_up(self, worker: str, request: GenerationRequest) -> None:
+        mailbox = self._mailboxes[worker]
+        mailbox.waiting.pop(request.request_id, None)
+        kept = [one for one in mailbox.pending if one.request_id != request.request_id]
+        if len(kept) < len(mailbox.pending):
+            mailbox.pending = kept
+            return
+        if not mailbox.pending and not mailbox.given_up:
+            asyncio.get_running_loop().call_soon(self._flush, worker)
+        mailbox.given_up.append(request.request_id)
+
+    def _flush(self, worker: str) -> None:
+        """End of a tick: everything that became ready in it leaves in one call."""
+        mailbox = self._mailboxes[worker]
+        requests, mailbox.pending = mailbox.pending, []
+        given_up, mailbox.given_up = mailbox.given_up, []
+        task = asyncio.create_task(self._send(worker, requests, given_up))
+        mailbox.sending.add(task)
+        task.add_done_callback(mailbox.sending.discard)
+        if requests and (mailbox.poll is None or mailbox.poll.done()):
+            mailbox.poll = asyncio.create_task(self._receive(worker))
+
+    async def _send(self, worker: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
+        try:
+            async with asyncio.timeout(self._grace_s):
+                if requests:
+                    await self._port(worker).submit(self._client, requests)
+                if given_up:
+                    await self._port(worker).abort(self._client, given_up)
+        except TimeoutError:
+            self._fail(worker, [one.request_id for one in requests], f"no answer to submit for {self._grace_s:g} s")
+        except Exception as error:  # the boundary to another process: whatever it is, the callers are told
+            self._fail(worker, [one.request_id for one in requests], _text(error))
+
+    async def _receive(self, worker: str) -> None:
+        """Poll as long as anyone waits."""
+        mailbox = self._mailboxes[worker]
+        bound = self._poll_s + self._grace_s
+        try:
+            while mailbox.waiting:
+                async with asyncio.timeout(bound):
+                    completions = await self._port(worker).collect(self._client, self._poll_s)
+                self._deliver(mailbox, completions)
+        except TimeoutError:
+            self._fail(worker, list(mailbox.waiting), f"no answer to collect for {bound:g} s")
+        except Exception as error:  # the boundary to another process: whatever it is, the callers are told
+            self._fail(worker, list(mailbox.waiting), _text(error))
+
+    @staticmethod
+    def _deliver(mailbox: _Mailbox, completions: list[Completion]) -> None:
+        for completion in completions:
+            future = mailbox.waiting.pop(completion.request_id, None)
+            if future is not None and not future.done():
+                future.set_result(completion)
+
+    def _fail(self, worker: str, request_ids: list[str], reason: str) -> None:
+        mailbox = self._mailboxes[worker]
+        for request_id in request_ids:
+            future = mailbox.waiting.pop(request_id, None)
+            if future is not None and not future.done():
+                future.set_exception(GenerationFailed(f"rollout worker {worker}: {reason}"))
+
+
+def _text(error: Exception) -> str:
+    """One line: an actor's error carries a whole remote traceback, whose last line says what happened."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,343 @@
+"""Environment actor: plays tickets, token by token, against rollout workers.
+
+`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM: it is given `generate`. `EnvironmentActor` is the Ray
+shell.
+
+Invariants:
+
+- A trajectory is `first_turn | sampled | next_turn | sampled | ...`, the exact ids; nothing is decoded and encoded
+  again. `loss_mask` is true at sampled ids only. It ends with its last sampled id: nothing is fed after the last turn.
+- A turn cut at its token limit is closed with masked ids (`next_turn(closed=False)`), counts as badly formatted, and
+  the episode goes on. When the context cannot hold a further turn the episode ends there as `truncated`, which is no
+  failure; only a first turn that does not fit is one (`context_exhausted`).
+- Whatever goes wrong costs one trajectory and says why: `environment_error: ...`, `step_timeout`, `generation_timeout`,
+  `generation_error: ...`, `episode_timeout`, `context_exhausted: ...`. A failed trajectory keeps the tokens it had.
+- Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn), each trajectory's noise seed
+  one of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) where the environment shares its noise.
+
+| waits for | who unblocks it | on time-out |
+|---|---|---|
+| a turn's tokens | the ticket's rollout worker | `generation_timeout`, after `generation_timeout_s` |
+| an environment call | a step thread | `step_timeout`, after `step_timeout_s` of running; the thread is abandoned |
+| an episode | both | `episode_timeout`, after `episode_timeout_s` |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from actors.config import EnvironmentActorConfig, SamplingConfig
+from actors.messages import Completion, GenerationRequest
+from actors.play.codec import ChatCodec
+from actors.play.generation import GenerationClient, GenerationFailed
+from actors.play.step_pool import CallFailed, StepPool
+from actors.process.spans import Span
+from actors.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise, to_table
+from envs.base import TextEnv, make
+from envs.config import EnvironmentConfig
+from envs.episode import Episode, Message, TurnOutcome
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
+MakeEnv = Callable[[Task], TextEnv]
+
+_SEED_BYTES = 8
+_SEED_MASK = 2**63 - 1
+
+
+def derive_seed(*parts: int | str) -> int:
+    """63 bits that depend on every part; the same on every machine."""
+    text = "\0".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big") & _SEED_MASK
+
+
+def request_seed(ticket: Ticket, trajectory: int, turn: int) -> int:
+    """Seed of one turn's sampling."""
+    return derive_seed("sample", ticket.seed, ticket.ticket_id, trajectory, turn)
+
+
+def noise_seed(ticket: Ticket, trajectory: int, shared: bool) -> int:
+    """Seed of one trajectory's environment noise; the whole group's where the environment shares it."""
+    return derive_seed("noise", ticket.seed, ticket.ticket_id, *(() if shared else (trajectory,)))
+
+
+def make_task(task: Task) -> TextEnv:
+    """The environment that plays a task, not yet reset."""
+    return make(task.environment, task.split, dict(task.options))
+
+
+class _Failed(Exception):
+    """This trajectory ends here, for the reason given."""
+
+
+@dataclass
+class _Transcript:
+    """A trajectory being written: ids as they are fed and sampled."""
+
+    parts: list[np.ndarray] = field(default_factory=list)
+    log_probs: list[np.ndarray | None] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    length: int = 0
+    task_key: str = ""
+    success: bool = False
+    truncated: bool = False
+    cut: bool = False
+    seconds_environment: float = 0.0
+    seconds_generation: float = 0.0
+
+    def add(self, ids: np.ndarray, log_probs: np.ndarray | None = None) -> int:
+        """Append ids, sampled ones with their log-probabilities; returns where they start."""
+        start = self.length
+        self.parts.append(ids)
+        self.log_probs.append(log_probs)
+        self.length += len(ids)
+        return start
+
+    def token_ids(self) -> np.ndarray:
+        """(num_tokens,) int32."""
+        return np.concatenate(self.parts).astype(np.int32, copy=False) if self.parts else np.zeros(0, np.int32)
+
+    def trajectory(self, index: int, worker: str, failure: str | None) -> Trajectory:
+        mask, log_probs = np.zeros(self.length, dtype=bool), np.zeros(self.length, dtype=np.float32)
+        position = 0
+        for part, sampled in zip(self.parts, self.log_probs, strict=True):
+            if sampled is not None:
+                mask[position : position + len(part)] = True
+                log_probs[position : position + len(part)] = sampled
+            position += len(part)
+        success, truncated = (self.success, self.truncated) if failure is None else (False, False)
+        cut = self.cut and failure is None
+        return Trajectory(
+            index, self.token_ids(), mask, log_probs, self.turns, success, truncated, failure, worker, cut
+        )
+
+
+class EnvironmentPlayer:
+    """Plays tickets concurrently. `generate(worker, request)` returns a completion or raises GenerationFailed."""
+
+    def __init__(
+        self,
+        codec: ChatCodec,
+        environment: EnvironmentConfig,
+        sampling: SamplingConfig,
+        config: EnvironmentActorConfig,
+        max_model_len: int,
+        generate: Generate,
+        make_env: MakeEnv = make_task,
+    ) -> None:
+        self._codec = codec
+        self._format = environment.format
+        self._max_tokens = sampling.max_tokens_per_turn
+        self._config = config
+        self._max_model_len = max_model_len
+        self._generate = generate
+        self._make_env = make_env
+        self.steps = StepPool(config.step_timeout_s, config.step_threads)
+        self._idle: dict[tuple[str, str, str], list[TextEnv]] = {}
+
+    async def play(self, ticket: Ticket) -> Group:
+        """Play a ticket's `group_size` trajectories at once; never raises for what goes wrong in one of them."""
+        played = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
+        transcripts, trajectories = zip(*played, strict=True)
+        keys = [transcript.task_key for transcript in transcripts if transcript.task_key]
+        return Group(
+            ticket=ticket,
+            task_key=keys[0] if keys else "",
+            trajectories=list(trajectories),
+            seconds_environment=sum(one.seconds_environment for one in transcripts) / len(transcripts),
+            seconds_generation=sum(one.seconds_generation for one in transcripts) / len(transcripts),
+        )
+
+    def close(self) -> None:
+        """Let the step threads end."""
+        self.steps.close()
+
+    # --- one trajectory ---
+
+    async def _play_one(self, ticket: Ticket, index: int) -> tuple[_Transcript, Trajectory]:
+        transcript, failure = _Transcript(), None
+        try:
+            async with asyncio.timeout(self._config.episode_timeout_s):
+                await self._episode(ticket, index, transcript)
+        except TimeoutError:
+            failure = "episode_timeout"
+        except _Failed as error:
+            failure = str(error)
+        return transcript, transcript.trajectory(index, ticket.worker, failure)
+
+    async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> None:
+        env, episode, messages = await self._call(transcript, lambda: self._begin(ticket, index))
+        transcript.task_key = episode.task_key
+        feed = self._codec.first_turn(messages)
+        while self._fits(transcript, feed):
+            transcript.add(feed)
+            completion = await self._sample(ticket, index, transcript)
+            outcome = await self._act(episode, transcript, completion)
+            transcript.success = outcome.success
+            transcript.truncated, transcript.cut = outcome.truncated, outcome.cut
+            if outcome.next_message is None:
+                break
+            feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
+        self._idle.setdefault(_kind(ticket.task), []).append(env)
+
+    def _begin(self, ticket: Ticket, index: int) -> tuple[TextEnv, Episode, list[Message]]:
+        """In a step thread: take or make an environment and start the task in it."""
+        try:
+            env = self._idle.get(_kind(ticket.task), []).pop()
+        except IndexError:
+            env = self._make_env(ticket.task)
+        episode = Episode(env, ticket.task.seed, noise_seed(ticket, index, env.shared_noise), self._format)
+        return env, episode, episode.start()
+
+    def _fits(self, transcript: _Transcript, feed: np.ndarray) -> bool:
+        """Whether the context holds `feed` and a whole turn after it. If not, the episode ends: truncated."""
+        needed = transcript.length + len(feed) + self._max_tokens
+        if needed <= self._max_model_len:
+            return True
+        if not transcript.turns:
+            raise _Failed(
+                f"context_exhausted: the first prompt of {len(feed)} tokens and a turn of {self._max_tokens} exceed "
+                f"max_model_len={self._max_model_len}"
+            )
+        transcript.truncated = transcript.cut = True
+        return False
+
+    async def _sample(self, ticket: Ticket, index: int, transcript: _Transcript) -> Completion:
+        turn = len(transcript.turns)
+        request = GenerationRequest(
+            request_id=f"{ticket.ticket_id}/{index}/{turn}",
+            prompt_ids=transcript.token_ids(),
+            max_tokens=self._max_tokens,
+            temperature=ticket.temperature,
+            seed=request_seed(ticket, index, turn),
+        )
+        started = time.monotonic()
+        bound = asyncio.timeout(self._config.generation_timeout_s)
+        try:
+            async with bound:
+                return await self._generate(ticket.worker, request)
+        except TimeoutError as error:
+            reason = "generation_timeout" if bound.expired() else f"generation_error: {error}"
+            raise _Failed(reason) from error
+        except GenerationFailed as error:
+            raise _Failed(f"generation_error: {error}") from error
+        finally:
+            transcript.seconds_generation += time.monotonic() - started
+
+    async def _act(self, episode: Episode, transcript: _Transcript, completion: Completion) -> TurnOutcome:
+        """Record what was sampled and play it. A turn cut at its limit is played as cut."""
+        ids = completion.token_ids
+        start = transcript.add(ids, completion.log_probs)
+        cut = completion.finish_reason == "length"
+        text = self._codec.text(ids)
+        outcome = await self._call(transcript, lambda: episode.act(text, cut))
+        first, last = self._codec.reasoning_span(ids)
+        transcript.turns.append(
+            Turn(
+                sample_start=start,
+                sample_end=start + len(ids),
+                reasoning_start=start + first,
+                reasoning_end=start + last,
+                reward=float(outcome.reward),
+                format_penalty=float(outcome.format_penalty),
+                format_valid=outcome.format_valid,
+                truncated=cut,
+                num_actions=outcome.num_actions,
+                version_min=completion.version_min,
+                version_max=completion.version_max,
+            )
+        )
+        return outcome
+
+    async def _call(self, transcript: _Transcript, function: Callable[[], Any]) -> Any:
+        """An environment call in a step thread. An episode that fails here leaves its environment behind."""
+        started = time.monotonic()
+        try:
+            return await self.steps.run(function)
+        except TimeoutError as error:
+            raise _Failed("step_timeout") from error
+        except CallFailed as error:
+            raise _Failed(f"environment_error: {error}") from error
+        finally:
+            transcript.seconds_environment += time.monotonic() - started
+
+
+def _kind(task: Task) -> tuple[str, str, str]:
+    """Tasks of one kind are played in the same environments, one after another."""
+    return task.environment, task.split, task.options_json
+
+
+@dataclass(frozen=True)
+class _HandlePort:
+    """A rollout worker reached through its Ray handle."""
+
+    handle: Any
+
+    async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        await self.handle.submit.remote(client, requests)
+
+    async def collect(self, client: str, timeout_s: float) -> list[Completion]:
+        return await self.handle.collect.remote(client, timeout_s)
+
+    async def abort(self, client: str, request_ids: list[str]) -> None:
+        await self.handle.abort.remote(client, request_ids)
+
+
+class EnvironmentActor:
+    """The Ray actor (asynchronous). The caller owns what `play` returns: this actor's death loses no finished group."""
+
+    def __init__(
+        self,
+        name: str,
+        model_dir: str | Path,
+        environment: EnvironmentConfig,
+        sampling: SamplingConfig,
+        config: EnvironmentActorConfig,
+        max_model_len: int,
+    ) -> None:
+        self._workers: dict[str, ActorHandle] = {}
+        client = GenerationClient(name, self._port)
+        self._player = EnvironmentPlayer(
+            ChatCodec(model_dir), environment, sampling, config, max_model_len, client.generate
+        )
+
+    def _port(self, worker: str) -> _HandlePort:
+        if worker not in self._workers:
+            raise GenerationFailed(f"not known here; known are {', '.join(sorted(self._workers)) or 'none'}")
+        return _HandlePort(self._workers[worker])
+
+    async def ready(self) -> bool:
+        """True once the actor is up."""
+        gc.freeze()  # what imports made is never garbage: collections need not walk it
+        return True
+
+    async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
+        """From now on these are the rollout workers."""
+        self._workers = dict(workers)
+
+    async def take_spans(self) -> list[Span]:
+        """When environments were stepped, since the last call."""
+        return self._player.steps.spans.take()
+
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
+        """Call with `num_returns=2`: the summary travels, the table stays in the object store."""
+        group = await self._player.play(ticket)
+        return summarise(group), to_table(group)
+
+    async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
+        """One trajectory a ticket, all at once; one summary a ticket, one table. Call with `num_returns=2`."""
+        groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
+        tables = [to_table(group) for group in groups]
+        return [summarise(group) for group in groups], pa.concat_tables(tables)

@@ -1,0 +1,293 @@
+"""vLLM's asynchronous engine behind one adapter: everything that knows how vLLM 0.32 is called.
+
+Only this module and its plugin, `actors.rollout.weight_transfer`, import vLLM. Knows nothing of Ray: any asyncio
+program can use it.
+
+Invariants:
+
+- Tokens in, tokens out: prompts are ids, and no tokenizer is loaded. The log-probability of a sampled token is that of
+  the distribution it was drawn from: temperature applied, nothing truncated (top_p = 1, top_k off, min_p = 0).
+- A request's tokens are determined by weights, prompt, temperature and the request's own seed, whatever it is batched
+  with (up to floating-point ties). On CPU in float32 its log-probabilities are too, to the bit.
+- A completion carries the oldest and the newest version that sampled one of its tokens, as the engine counted them.
+- The prefix cache never outlives the weights that filled it.
+
+Who waits: every call for the engine's process; callers bound them (`actors.rollout.worker`). All come from one event
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.config import RolloutConfig
+from actors.messages import Completion, GenerationRequest, WeightBundle
+from actors.process.allocator import ALLOCATOR
+from actors.process.parent_watch import PARENT_VARIABLE
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+STOP_TIMEOUT_S = 10.0
+_BATCHED_TOKENS = 8192
+_CPU_BLOCK_SIZE = 32
+
+
+class TransferRefused(RuntimeError):
+    """A version did not arrive as it was published; the engine still holds the weights it had."""
+
+
+@dataclass(frozen=True)
+class LoadTimes:
+    """Seconds that sampling stood still for a version, and that loading took of them."""
+
+    paused: float
+    loaded: float
+
+
+def engine_environment(config: RolloutConfig) -> dict[str, str]:
+    """Variables that vLLM, torch, OpenMP and the C library read when the engine's process starts."""
+    variables = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout_s)),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    if config.num_gpus == 0:
+        # Unbound threads: bound ones put every engine of a host on the same cores.
+        variables |= {"OMP_NUM_THREADS": str(config.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # Attention cut up by the batch's load sums in another order in every batch: log-probabilities in other bits.
+        variables |= {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
+        # Spinning at barriers, the default, falls to a twentieth of the speed when other processes want the cores.
+        variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | ALLOCATOR
+    if config.enforce_eager:
+        # vLLM compiles one helper of the log-probabilities even then: 12 s on the first batch.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    return variables
+
+
+def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `AsyncEngineArgs`."""
+    from actors.rollout.weight_transfer import BACKEND
+
+    arguments: dict[str, Any] = dict(
+        model=model_dir,
+        skip_tokenizer_init=True,
+        load_format="safetensors",
+        generation_config="vllm",
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max(_BATCHED_TOKENS, config.max_model_len),
+        tensor_parallel_size=config.tensor_parallel_size,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config={"backend": BACKEND},
+        disable_log_stats=True,
+    )
+    if config.fp32_head:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
+    if config.num_gpus == 0:
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
+        arguments["block_size"] = _CPU_BLOCK_SIZE
+        # A prompt cut into chunks rewinds its seeded generator, which torch's CPU generator cannot do: vLLM dies.
+        arguments["enable_chunked_prefill"] = False
+    return arguments
+
+
+class VllmEngine:
+    """One vLLM engine, its process included. `version` is what `load` was last given; the model folder's is 0."""
+
+    def __init__(self, name: str, model_dir: str | Path, config: RolloutConfig, stop_ids: Iterable[int]) -> None:
+        self.name = name
+        self.version = 0
+        self._model_dir = str(model_dir)
+        self._config = config
+        self._stop_ids = [int(index) for index in stop_ids]
+        self._llm: AsyncLLM | None = None
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Start the engine's process; it loads the model folder. Does nothing when it runs already."""
+        if self._llm is None:
+            self._llm = await asyncio.to_thread(self._create)
+            await self._llm.update_weight_version(str(self.version))
+
+    def _create(self) -> AsyncLLM:
+        os.environ.update(engine_environment(self._config))
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        before = set(multiprocessing.active_children())
+        settings = AsyncEngineArgs(**engine_arguments(self._model_dir, self._config)).create_engine_config()
+        if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
+            # vLLM's CPU platform asks for a further process only to bind threads, which `nobind` does not.
+            settings.parallel_config.distributed_executor_backend = "uni"
+        llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
+        self._processes = [process for process in multiprocessing.active_children() if process not in before]
+        return llm
+
+    async def stop(self) -> None:
+        """Shut the engine down; no process of it is left."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()  # or it reports the engine's end as a failure
+            await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            await asyncio.to_thread(process.join, STOP_TIMEOUT_S)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the engine."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def require_alive(self) -> AsyncLLM:
+        """Raises RuntimeError naming the worker when the engine does not run or has died."""
+        if self._llm is None:
+            raise RuntimeError(f"rollout worker {self.name}: the engine is not running; call ready() first")
+        if self._llm.errored:
+            raise RuntimeError(self._death())
+        return self._llm
+
+    def _death(self) -> str:
+        codes = [process.exitcode for process in self._processes]
+        processes = f"processes {self.process_ids}, exit codes {codes}"
+        return f"rollout worker {self.name}: its vLLM engine has died ({processes})"
+
+    # --- generation ---
+
+    async def complete(self, request: GenerationRequest) -> Completion:
+        """One sampled turn. Raises what vLLM raises about this request; cancelling stops the sampling."""
+        parameters = self._parameters(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            logprobs=0,
+            stop_token_ids=self._stop_ids,
+        )
+        output = await self._generate(request.prompt_ids, parameters)
+        sampled = output.outputs[0]
+        if sampled.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"rollout worker {self.name}: generation ended with {sampled.finish_reason}")
+        versions = [int(span.version) for span in sampled.weight_versions or ()] or [self.version]
+        return Completion(
+            request_id=request.request_id,
+            token_ids=np.asarray(sampled.token_ids, dtype=np.int32),
+            log_probs=np.asarray(sampled.logprobs.logprobs, dtype=np.float32),
+            finish_reason=sampled.finish_reason,
+            version_min=min(versions),
+            version_max=max(versions),
+        )
+
+    async def token(self) -> None:
+        """Sample one token and forget it."""
+        prompt = np.zeros(1, dtype=np.int32)
+        await self._generate(prompt, self._parameters(temperature=1.0, max_tokens=1, logprobs=0, seed=0))
+
+    async def prompt_log_probs(self, ids: np.ndarray) -> np.ndarray:
+        """(num_ids - 1,) float64: log-probabilities (nats) of ids 1.. at temperature 1, under the current weights."""
+        output = await self._generate(ids, self._parameters(temperature=1.0, max_tokens=1, prompt_logprobs=0))
+        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float64)
+
+    @staticmethod
+    def _parameters(**chosen: Any) -> SamplingParams:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        return SamplingParams(
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            detokenize=False,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+            **chosen,
+        )
+
+    async def _generate(self, prompt_ids: np.ndarray, parameters: SamplingParams) -> RequestOutput:
+        """One request through the engine. Raises RuntimeError naming the worker when the engine has died."""
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        llm, key = self.require_alive(), uuid.uuid4().hex
+        self._require_known_ids(llm, prompt_ids)
+        try:
+            queue = await llm.add_request(key, tokens_input(prompt_ids.tolist()), parameters)
+            return await queue.get()
+        except asyncio.CancelledError:
+            if not llm.errored:
+                await llm.abort(key)
+            raise
+        except EngineDeadError as error:
+            raise RuntimeError(self._death()) from error
+
+    @staticmethod
+    def _require_known_ids(llm: AsyncLLM, prompt_ids: np.ndarray) -> None:
+        """Without a tokenizer vLLM does not check ids, and one outside the embedding ends the engine."""
+        rows = llm.model_config.get_vocab_size()
+        if len(prompt_ids) == 0 or prompt_ids.min() < 0 or prompt_ids.max() >= rows:
+            raise ValueError(f"a prompt needs at least one id, all in [0, {rows}); got {len(prompt_ids)} ids")
+
+    # --- weights ---
+
+    async def load(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> LoadTimes:
+        """Pause, load a version, forget the prefix cache, go on. `arrays`: its parameters in published order.
+
+        Raises TransferRefused when nothing was loaded, RuntimeError when the weights are no longer to be trusted.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from actors.rollout.weight_transfer import written_arrays
+
+        llm = self.require_alive()
+        with written_arrays(arrays, bundle.bfloat16_names) as (path, table):
+            started = time.monotonic()
+            try:
+                await llm.pause_generation(mode=self._config.pause, clear_cache=True)
+                loading = time.monotonic()
+                await self._transfer(llm, bundle, str(path), table)
+                loaded = time.monotonic()
+                await llm.resume_generation()
+            except EngineDeadError as error:
+                raise RuntimeError(self._death()) from error
+        self.version = bundle.version
+        return LoadTimes(paused=time.monotonic() - started, loaded=loaded - loading)
+
+    async def _transfer(self, llm: AsyncLLM, bundle: WeightBundle, path: str, table: list[dict[str, Any]]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from actors.rollout.weight_transfer import NOTHING_LOADED
+
+        info = {"path": path, "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
+        try:
+            await llm.start_weight_update()
+            await llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await llm.finish_weight_update(str(bundle.version))
+        except EngineDeadError:
+            raise
+        except Exception as error:  # what the engine's process raised arrives as a bare Exception with its message
+            await llm.resume_generation()
+            text = f"rollout worker {self.name}: weights of version {bundle.version} refused: {error}"
+            raise (TransferRefused(text) if NOTHING_LOADED in text else RuntimeError(text)) from error

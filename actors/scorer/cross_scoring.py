@@ -1,0 +1,382 @@
+"""Cross-scoring: the matrix L[s, j] = log p(Z_s | X_j) of every reasoning under every prompt (paper, section 2.3).
+
+How it is made cheap. The ids that all prompts begin with are read once; each prompt's keys and values are computed
+once, after them; every reasoning is then scored against a prompt's keys and values without copying them per reasoning:
+the queries of a whole batch attend to the shared prefix at once and to their own tokens causally, and the two parts are
+merged by their log-sum-exp (on CPU both come from PyTorch's flash kernel, elsewhere from matrix products). The first
+token of Z is read off the prompt's last position, so only |Z| - 1 tokens are forwarded, and the output head sees these
+positions alone. Equal reasonings and equal prompts are scored once.
+
+Invariants:
+
+- All entries of one matrix come from one set of weights and this one form of computation.
+- The result equals one plain forward for each pair to 1e-4 nats a token in float32
+  (tests/actors/scorer/test_cross_scoring.py).
+- Memory beyond the weights is bounded: at most `token_budget` forwarded tokens at a time (or one sequence), on a CPU
+  `CPU_TOKENS`; keys and values of one batch of prompts, `MAX_SCORES` attention scores and `MAX_LOGITS` logits.
+- Only causal models with full attention in every layer are accepted; construction compares a short probe with the
+  model's own forward, so that an architecture with another attention is refused, not scored wrongly.
+
+Imports neither Ray nor vLLM. Waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel
+
+SHARED_PREFIX = "squelch_shared_prefix"
+CPU_TOKENS = 1024
+"""Tokens forwarded at once on a CPU, whatever the budget: more leave its caches (0.8 M and 3.3 M parameters)."""
+MAX_SCORES = 1 << 24
+"""Attention scores held at once (64 MiB in float32); longer ones are computed in blocks of queries."""
+MAX_LOGITS = 1 << 24
+"""Logits held at once (64 MiB in float32); vocabularies of 150,000 would take gigabytes otherwise."""
+ENOUGH_TOKENS = 512
+"""Tokens from which a larger batch no longer runs faster on a CPU core (0.8 M parameters)."""
+MAX_SHRINK = 0.75
+"""Rows shorter than this share of their batch's longest row start a new batch."""
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Largest difference in log-probability (nats) to the model's own forward, by the type of the weights."""
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+LayerCache = list[tuple[Tensor, Tensor]]
+"""Keys and values of one sequence, one pair a layer, each (num_kv_heads, num_tokens, head_dim)."""
+
+
+@dataclass
+class PrefixContext:
+    """What the attention of one forward sees beside its own tokens. `captured`: (rows, num_kv_heads, num_tokens,
+    head_dim) keys and values of the forward itself, one pair a layer, when `capture` is set."""
+
+    prefix: LayerCache | None
+    capture: bool = False
+    captured: LayerCache = field(default_factory=list)
+
+
+def shared_prefix_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    shared_prefix: PrefixContext,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Causal attention of each row over a prefix that all rows share and over itself (transformers' interface).
+
+    query: (rows, heads, num_tokens, head_dim); key, value: (rows, kv_heads, num_tokens, head_dim); returns
+    (rows, num_tokens, heads, head_dim). Rows are padded on the right, so no mask is needed: padding lies in the future.
+    """
+    if shared_prefix.capture:
+        shared_prefix.captured.append((key, value))
+    if shared_prefix.prefix is None:
+        grouped = key.shape[1] != query.shape[1]
+        out = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+        return out.transpose(1, 2).contiguous(), None
+    attend = _by_kernel if _has_kernel(query, value) else _by_products
+    return attend(query, (key, value), shared_prefix.prefix[module.layer_idx], scaling), None
+
+
+def _has_kernel(query: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's CPU flash kernel, the one that also returns the log-sum-exps, takes these."""
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+
+
+def _by_kernel(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+    """No score is ever stored: the kernel runs causally on the rows, and once over the prefix for all their queries."""
+    (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
+    key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
+    near, near_lse = _flash(query, key, value, 0.0, True, scale=scaling)
+    flat = query.transpose(1, 2).flatten(0, 1).unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
+    key, value = (x.expand(len(flat), -1, -1, -1) for x in prefix)
+    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in _flash(flat, key, value, 0.0, False, scale=scaling))
+    weight = (far_lse.unflatten(0, (rows, num_tokens)) - near_lse.transpose(1, 2)).sigmoid_().unsqueeze(-1)
+    return torch.lerp(near.transpose(1, 2), far.unflatten(0, (rows, num_tokens)), weight.to(near.dtype))
+
+
+def _by_products(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+    """By matrix products, on any device, in blocks of queries of at most `MAX_SCORES` scores."""
+    (key, value), (rows, heads, num_tokens, _) = own, query.shape
+    size = max(1, MAX_SCORES // (rows * heads * (prefix[0].shape[1] + num_tokens)))
+    query = query * scaling
+    parts = [
+        _block(query[:, :, a : a + size], (key[:, :, : a + size], value[:, :, : a + size]), prefix, a)
+        for a in range(0, num_tokens, size)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], first: int) -> Tensor:
+    """Attention of the queries at positions first.. of their rows; query (rows, heads, block, head_dim), scaled."""
+    (key, value), (prefix_key, prefix_value) = own, prefix
+    rows, heads, block, width = query.shape
+    kv_heads = key.shape[1]
+    flat = query.transpose(0, 1).reshape(kv_heads, -1, width)
+    far = torch.matmul(flat, prefix_key.transpose(1, 2)).float()
+    near = torch.matmul(query.reshape(rows, kv_heads, -1, width), key.transpose(2, 3)).float()
+    future = torch.ones(block, key.shape[2], dtype=torch.bool, device=query.device).triu(first + 1)
+    near = near.view(rows, heads, block, -1).masked_fill_(future, float("-inf"))
+    far_lse, near_lse = far.logsumexp(-1, keepdim=True), near.logsumexp(-1, keepdim=True)
+    far = torch.matmul(far.sub_(far_lse).exp_().to(query.dtype), prefix_value)
+    near = near.sub_(near_lse).exp_().to(query.dtype).view(rows, kv_heads, -1, key.shape[2])
+    near = torch.matmul(near, value).view(rows, heads, block, width)
+    far, far_lse = (x.view(heads, rows, block, -1).transpose(0, 1) for x in (far, far_lse))
+    return torch.lerp(near, far, torch.sigmoid(far_lse - near_lse).to(query.dtype))
+
+
+AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)
+
+
+def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
+    """Indices in batches of similar length, longest first; rows x longest <= budget, or a single row.
+
+    A batch that is large enough also ends before a row that would be more than a quarter padding.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for index in np.argsort(-np.asarray(lengths), kind="stable"):
+        rows = len(batches[-1]) if batches else 0
+        within = (rows + 1) * longest <= budget
+        similar = rows * longest < ENOUGH_TOKENS or lengths[index] >= MAX_SHRINK * longest
+        if not (rows and within and similar):
+            batches.append([])
+            longest = int(lengths[index])
+        batches[-1].append(int(index))
+    return [np.array(batch, dtype=np.int64) for batch in batches]
+
+
+def unique_rows(rows: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """The distinct id sequences in order of appearance, and each row's index among them."""
+    index: dict[bytes, int] = {}
+    inverse = [index.setdefault(np.asarray(row, dtype=np.int64).tobytes(), len(index)) for row in rows]
+    return [np.frombuffer(key, dtype=np.int64) for key in index], np.array(inverse, dtype=np.int64)
+
+
+def common_prefix_length(rows: Sequence[np.ndarray]) -> int:
+    """Ids that all rows begin with, at most one less than the shortest row, so that each keeps a last position."""
+    limit = min(len(row) for row in rows) - 1
+    differs = np.stack([row[:limit] != rows[0][:limit] for row in rows]).any(axis=0)
+    return int(differs.argmax()) if differs.any() else limit
+
+
+class CrossScorer:
+    """Scores reasonings under prompts with one causal language model; see the module's head.
+
+    `token_budget`: tokens forwarded at once, padding included. `temperature`: of the distribution that is scored.
+    """
+
+    def __init__(self, model: PreTrainedModel, token_budget: int, temperature: float = 1.0) -> None:
+        _refuse_other_attention(model)
+        plain = _plain_log_probs(model)
+        model.set_attn_implementation(SHARED_PREFIX)
+        self.model = model.eval()
+        self.temperature = temperature
+        self.device = next(model.parameters()).device
+        self.token_budget = min(token_budget, CPU_TOKENS) if self.device.type == "cpu" else token_budget
+        self.context_length = int(model.config.max_position_embeddings)
+        self.num_forwarded = 0
+        """Tokens forwarded since construction, padding included."""
+        self._check(plain)
+
+    @torch.inference_mode()
+    def matrix(
+        self, prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray], wanted: np.ndarray | None = None
+    ) -> np.ndarray:
+        """L (num_reasonings, num_prompts) float64: log p(Z_s | X_j) in nats, summed over the tokens of Z_s.
+
+        Prompts and reasonings are 1-D integer arrays of at least one id. `wanted`: (num_reasonings, num_prompts) bool,
+        the pairs to score; the others are NaN. ValueError when a pair, wanted or not, exceeds the context.
+        """
+        self._refuse_bad_rows(prompts, reasonings)
+        columns, column_of = unique_rows(prompts)
+        samples, sample_of = unique_rows(reasonings)
+        needed = np.ones((len(samples), len(columns)), dtype=bool)
+        if wanted is not None:
+            needed[:] = False
+            np.logical_or.at(needed, (sample_of[:, None], column_of), wanted)
+        result = self._unique_matrix(columns, samples, needed)[np.ix_(sample_of, column_of)]
+        return result if wanted is None else np.where(wanted, result, np.nan)
+
+    def _unique_matrix(self, columns: list[np.ndarray], samples: list[np.ndarray], needed: np.ndarray) -> np.ndarray:
+        """L (num_samples, num_columns) of distinct rows, NaN where not needed."""
+        result = np.full(needed.shape, np.nan)
+        whole = token_batches([len(z) - 1 for z in samples], self.token_budget) if needed.all() else None
+        for j, cache, last in self._prefilled(columns):
+            chosen = np.flatnonzero(needed[:, j])
+            if len(chosen):
+                rows = [samples[s] for s in chosen]
+                batches = whole or token_batches([len(z) - 1 for z in rows], self.token_budget)
+                result[chosen, j] = self._first_log_probs(last, rows) + self._rest_sums(cache, rows, batches)
+        return result
+
+    @torch.inference_mode()
+    def token_log_probs(self, prompt: np.ndarray, reasoning: np.ndarray, temperature: float) -> np.ndarray:
+        """log p of each token of one reasoning, (num_tokens,) float32, nats, at the given temperature."""
+        ids = np.concatenate([prompt, reasoning]).astype(np.int64)
+        hidden, _ = self._forward([ids[:-1]], None)
+        targets = torch.from_numpy(ids[len(prompt) :]).to(self.device)
+        return self._log_probs(hidden[0, len(prompt) - 1 :], targets, temperature).cpu().numpy()
+
+    def _prefilled(self, prompts: list[np.ndarray]) -> Iterator[tuple[int, LayerCache, Tensor]]:
+        """For each prompt its index, keys and values, and last hidden state (width,); one batch is held at a time."""
+        shared = common_prefix_length(prompts)
+        base = self._forward([prompts[0][:shared]], None, capture=True)[1] if shared else None
+        common = [(key[0], value[0]) for key, value in base.captured] if base else None
+        for batch in token_batches([len(x) for x in prompts], self.token_budget):
+            hidden, seen = self._forward([prompts[j][shared:] for j in batch], common, capture=True)
+            for row, j in enumerate(batch):
+                size = len(prompts[j]) - shared
+                own = [(key[row, :, :size], value[row, :, :size]) for key, value in seen.captured]
+                yield int(j), _joined(common, own), hidden[row, size - 1]
+
+    def _forward(
+        self, rows: list[np.ndarray], prefix: LayerCache | None, capture: bool = False
+    ) -> tuple[Tensor, PrefixContext]:
+        """Hidden states (rows, longest, width) of rows that continue the shared prefix, padded on the right."""
+        longest, start = max(len(row) for row in rows), prefix[0][0].shape[1] if prefix else 0
+        ids = np.zeros((len(rows), longest), dtype=np.int64)
+        for padded, row in zip(ids, rows, strict=True):
+            padded[: len(row)] = row
+        context = PrefixContext(prefix, capture)
+        self.num_forwarded += ids.size
+        out = self.model.base_model(
+            input_ids=torch.from_numpy(ids).to(self.device),
+            position_ids=torch.arange(start, start + longest, device=self.device).unsqueeze(0),
+            use_cache=False,
+            shared_prefix=context,
+        )
+        return out.last_hidden_state, context
+
+    def _first_log_probs(self, last: Tensor, samples: list[np.ndarray]) -> np.ndarray:
+        """(num_samples,) float64: log p of each sample's first token after the prompt that ends in `last` (width,)."""
+        log_probs = (self._logits(last).float() / self.temperature).log_softmax(-1)
+        return log_probs.double().cpu().numpy()[[z[0] for z in samples]]
+
+    def _rest_sums(self, cache: LayerCache, samples: list[np.ndarray], batches: list[np.ndarray]) -> np.ndarray:
+        """(num_samples,) float64: log p of each sample's tokens after the first, summed."""
+        sums = np.zeros(len(samples))
+        for batch in batches:
+            batch = batch[[len(samples[s]) > 1 for s in batch]]
+            if len(batch):
+                sums[batch] = self._batch_sums(cache, [samples[s] for s in batch])
+        return sums
+
+    def _batch_sums(self, cache: LayerCache, rows: list[np.ndarray]) -> np.ndarray:
+        hidden, _ = self._forward([row[:-1] for row in rows], cache)
+        lengths = torch.tensor([len(row) - 1 for row in rows], device=self.device)
+        valid = torch.arange(hidden.shape[1], device=self.device) < lengths.unsqueeze(1)
+        targets = torch.from_numpy(np.concatenate([row[1:] for row in rows])).to(self.device)
+        log_probs = self._log_probs(hidden[valid], targets, self.temperature).double()
+        owner = torch.repeat_interleave(torch.arange(len(rows), device=self.device), lengths)
+        return log_probs.new_zeros(len(rows)).index_add(0, owner, log_probs).cpu().numpy()
+
+    def _log_probs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """(num_tokens,) float32 log-softmax at the targets, in blocks that keep the logits within MAX_LOGITS."""
+        size = max(1, MAX_LOGITS // self.model.config.vocab_size)
+        blocks = []
+        for states, wanted in zip(hidden.split(size), targets.split(size), strict=True):
+            logits = self._logits(states).float().div_(temperature)
+            own, top = logits.gather(1, wanted.unsqueeze(1)).squeeze(1), logits.amax(-1)
+            blocks.append(own - top - logits.sub_(top.unsqueeze(1)).exp_().sum(-1).log())  # in place: half the time
+        return torch.cat(blocks)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(hidden)
+
+    def _refuse_bad_rows(self, prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray]) -> None:
+        shortest = min((len(row) for row in (*prompts, *reasonings)), default=0)
+        if not prompts or not reasonings or shortest == 0:
+            raise ValueError(
+                f"cross-scoring needs prompts and reasonings of at least one token; got {len(prompts)} prompts, "
+                f"{len(reasonings)} reasonings, the shortest of {shortest} tokens"
+            )
+        longest = max(len(x) for x in prompts) + max(len(z) for z in reasonings)
+        if longest > self.context_length:
+            raise ValueError(
+                f"prompt and reasoning take {longest} tokens; the model's context is {self.context_length}"
+            )
+
+    @torch.inference_mode()
+    def _check(self, plain: Tensor) -> None:
+        """Compares the prefix path with the model's own forward on the probe of `_plain_log_probs`."""
+        ids = _probe_ids(self.model)
+        own = np.array([self._probe_sum(ids[:cut], ids[cut:]) for cut in (4, 9)])
+        expected = np.array([float(plain[cut - 1 :].sum()) for cut in (4, 9)])
+        worst, bound = np.abs(own - expected).max(), PROBE_TOLERANCE[self.model.dtype] * len(ids)
+        if not worst <= bound:
+            raise ValueError(
+                f"model_type={self.model.config.model_type} cannot be cross-scored: shared-prefix attention differs "
+                f"from its own forward by {worst:.3g} nats over {len(ids)} tokens (bound {bound:.3g})"
+            )
+
+    def _probe_sum(self, prompt: np.ndarray, reasoning: np.ndarray) -> float:
+        """log p(Z | X) at temperature 1 by the path that `matrix` takes."""
+        temperature, self.temperature = self.temperature, 1.0
+        value = float(self.matrix([prompt, prompt[:-1]], [reasoning])[0, 0])
+        self.temperature = temperature
+        return value
+
+
+def _joined(common: LayerCache | None, own: LayerCache) -> LayerCache:
+    """Keys and values of the common prefix and of a prompt's own rest, one contiguous pair a layer."""
+    if common is None:
+        return own
+    return [(torch.cat([a, c], 1), torch.cat([b, d], 1)) for (a, b), (c, d) in zip(common, own, strict=True)]
+
+
+def _probe_ids(model: PreTrainedModel) -> np.ndarray:
+    return (np.arange(16, dtype=np.int64) * 7 + 3) % model.config.vocab_size
+
+
+@torch.inference_mode()
+def _plain_log_probs(model: PreTrainedModel) -> Tensor:
+    """The model's own log-probabilities (15,) of the probe's tokens 1.., before its attention is replaced."""
+    ids = torch.from_numpy(_probe_ids(model)).to(next(model.parameters()).device)
+    logits = model.eval()(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)
+
+
+def _refuse_other_attention(model: PreTrainedModel) -> None:
+    """Layers that see a window, or a state, have no keys and values of the whole prompt to share."""
+    settings = model.config.get_text_config().to_dict()
+    layers = set(settings.get("layer_types") or ()) - {"full_attention"}
+    windowed = settings.get("sliding_window") is not None
+    softcap = settings.get("final_logit_softcapping") is not None
+    if layers or windowed or softcap:
+        raise ValueError(
+            f"model_type={model.config.model_type} cannot be cross-scored: it needs full attention in every layer and "
+            f"plain logits, but has layer types {sorted(layers)}, sliding_window={settings.get('sliding_window')}, "
+            f"final_logit_softcapping={settings.get('final_logit_softcapping')}; set scorer.enabled=false for it"
+        )
+
+
+def load_arrays(model: PreTrainedModel, arrays: Mapping[str, np.ndarray], bfloat16_names: frozenset[str]) -> None:
+    """Copies named arrays into the model's parameters and buffers, all or none; bfloat16 travels as uint16.
+
+    Raises RuntimeError naming what is missing, unknown or of another shape. A name tied to another parameter (the
+    output head of a tied model) may be left out.
+    """
+    targets = model.state_dict()
+    needed = dict(model.named_parameters())
+    missing, unknown = sorted(needed.keys() - arrays.keys()), sorted(arrays.keys() - targets.keys())
+    shapes = [name for name in arrays.keys() & targets.keys() if arrays[name].shape != tuple(targets[name].shape)]
+    if missing or unknown or shapes:
+        raise RuntimeError(
+            f"weights do not fit the scorer's {model.config.model_type}: missing {missing[:3]} ({len(missing)}), "
+            f"unknown {unknown[:3]} ({len(unknown)}), other shape {sorted(shapes)[:3]} ({len(shapes)})"
+        )
+    with torch.no_grad():
+        for name, array in arrays.items():
+            tensor = torch.from_numpy(np.array(array))
+            targets[name].copy_(tensor.view(torch.bfloat16) if name in bfloat16_names else tensor)

@@ -1,0 +1,220 @@
+"""Cross-scoring against the method's published form, beside what the counted operations allow.
+
+python -m benchmarks.cross_scoring [--quick] [--json] [--device cpu|cuda]
+
+On a CPU, one thread, float32, CPU seconds (a busy neighbour disturbs them less than the clock):
+
+- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs), a quarter of the prompts by the engine
+  (actors/scorer/cross_scoring.py), 512 random pairs of those as the authors compute them
+  (benchmarks/cross_scoring/work.py), both scaled to all, in turns of two prompts and 64 pairs, in batches of as many
+  tokens. `floor` is the ratio of the operations counted; the engine is to reach 85% of it. Once with a vocabulary of
+  151,936, on fewer pairs;
+- cost at N prompts of 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2;
+- a quarter of the pairs (actors/diagnosis/budget.py) against all, on channels whose matrices are drawn
+  (actors/diagnosis/known_truth.py): mean difference of MI-Est, and how often its interval holds what all pairs give on
+  average.
+
+On CUDA: 64 x 8 on the shape of Qwen2.5-0.5B in bfloat16, prompts of 1,000 tokens, reasonings of 200: seconds and share
+of the card's peak. NEVER RUN on a GPU: there was none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+
+from actors.diagnosis.budget import draw_pairs, estimate
+from actors.diagnosis.known_truth import draw, random_channel
+from actors.diagnosis.proxies import proxies_of_scores
+from actors.process.allocator import ALLOCATOR
+from actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
+from benchmarks.common import peak_of, print_figures, restart_with
+from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
+from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
+from learner.shapes import published
+
+PROMPTS, SAMPLES, REASONING = 64, 8, 22
+PROMPT_TOKENS = (40, 220, 400, 1000)
+PAIRS, TURNS = 512, 8
+TIMED = 4
+"""One in so many prompts is timed."""
+LARGE_VOCABULARY = 151_936
+SIZES = (8, 16, 24, 32, 48, 64)
+FIT_PROMPT = 220
+SHARE = 0.25
+GPU_SHAPE = "Qwen2.5-0.5B"
+
+
+def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
+    """One row: both forms in `turns` of the turns that a quarter of the prompts is timed in."""
+    shape = small_shape(name, vocabulary)
+    plain, scorer = random_policy(shape), CrossScorer(random_policy(shape), CPU_TOKENS)
+    operations, rng = Operations.of(plain), np.random.default_rng(prompt)
+    columns = random_rows(prompts, prompt, shape.vocab_size, 0)
+    reasonings = random_rows(prompts * SAMPLES, REASONING, shape.vocab_size, 1)
+    engine = peer = worst = 0.0
+    each, pairs = max(1, prompts // (TURNS * TIMED)), PAIRS * prompts // (PROMPTS * TURNS)
+    scorer.matrix(columns[:2], reasonings[:8])  # first calls pay for set-up
+    for turn in range(turns):
+        chosen = columns[turn * each : (turn + 1) * each]
+        drawn = rng.integers((len(reasonings), each), size=(pairs, 2))
+        start = time.thread_time()
+        matrix = scorer.matrix(chosen, reasonings)
+        middle = time.thread_time()
+        found = padded(plain, chosen, reasonings, drawn.tolist(), CPU_TOKENS)
+        engine, peer = engine + middle - start, peer + time.thread_time() - middle
+        worst = max(worst, float(np.abs(found - matrix[tuple(drawn.T)]).max()) / REASONING)
+    cost, peer_cost = engine / (turns * each * len(reasonings)), peer / (turns * pairs)
+    least, most = operations.engine(prompt, REASONING, len(reasonings)), operations.plain(prompt, REASONING)
+    return {
+        "policy": name,
+        "vocabulary": shape.vocab_size,
+        "prompt_tokens": prompt,
+        "pairs": prompts * len(reasonings),
+        "pairs_timed": {"engine": turns * each * len(reasonings), "peer": turns * pairs},
+        "engine_seconds": cost * prompts * len(reasonings),
+        "peer_seconds": peer_cost * prompts * len(reasonings),
+        "ratio": peer_cost / cost,
+        "floor": most / least,
+        "reached": peer_cost / cost / (most / least),
+        "gflops": {"engine": least / cost / 1e9, "peer": most / peer_cost / 1e9},
+        "largest_difference_nats_per_token": worst,
+    }
+
+
+def against_prompts(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Cost at N prompts of 8 reasonings: tokens forwarded, seconds, and both fitted by a N + b N^2."""
+    shape = small_shape("0.8 M")
+    scorer = CrossScorer(random_policy(shape), CPU_TOKENS)
+    columns = random_rows(max(sizes), FIT_PROMPT, shape.vocab_size, 2)
+    reasonings = random_rows(max(sizes) * SAMPLES, REASONING, shape.vocab_size, 3)
+    seconds, tokens = [], []
+    for size in sizes:
+        before, start = scorer.num_forwarded, time.thread_time()
+        scorer.matrix(columns[:size], reasonings[: size * SAMPLES])
+        seconds.append(time.thread_time() - start)
+        tokens.append(float(scorer.num_forwarded - before))
+    return {"prompts": list(sizes), "seconds": _fit(sizes, seconds), "tokens": _fit(sizes, tokens)}
+
+
+def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
+    """Least squares of relative errors by a N + b N^2, and the largest of these."""
+    n, y = np.array(sizes, dtype=float), np.array(values)
+    terms = np.stack([n, n**2], axis=1)
+    (a, b), *_ = np.linalg.lstsq(terms / y[:, None], np.ones(len(y)), rcond=None)
+    off = float(np.abs(terms @ (a, b) / y - 1).max())
+    return {"values": values, "linear": float(a), "quadratic": float(b), "largest_relative_error": off}
+
+
+def quarter(trials: int) -> list[dict[str, Any]]:
+    """A quarter of the pairs against all of them, channel by channel; nats a token."""
+    channels = {name: random_channel(1, **CHANNELS[name]) for name in ("weak", "medium", "strong")}
+    cases = [(name, channel, PROMPTS) for name, channel in channels.items()]
+    model, prompts = tiny_lm()
+    cases.append(("tiny LM", enumerate_lm(model, prompts)[0], len(prompts)))
+    rows = []
+    for name, channel, size in cases:
+        rng = np.random.default_rng(0)
+        whole, part, low, high = np.array([_drawn(channel, size, trial, rng) for trial in range(trials)]).T
+        rows.append(
+            {
+                "channel": name,
+                "prompts": size,
+                "all_pairs": float(whole.mean()),
+                "mean_difference": float((part - whole).mean()),
+                "largest_difference": float(np.abs(part - whole).max()),
+                "coverage": float(((low <= whole.mean()) & (whole.mean() <= high)).mean()),
+            }
+        )
+    return rows
+
+
+def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tuple[float, float, float, float]:
+    """MI-Est of all pairs, of a quarter of them, and the ends of the latter's interval."""
+    scores = draw(channel, rng, size, SAMPLES)
+    wanted = draw_pairs(scores.source, size, max(2, round(SHARE * size) - 1), (trial,))
+    found = estimate(np.where(wanted, scores.likelihood, np.nan), scores.lengths, scores.source, scores.weights)
+    interval = found.intervals["mi_est"]
+    return proxies_of_scores(scores).mi_est, found.mi_est, interval.low, interval.high
+
+
+def large(shape: PreTrainedConfig, prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:
+    """Seconds of one matrix in bfloat16, by the clock, and operations a second."""
+    model = random_policy(shape).to(device, torch.bfloat16)
+    scorer, operations = CrossScorer(model, 16_384), Operations.of(model)
+    columns = random_rows(prompts, prompt, shape.vocab_size, 4)
+    reasonings = random_rows(prompts * SAMPLES, reasoning, shape.vocab_size, 5)
+    scorer.matrix(columns[:2], reasonings[:2])
+    start = time.perf_counter()
+    scorer.matrix(columns, reasonings)
+    seconds = time.perf_counter() - start
+    total = prompts * len(reasonings) * operations.engine(prompt, reasoning, len(reasonings))
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    peak = peak_of(name)
+    share = total / seconds / peak if peak else None
+    return {"device": name, "seconds": seconds, "tflops": total / seconds / 1e12, "share_of_peak": share}
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Everything that is printed of a CPU."""
+    torch.set_num_threads(1)
+    cases = [("0.8 M", 40), ("0.8 M", 220)] if quick else [(name, p) for name in POLICIES for p in PROMPT_TOKENS]
+    rows = [forms(name, prompt, 1 if quick else TURNS) for name, prompt in cases]
+    rows.append(forms("0.8 M", FIT_PROMPT, 1 if quick else TURNS, LARGE_VOCABULARY, prompts=8))
+    return {
+        "benchmark": "cross_scoring",
+        "threads": 1,
+        "rows": rows,
+        "against_prompts": against_prompts(SIZES[:3] if quick else SIZES),
+        "quarter_of_the_pairs": quarter(40 if quick else 400),
+    }
+
+
+COLUMNS = ("policy", "vocabulary", "prompt", "pairs", "engine s", "peer s", "ratio", "floor", "reached", "difference")
+
+
+def cells(row: Mapping[str, Any]) -> list[Any]:
+    """One row as it is printed."""
+    found = [row[k] for k in ("policy", "vocabulary", "prompt_tokens", "pairs")]
+    found += [f"{row[k]:.1f}" for k in ("engine_seconds", "peer_seconds", "ratio", "floor")]
+    return [*found, f"{row['reached']:.0%}", f"{row['largest_difference_nats_per_token']:.1e}"]
+
+
+def notes(figures: Mapping[str, Any]) -> list[str]:
+    """Lines under the table."""
+    fit = figures["against_prompts"]
+    lines = [
+        f"{what} at N prompts ({', '.join(map(str, fit['prompts']))}; {FIT_PROMPT} tokens, 8 reasonings each): "
+        f"{found['linear']:.3g} N + {found['quadratic']:.3g} N^2, at most {found['largest_relative_error']:.1%} off"
+        for what, found in (("tokens forwarded", fit["tokens"]), ("seconds", fit["seconds"]))
+    ]
+    return lines + [
+        f"a quarter of the pairs, {row['channel']}, N = {row['prompts']}: MI-Est {row['all_pairs']:.3f} nats a token "
+        f"with all, {row['mean_difference']:+.4f} on average with a quarter (largest {row['largest_difference']:.3f}), "
+        f"interval holds it in {row['coverage']:.1%}"
+        for row in figures["quarter_of_the_pairs"]
+    ]
+
+
+def main() -> None:
+    """Prints the table of the device asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="under a minute: two prompt lengths, one turn")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    args = parser.parse_args()
+    if args.device == "cpu":
+        restart_with(ALLOCATOR, "benchmarks.cross_scoring", None)
+        figures = measure(args.quick)
+        print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
+        return
+    if not torch.cuda.is_available():
+        parser.error("--device cuda: there is no CUDA device here")
+    found = large(published(GPU_SHAPE), 16 if args.quick else PROMPTS, 1000, 200, "cuda")
+    print_figures(found, args.json, list(found), [list(found.values())], [])

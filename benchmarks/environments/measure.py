@@ -1,0 +1,201 @@
+"""Environments alone: steps and tasks per second, overlap of the splits, difficulty, and the parser under attack.
+
+python -m benchmarks.environments [--env NAME] [--quick] [--json] [--write]
+
+Steps are random words, or what the demonstrator says, with a new task at an episode's end and after 10 steps; resets
+are included, on one core and without a model. On a busy machine the CPU seconds are the ones to read.
+`--write` puts one played episode of each environment into docs/environments.md instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments.episodes import write_episodes
+from benchmarks.environments.hostile_text import hostile_actions, hostile_texts
+from envs import environment_names, make
+from envs.base import TextEnv
+from envs.format import parse
+
+FRESH_SEED = 10_000_000  # above every seed used elsewhere here, so that no cached task flatters a figure
+STEPS_PER_EPISODE = 10
+SECONDS_PER_FIGURE = 300.0
+"""A figure is of fewer tasks or texts where they would take longer than this; each says of how many it is."""
+STEP_TARGETS = {"FrozenLake": 20_000, "Countdown": 20_000, "Sokoban": 5_000, "WebShop": 300, "SearchQA": 300}
+TASK_TARGETS = {"Sokoban": 200}
+STEP_OPTIONS: dict[str, dict[str, Any]] = {"SearchQA": {"num_passages": 100_000}}
+"""Options of the stepping figure, where the defaults are not what the target speaks of."""
+PROGRAM_RUNNERS = ("DeepCoder",)
+"""Environments whose steps run programs: the sandbox has a benchmark of its own."""
+
+
+class Stopwatch:
+    """Wall and CPU seconds of what runs inside `with`, summed; CPU of this process only."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def __enter__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu += time.process_time() - self._cpu
+        self.wall += time.perf_counter() - self._wall
+
+
+def stepping(name: str, count: int) -> dict[str, float]:
+    """Steps a second of random words, or of what the demonstrator says; its own time left out.
+
+    It may search what is then searched again, so the figure with its time is given too: a lower bound.
+    """
+    env, rng, watch = make(name, options=STEP_OPTIONS.get(name)), random.Random(0), Stopwatch()
+    seed, played = FRESH_SEED, 0
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    while played < count and time.perf_counter() - begun < SECONDS_PER_FIGURE:
+        with watch:
+            env.reset(seed=seed, options={"noise_seed": seed})
+        seed += 1
+        for _ in range(STEPS_PER_EPISODE):
+            action = rng.choice(env.actions) if env.actions else env.demonstrate(rng)[1][0]
+            with watch:
+                ended = any(env.step(action)[2:4])
+            played += 1
+            if ended:
+                break
+    return {
+        "steps_per_second": played / watch.wall,
+        "steps_per_cpu_second": played / watch.cpu,
+        "steps_per_cpu_second_players_too": played / (time.process_time() - begun_cpu),
+        "steps": played,
+    }
+
+
+def draw_keys(name: str, split: str, count: int) -> tuple[set[str], int, float]:
+    """(distinct digests of the tasks drawn, how many were drawn, distinct tasks a second)."""
+    env = make(name, split)
+    start = time.perf_counter()
+    keys: set[str] = set()
+    drawn = 0
+    for seed in range(2 * FRESH_SEED, 2 * FRESH_SEED + count):
+        env.reset(seed=seed, options={"noise_seed": 0})
+        keys.add(env.task_key())
+        drawn += 1
+        if time.perf_counter() - start > SECONDS_PER_FIGURE:
+            break
+    return keys, drawn, len(keys) / (time.perf_counter() - start)
+
+
+def success_rate(name: str, policy: str, count: int) -> float:
+    """Share of `count` validation tasks solved within the episode's own turns and actions."""
+    env, rng, solved = make(name, "validation"), random.Random(0), 0
+    for seed in range(count):
+        env.reset(seed=seed, options={"noise_seed": seed})
+        solved += plays_to_success(env, policy, rng)
+    return solved / count
+
+
+def plays_to_success(env: TextEnv, policy: str, rng: random.Random) -> bool:
+    """Whether the policy (random, solver, demonstrator) succeeds from here in `max_turns` turns."""
+    for _ in range(env.max_turns):
+        for action in turn_of(env, policy, rng)[: env.max_actions_per_turn]:
+            _, _, terminated, truncated, info = env.step(action)
+            if terminated or truncated:
+                return bool(info["success"])
+    return False
+
+
+def turn_of(env: TextEnv, policy: str, rng: random.Random) -> list[str]:
+    if policy == "random":
+        return rng.choices(env.actions, k=env.max_actions_per_turn)
+    return (env.solution() or []) if policy == "solver" else env.demonstrate(rng)[1]
+
+
+def attack(name: str, count: int) -> dict[str, Any]:
+    """Hostile texts through the parser; hostile actions through reading and reward (programs excepted)."""
+    env, rng = make(name), random.Random(0)
+    env.reset(seed=0)
+    known = list(env.actions) or [env.demonstrate(rng)[1][0] for _ in range(100)]
+    parsing = spent_on(hostile_texts(rng, count, known), lambda text: parse(text, 2, env.read_action).valid)
+    figures = {f"hostile_texts{key}": value for key, value in parsing.items()}
+    if name in PROGRAM_RUNNERS:
+        return figures
+
+    def play(text: str) -> bool:
+        env.reset(seed=rng.randrange(100), options={"noise_seed": 0})
+        return env.step(text)[4]["action_valid"]
+
+    stepping = spent_on(hostile_actions(rng, count, known), play)
+    return figures | {f"hostile_actions{key}": value for key, value in stepping.items()}
+
+
+def spent_on(texts: Iterator[str], use: Callable[[str], bool]) -> dict[str, float]:
+    """How many texts were used, how many of them counted as valid, and the seconds of the slowest."""
+    tried, valid, slowest, begun = 0, 0, 0.0, time.perf_counter()
+    for text in texts:
+        start = time.perf_counter()
+        valid += use(text)
+        slowest = max(slowest, time.perf_counter() - start)
+        tried += 1
+        if start - begun > SECONDS_PER_FIGURE:
+            break
+    return {"": tried, "_valid": valid, "_slowest_seconds": slowest}
+
+
+def measure(name: str, tasks: int) -> dict[str, Any]:
+    """Every figure of one environment; at most `tasks` are drawn from each split."""
+    train, num_train, train_rate = draw_keys(name, "train", tasks)
+    validation, num_validation, validation_rate = draw_keys(name, "validation", tasks)
+    figures: dict[str, Any] = {"environment": name}
+    if name not in PROGRAM_RUNNERS:
+        figures |= stepping(name, 5 * tasks)
+    figures |= {
+        "train_tasks_per_second": train_rate,
+        "validation_tasks_per_second": validation_rate,
+        "train_tasks_drawn": num_train,
+        "validation_tasks_drawn": num_validation,
+        "train_tasks_distinct": len(train),
+        "validation_tasks_distinct": len(validation),
+        "tasks_in_both_splits": len(train & validation),
+    }
+    count = 20 if name in PROGRAM_RUNNERS else min(tasks // 2, 1_000)
+    policies = ["random"] if make(name).actions else []
+    for policy in [*policies, "solver", "demonstrator"]:
+        figures[f"success_{policy}"] = success_rate(name, policy, count)
+    return figures | attack(name, 10 * tasks)
+
+
+def targets(name: str) -> dict[str, str]:
+    """What the figures are to be, as text beside them."""
+    found = {"tasks_in_both_splits": "0"}
+    if name in STEP_TARGETS:
+        found |= dict.fromkeys(("steps_per_second", "steps_per_cpu_second"), f">= {STEP_TARGETS[name]:,}")
+    if name in TASK_TARGETS:
+        found["train_tasks_per_second"] = f">= {TASK_TARGETS[name]:,}"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
+    parser.add_argument("--quick", action="store_true", help="500 tasks of each split instead of 10,000")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument("--write", action="store_true", help="write the episodes of docs/environments.md and end")
+    arguments = parser.parse_args()
+    if arguments.write:
+        write_episodes(Path("docs/environments.md"))
+        return
+    for name in [arguments.env] if arguments.env else environment_names():
+        figures = measure(name, 500 if arguments.quick else 10_000)
+        if arguments.json:
+            print(json.dumps(figures))
+            continue
+        for key, value in figures.items():
+            shown = value if isinstance(value, str) else format(value, ",.6g")
+            print(f"{key:<34}{shown:<16}{targets(name).get(key, '')}".rstrip())
+        print()

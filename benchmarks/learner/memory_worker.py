@@ -1,0 +1,77 @@
+"""Peak memory of one learner step, in a process of its own, for `benchmarks.learner`.
+
+    python -m benchmarks.learner.memory_worker '{"budget": 2048, "groups": 4, ...}'
+
+Prints one JSON object: `peak_mib`, the most that the step held beyond what was there before it (weights and optimizer
+state were); `whole_mib`, the most beyond what was there before the learner was; `estimate_mib`, what `learner.memory`
+says of that; and `matrix_mib`, the size of the output matrix. The C library is told to give back what is freed at once,
+so that the figures are the step's own and not the allocator's habits.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
+TIMEOUT_S = 300.0
+
+
+def measure(**case: Any) -> dict[str, float]:
+    """`budget`, `groups` of 16, `prompt`, `answer`, `vocabulary`, and `learner`, other settings of it: the step's
+    figures, from a new process."""
+    command = [sys.executable, "-m", "benchmarks.learner.memory_worker", json.dumps(case)]
+    environment = {**os.environ, **GIVE_BACK, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"measuring {case} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def status(name: str) -> int:
+    """A figure of /proc/self/status, bytes."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    import torch
+
+    from benchmarks import common
+    from benchmarks.learner.work import LAYERS, random_groups
+    from learner import memory, process_group
+    from learner.config import LearnerConfig
+    from learner.trainer import Trainer
+
+    case: dict[str, Any] = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    process_group.start(0, 1, "127.0.0.1", 0, TIMEOUT_S, "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        common.random_qwen2(model, vocabulary=case["vocabulary"], seed=0, **{**LAYERS, "width": 256, "hidden": 768})
+        groups = random_groups(case["groups"], 16, case["prompt"], case["answer"], 512)
+        config = LearnerConfig(token_budget=case["budget"], num_threads=1, **case.get("learner", {}))
+        estimate = memory.estimate(memory.read_model_config(model), config, 1).total
+        # What libraries hold for good, threads and plans of products, is there after a step of another learner.
+        Trainer(model, config).train_step(0, groups[:1])
+        gc.collect()
+        empty = status("VmRSS")
+        trainer = Trainer(model, config)
+        trainer.train_step(0, groups)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = status("VmRSS")
+        trainer.train_step(1, groups)
+        peak = status("VmHWM")
+    matrix = case["vocabulary"] * 256 * 4
+    sizes = {"peak": peak - before, "whole": peak - empty, "estimate": estimate, "matrix": matrix}
+    json.dump({f"{name}_mib": size / 2**20 for name, size in sizes.items()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,365 @@
+"""What one training step of the learner costs, beside what its operations allow.
+
+    python -m benchmarks.learner [--quick] [--json] [--threads 2] [--trajectories 128] [--model DIR]
+
+For one rank in this process, in CPU seconds of all its threads where it says so, sides of a comparison in turn:
+
+- rates: float32 matrix products by MKL and by oneDNN, which the learner uses;
+- layouts: a step packed against the same step padded to the longest row with causal SDPA and a mask, through
+  transformers' own modules as TRL and the paper's authors have it, and the ratio that the counted operations of both
+  allow ("floor"), on the demos' own tokens and on single-turn groups of 16; "alike": padded through the learner's own
+  matrix products and blocks, which leaves the layout alone to differ;
+- kept: step time against the share of tokens kept, for the demo's step of 128 trajectories and one of 512, how far it
+  is off the line through the origin, and what that is made of: fewer groups have fewer rows to share the system
+  prompt's tokens with (`by_less_sharing`), and a token fed takes more time (`by_time_a_token_fed`), as an optimizer
+  step costs something whatever it holds: `empty` is the share of this step's time that as many optimizer steps on
+  next to nothing take, `empty_optimizer` that of their optimizer, by the clock;
+- memory: the peak of a step by token budget, batch and vocabulary, each in a process of its own, and what of it the
+  comparison of vocabularies leaves out;
+- seconds by part for both anchors and with KL on, publication and checkpoint seconds;
+- how much of a constant loss scale is left after AdamW and clipping (the length of the parameters' movement over the
+  steps, relative to that at scale 1).
+
+The model is random unless `--model` names a folder; the arithmetic does not depend on its weights.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging as hf_logging
+
+from actors.messages import StepReport
+from actors.records import Trajectory, Turn
+from benchmarks import common
+from benchmarks.learner import memory_worker as learner_memory_worker
+from benchmarks.learner import work as learner_work
+from learner import process_group
+from learner.batching import collate, to_rows
+from learner.config import LearnerConfig
+from learner.kernels.linear import product
+from learner.process_environment import ENVIRONMENT
+from learner.tensors import inputs_of
+from learner.trainer import Trainer
+
+VOCABULARY = 192
+SYSTEM, PROMPT, FED = 43, 69, 24
+"""Tokens that all prompts begin with, before the first turn, and between two turns: the tiny policy's FrozenLake."""
+SAMPLED = (20, 48)
+GROUP_SIZE = 16
+VARIANTS: dict[str, dict[str, Any]] = {
+    "anchor=rollout": {},
+    "anchor=recomputed": {"objective": {"anchor": "recomputed"}},
+    "anchor=rollout, KL k3": {"objective": {"kl": {"coefficient": 0.001}}},
+}
+SCALES = (1.0, 0.9, 0.5, 0.1)
+LAYOUTS: dict[str, tuple[int, int] | None] = {
+    "frozenlake": None,
+    "sokoban": None,
+    **{f"{prompt} + {answer}": (prompt, answer) for prompt in (20, 150, 600) for answer in (30, 60)},
+}
+QUICK_LAYOUTS = ("frozenlake", "150 + 30")
+KEPT = (1.0, 0.75, 0.5, 0.25)
+KEPT_GROUPS = (8, 32)
+MEMORY = {
+    "budget 2048, 256 trajectories": {"budget": 2048, "groups": 16, "vocabulary": 10_000},
+    "budget 2048, 512 trajectories": {"budget": 2048, "groups": 32, "vocabulary": 10_000},
+    "budget 4096, 256 trajectories": {"budget": 4096, "groups": 16, "vocabulary": 10_000},
+    "budget 4096, vocabulary 151,936": {"budget": 4096, "groups": 16, "vocabulary": 151_936},
+}
+MATRICES = (
+    *(f"{name} as copied to go back to" for name in ("the output matrix", "Adam's first moment of it", "its second")),
+    "the output matrix as FSDP gathers it from its shard",
+    "its gradient, whole, as the backward pass makes it",
+    "its gradient as this rank's shard, reduced from the whole one",
+)
+"""Matrices of (vocabulary, width) that the comparison of vocabularies leaves out, which is of what a step needs beside
+output matrix and gradient. The master copy and Adam's moments were there before the step and are in no figure."""
+
+
+def make_trajectory(rng: np.random.Generator, index: int, prompt: np.ndarray) -> Trajectory:
+    """One to five turns; the reward is 1 with probability 0.4."""
+    ids, mask, turns = [prompt], [np.zeros(len(prompt), bool)], []
+    for turn in range(int(rng.integers(1, 6))):
+        fed, sampled = FED if turn else 0, int(rng.integers(*SAMPLED))
+        ids.append(rng.integers(0, VOCABULARY, fed + sampled))
+        mask.append(np.arange(fed + sampled) >= fed)
+        end = sum(map(len, ids))
+        turns.append(Turn(end - sampled, end, end - sampled, end, 0.0, 0.0, True, False, 1, 0, 0))
+    turns[-1].reward = float(rng.random() < 0.4)
+    tokens = np.concatenate(ids).astype(np.int32)
+    return Trajectory(index, tokens, np.concatenate(mask), np.zeros(len(tokens), np.float32), turns, False, False)
+
+
+def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list[Trajectory]]]:
+    """Groups of 16 whose log-probabilities are the trainer's own, as on policy."""
+    rng = np.random.default_rng(0)
+    system = rng.integers(0, VOCABULARY, SYSTEM)
+    groups = []
+    for g in range(max(1, num_trajectories // GROUP_SIZE)):
+        prompt = np.concatenate([system, rng.integers(0, VOCABULARY, PROMPT - SYSTEM)])
+        groups.append((f"{g:03d}", [make_trajectory(rng, i, prompt) for i in range(GROUP_SIZE)]))
+    for group_id, members in groups:
+        for row, t in zip(to_rows([(group_id, members)], trainer.config.objective), members, strict=True):
+            t.log_probs[t.loss_mask] = trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device)).cpu()
+    return groups
+
+
+def measure_steps(model: Path, settings: Mapping[str, Any], groups: list, steps: int, threads: int) -> dict[str, float]:
+    """Median seconds of a step, whole and by part; `step_cpu` are those of all threads, whoever else is busy."""
+    trainer = Trainer(model, LearnerConfig.model_validate({"num_threads": threads, **settings}))
+    walls, cpus, parts = [], [], []
+    for step in range(steps + 1):
+        start, cpu = time.perf_counter(), time.process_time()
+        report = trainer.train_step(step, groups, 0.9)
+        walls.append(time.perf_counter() - start)
+        cpus.append(time.process_time() - cpu)
+        parts.append(report.seconds)
+    found = {"step": statistics.median(walls[1:]), "step_cpu": statistics.median(cpus[1:])}
+    found |= {name: statistics.median(part[name] for part in parts[1:]) for name in parts[0] if name != "fetch"}
+    fed = sum(len(t.token_ids) for _, members in groups for t in members)
+    return found | {"tokens_per_second": fed / found["step"]}
+
+
+def cpu_seconds(action: Callable[[], Any]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def measure_rates() -> dict[str, float]:
+    """GFLOP/s of one product of 4096 x 256 by 256 x 768, by library."""
+    x, weight = torch.randn(4096, 256), torch.randn(768, 256)
+    ways = {"mkl": lambda: x @ weight.t(), "onednn": lambda: product(x, weight)}
+    best = {name: min(cpu_seconds(way) for _ in range(20)) for name, way in ways.items()}
+    return {name: 2 * 4096 * 256 * 768 / seconds / 1e9 for name, seconds in best.items()}
+
+
+def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[str, float]:
+    """CPU seconds of a step packed, padded, and padded through the learner's own modules (best of the steps after the
+    first), the ratios to packed, and what they reach of the floor."""
+    shape = LAYOUTS[name]
+    if shape is None:
+        groups, minibatches = learner_work.demonstrated(name, 8, GROUP_SIZE, folder), 4
+    else:
+        groups, minibatches = learner_work.single_turn(4, GROUP_SIZE, *shape, folder), 1
+    settings = {"num_threads": threads, "minibatches": minibatches}
+    plain = LearnerConfig(**settings, share_openings=False)
+    sides = {
+        "packed": Trainer(folder, LearnerConfig(**settings)),
+        "padded": learner_work.PaddedTrainer(folder, plain),
+        "alike": learner_work.PaddedTrainerAlike(folder, plain),
+    }
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for step in range(steps + 1):
+        for side, trainer in sides.items():
+            seconds[side].append(cpu_seconds(lambda t=trainer, s=step: t.train_step(s, groups)))
+    found = {side: min(values[1:]) for side, values in seconds.items()}
+    counted = {side: learner_work.operations(t, groups, 0, side != "packed") for side, t in sides.items()}
+    floor = counted["padded"] / counted["packed"]
+    ratios = {"ratio": found["padded"] / found["packed"], "ratio_alike": found["alike"] / found["packed"]}
+    reached = {"reached": ratios["ratio"] / floor, "reached_alike": ratios["ratio_alike"] / floor}
+    return {**found, "floor": floor, **ratios, **reached, "packed_gflops": counted["packed"] / found["packed"] / 1e9}
+
+
+def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dict[str, dict[str, float]]:
+    """CPU seconds of FrozenLake's step with a share of its groups, and how far off proportional to tokens they are, as
+    shares of all groups' but for the seconds; by the clock too, which is what a quiet machine should be asked."""
+    groups = learner_work.demonstrated("frozenlake", num_groups, GROUP_SIZE, folder)
+    trainer = Trainer(folder, LearnerConfig(num_threads=threads))
+    parts = {kept: groups[: round(kept * len(groups))] for kept in KEPT}
+    tokens = {kept: sum(len(t.token_ids) for _, members in part for t in members) for kept, part in parts.items()}
+    fed = {kept: learner_work.tokens_fed(trainer, part, range(1, steps + 1)) for kept, part in parts.items()}
+    cpu: dict[float, list[float]] = {kept: [] for kept in KEPT}
+    clock: dict[float, list[float]] = {kept: [] for kept in KEPT}
+    for step in range(steps + 1):
+        for kept, part in parts.items():
+            started = time.perf_counter()
+            cpu[kept].append(cpu_seconds(lambda s=step, p=part: trainer.train_step(s, p)))
+            clock[kept].append(time.perf_counter() - started)
+    best, walls = ({kept: min(values[1:]) for kept, values in found.items()} for found in (cpu, clock))
+    counted = {kept: learner_work.operations(trainer, part, 0, padded=False) for kept, part in parts.items()}
+    empty = measure_empty(trainer, steps)
+    return {
+        str(kept): {
+            "tokens": tokens[kept] / tokens[1.0],
+            "fed": fed[kept] / fed[1.0],
+            "operations": counted[kept] / counted[1.0],
+            "seconds": best[kept],
+            **off_the_line(best[kept] / best[1.0], tokens[kept] / tokens[1.0], fed[kept] / fed[1.0]),
+            "off_the_line_by_the_clock": (walls[kept] / walls[1.0]) / (tokens[kept] / tokens[1.0]) - 1,
+            "empty": empty["step"] / best[kept],
+            "empty_optimizer": empty["optimizer"] / best[kept],
+        }
+        for kept in KEPT
+    }
+
+
+def off_the_line(seconds: float, tokens: float, fed: float) -> dict[str, float]:
+    """How far a step with a share of the tokens is off that share of the time, and the two things that it is made of:
+    more tokens fed for each one kept, as fewer groups share what all prompts begin with, and more time for each one
+    fed. All three are shares of what the whole step has."""
+    return {
+        "off_the_line": seconds / tokens - 1,
+        "by_less_sharing": fed / tokens - 1,
+        "by_time_a_token_fed": (seconds - fed) / tokens,
+    }
+
+
+def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
+    """CPU seconds of a step with as many optimizer steps as the others and next to nothing in them, and seconds of its
+    optimizer (norm, clipping, AdamW over all parameters)."""
+    groups = learner_work.random_groups(2, trainer.config.minibatches, 2, 2, VOCABULARY // 2)
+    seconds, optimizer = [], []
+    for step in range(steps + 1):
+        reports: list[StepReport] = []
+        seconds.append(cpu_seconds(lambda s=step, r=reports: r.append(trainer.train_step(s, groups))))
+        optimizer.append(reports[0].seconds["optimizer"])
+    return {"step": min(seconds[1:]), "optimizer": min(optimizer[1:])}
+
+
+def measure_memory() -> dict[str, Any]:
+    """Peak MiB of a step by case, and the large vocabulary over the small: all of `MATRICES` aside, all but the last,
+    and none."""
+    found = {name: learner_memory_worker.measure(**case, prompt=40, answer=60) for name, case in MEMORY.items()}
+    small, large = list(found.values())[-2:]
+    over = [
+        (large["peak_mib"] - aside * large["matrix_mib"]) / (small["peak_mib"] - aside * small["matrix_mib"])
+        for aside in (len(MATRICES), len(MATRICES) - 1, 0)
+    ]
+    return {
+        "peak_mib": {name: case["peak_mib"] for name, case in found.items()},
+        "matrix_mib": {name: case["matrix_mib"] for name, case in found.items()},
+        "vocabulary_ratio": over[0],
+        "vocabulary_ratio_with_gradient_shard": over[1],
+        "vocabulary_ratio_with_matrices": over[2],
+        "left_out": list(MATRICES),
+    }
+
+
+def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
+    """Seconds of a publication (chunks stay in this process), of a checkpoint, and of loading it."""
+    marks = [time.perf_counter()]
+    for action in (
+        lambda: trainer.publish(1, lambda chunk: chunk),
+        lambda: trainer.save(folder / "step-1", {}),
+        lambda: trainer.load(folder / "step-1"),
+    ):
+        action()
+        marks.append(time.perf_counter())
+    return dict(zip(("publish", "save", "load"), np.diff(marks).tolist(), strict=True))
+
+
+def vector(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.to_local().detach().flatten().clone() for p in trainer.policy.parameters()]).double()
+
+
+def measure_scales(model: Path, groups: list, steps: int, max_grad_norm: float) -> dict[str, float]:
+    """Movement of the parameters over the steps at each loss scale, relative to scale 1."""
+    moved = {}
+    for scale in SCALES:
+        trainer = Trainer(model, LearnerConfig.model_validate({"optimizer": {"max_grad_norm": max_grad_norm}}))
+        start = vector(trainer)
+        for step in range(steps):
+            trainer.train_step(step, groups, scale)
+        moved[scale] = float((vector(trainer) - start).norm())
+    return {str(scale): moved[scale] / moved[1.0] for scale in SCALES}
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All measurements, as plain data."""
+    model = Path(arguments.model) if arguments.model else folder / "model"
+    if not arguments.model:
+        common.random_qwen2(model, vocabulary=VOCABULARY, seed=0, **learner_work.LAYERS)
+    steps = 1 if arguments.quick else 5
+    trainer = Trainer(model, LearnerConfig(num_threads=arguments.threads))
+    groups = make_groups(trainer, arguments.trajectories)
+    few = groups[:1] if arguments.quick else groups[:2]
+    names = QUICK_LAYOUTS if arguments.quick else tuple(LAYOUTS)
+    kept_groups = KEPT_GROUPS[:1] if arguments.quick else KEPT_GROUPS
+    threads = arguments.threads
+    return {
+        "gflops": measure_rates(),
+        "layouts": {name: measure_layout(name, folder / name, steps, threads) for name in names},
+        "kept": {
+            str(num * GROUP_SIZE): measure_kept(folder / f"kept{num}", num, steps, threads) for num in kept_groups
+        },
+        "memory": None if arguments.quick else measure_memory(),
+        "trajectories": sum(len(members) for _, members in groups),
+        "tokens": sum(len(t.token_ids) for _, members in groups for t in members),
+        "sampled_tokens": sum(int(t.loss_mask.sum()) for _, members in groups for t in members),
+        "threads": arguments.threads,
+        "seconds": {
+            name: measure_steps(model, settings, groups, steps, arguments.threads)
+            for name, settings in VARIANTS.items()
+        },
+        "files_seconds": measure_files(trainer, folder),
+        "movement_by_loss_scale": {
+            "clipped at 1": measure_scales(model, few, steps, 1.0),
+            "not clipped": measure_scales(model, few, steps, 1e9),
+        },
+        "max_resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def as_text(found: Mapping[str, Any]) -> str:
+    """The figures, a line each."""
+    lines = [
+        f"{found['trajectories']} trajectories, {found['tokens']} tokens ({found['sampled_tokens']} sampled), "
+        f"{found['threads']} threads, {found['max_resident_mib']:.0f} MiB"
+    ]
+    lines.append("GFLOP/s: " + ", ".join(f"{name} {rate:.0f}" for name, rate in found["gflops"].items()))
+    for name, figures in found["layouts"].items():
+        lines.append(f"layout {name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
+    for size, shares in found["kept"].items():
+        for kept, figures in shares.items():
+            parts = ", ".join(f"{part} {value:.3g}" for part, value in figures.items())
+            lines.append(f"kept {kept} of {size} trajectories: {parts}")
+    if found["memory"]:
+        peaks = found["memory"]["peak_mib"]
+        lines.append("peak MiB of a step: " + "; ".join(f"{name}: {peak:.0f}" for name, peak in peaks.items()))
+        memory = found["memory"]
+        lines.append(
+            f"large vocabulary over small: {memory['vocabulary_ratio']:.2f} with output matrix and gradient aside "
+            f"(wanted at most 1.3), that is, without a (vocabulary, width) matrix of float32 for each of: "
+            f"{'; '.join(memory['left_out'])}; {memory['vocabulary_ratio_with_gradient_shard']:.2f} with the last of "
+            f"them counted, {memory['vocabulary_ratio_with_matrices']:.2f} with all (master copy and Adam's moments "
+            "were there before the step)"
+        )
+    for name, figures in found["seconds"].items():
+        lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
+    lines.append("files: " + ", ".join(f"{part} {value:.3g} s" for part, value in found["files_seconds"].items()))
+    for name, figures in found["movement_by_loss_scale"].items():
+        lines.append(f"movement, {name}: " + ", ".join(f"scale {s} {value:.3f}" for s, value in figures.items()))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.learner", description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one measured step of 32 trajectories")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument(
+        "--trajectories", type=int, default=None, help="trajectories in one step (128; 32 with --quick)"
+    )
+    parser.add_argument("--model", default=None, help="a local model folder instead of a random 0.8 M one")
+    arguments = parser.parse_args(argv)
+    common.restart_with(ENVIRONMENT, "benchmarks.learner", argv)
+    arguments.trajectories = arguments.trajectories or (32 if arguments.quick else 128)
+    torch.set_num_threads(arguments.threads)
+    hf_logging.disable_progress_bar()
+    process_group.start(0, 1, "127.0.0.1", 0, 600, "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(arguments, Path(folder))
+    process_group.stop()
+    sys.stdout.write((json.dumps(found) if arguments.json else as_text(found)) + "\n")
+    return 0

@@ -1,0 +1,178 @@
+"""Trajectories for the learner's benchmark: real lengths without a policy, and the padded step they are compared to.
+
+The trajectories of an environment are its own demonstrations: its prompts, observations and answers in its own tokens,
+each task played by the demonstrator as often as a group has members. Rewards are random; arithmetic does not depend on
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from actors.records import Trajectory, Turn
+from benchmarks import common
+from cluster import config as runs
+from envs.base import make
+from envs.episode import Episode
+from envs.format import well_formed
+from learner import batching
+from learner.config import LoraSettings
+from learner.kernels.attention import Layout
+from learner.kernels.gated import use_gated_blocks
+from learner.kernels.head import log_probabilities
+from learner.kernels.linear import use_fast_products
+from learner.kernels.packing import pack
+from learner.policy.model import Policy, shard
+from learner.trainer import Trainer
+from learner.warmup.demonstrations import Demonstration, Transcript, encode
+from learner.warmup.tiny import TinyRecipe, new_model, recipe_for, write_tokenizer
+
+Groups = list[tuple[str, list[Trajectory]]]
+LAYERS = {"width": 128, "layers": 4, "hidden": 384, "heads": 4}
+
+
+def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) -> Groups:
+    """Groups of the recipe's environment; a random tiny policy with its tokenizer is written into `folder`."""
+    environment = runs.load(recipe).environment
+    tiny: TinyRecipe = recipe_for(environment.name)
+    folder.mkdir(parents=True)
+    codec = write_tokenizer(folder, environment, 0, tiny)
+    new_model(codec, tiny, 0).save_pretrained(folder)
+    env = make(environment.name, "train", environment.options)
+    rng, groups = np.random.default_rng(0), []
+    for task in range(num_groups):
+        members = []
+        for member in range(group_size):
+            episode = Episode(env, task, int(rng.integers(2**31)), environment.format)
+            opening, turns = episode.start(), []
+            while not turns or turns[-1][1] is not None:
+                said = well_formed(*env.demonstrate(rng, tiny.quality))
+                turns.append((said, episode.act(said).next_message))
+            members.append(_trajectory(rng, member, encode(codec, Transcript(opening, turns))))
+        groups.append((f"{task:03d}", members))
+    return groups
+
+
+def single_turn(num_groups: int, group_size: int, prompt: int, answer: int, folder: Path) -> Groups:
+    """Groups of random tokens; a random policy goes into `folder`."""
+    common.random_qwen2(folder, vocabulary=512, seed=0, **LAYERS)
+    return random_groups(num_groups, group_size, prompt, answer, 512)
+
+
+def random_groups(num_groups: int, group_size: int, prompt: int, answer: int, vocabulary: int) -> Groups:
+    """One prompt a group, one answer a member, lengths in tokens."""
+    rng, groups = np.random.default_rng(0), []
+    for task in range(num_groups):
+        fed = rng.integers(2, vocabulary, prompt)
+        ids = [np.concatenate([fed, rng.integers(2, vocabulary, answer)]).astype(np.int32) for _ in range(group_size)]
+        mask = np.arange(prompt + answer) >= prompt
+        members = [_trajectory(rng, member, Demonstration(row, mask)) for member, row in enumerate(ids)]
+        groups.append((f"{task:03d}", members))
+    return groups
+
+
+def _trajectory(rng: np.random.Generator, index: int, played: Demonstration) -> Trajectory:
+    sampled = np.flatnonzero(played.loss_mask)
+    start, end = int(sampled[0]), int(sampled[-1]) + 1
+    turn = Turn(start, end, start, end, float(rng.random() < 0.4), 0.0, True, False, 1, 0, 0)
+    log_probs = np.where(played.loss_mask, -0.5, 0).astype(np.float32)
+    return Trajectory(index, played.token_ids, played.loss_mask, log_probs, [turn], False, False)
+
+
+class PaddedPolicy(Policy):
+    """The same step as TRL and the paper's authors compute it: rows padded to the longest, causal SDPA with a mask.
+
+    The head is the learner's own.
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        layout: Layout,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        starts = (layout.position_ids == 0).nonzero()[:, 0]
+        lengths = torch.diff(starts, append=torch.tensor([input_ids.shape[1]]))
+        column = torch.arange(int(lengths.max()))
+        mask = column < lengths[:, None]
+        index = torch.where(mask, starts[:, None] + column, 0)
+        row = torch.searchsorted(starts, positions, right=True) - 1
+        states = self.model.base_model(
+            input_ids=input_ids[0][index], attention_mask=mask.long(), use_cache=False
+        ).last_hidden_state
+        hidden = states[row, positions - starts[row]]
+        head = self.model.get_output_embeddings()
+        return log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
+
+
+class PaddedTrainer(Trainer):
+    """The learner with padded rows through transformers' own modules, as TRL and the paper's authors have them; give it
+    `share_openings: false`, so that its layout is rows one after another."""
+
+    def _load(self, lora: LoraSettings | None = None) -> Policy:
+        model = AutoModelForCausalLM.from_pretrained(
+            self.model_dir, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+        self._equip(model)
+        return shard(PaddedPolicy(model), self.mesh, self.config)
+
+    def _equip(self, model: PreTrainedModel) -> None:
+        """Nothing: as it comes."""
+
+
+class PaddedTrainerAlike(PaddedTrainer):
+    """The same with the learner's products and blocks, so that the layout alone differs from the learner."""
+
+    def _equip(self, model: PreTrainedModel) -> None:
+        use_fast_products(model)
+        use_gated_blocks(model)
+
+
+def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> float:
+    """Operations of the matrix products of one training step, forward and backward.
+
+    Two a weight and token for each of three products; the head at sampled tokens only; attention's seven products
+    (two forward, five backward) over the pairs that a causal mask leaves, padding being as causal as anything else.
+    """
+    rows = batching.to_rows(groups, trainer.config.objective)
+    plan = trainer._plan(rows, trainer.config.minibatches, step)
+    config = trainer.policy.model.config
+    head_size = config.hidden_size // config.num_attention_heads
+    linear = sum(m.weight.numel() for m in trainer.policy.model.base_model.modules() if isinstance(m, torch.nn.Linear))
+    total = 0.0
+    for part in plan:
+        for micro in part.micro_batches[0]:
+            chosen = [rows[i] for i in micro]
+            tokens, pairs = _fed([row.token_ids for row in chosen], padded)
+            total += 6 * tokens * linear
+            total += 6 * sum(row.num_sampled for row in chosen) * config.vocab_size * config.hidden_size
+            total += 14 * pairs * config.num_attention_heads * head_size * config.num_hidden_layers
+    return total
+
+
+def tokens_fed(trainer: Trainer, groups: Groups, steps: Iterable[int]) -> float:
+    """Tokens that a training step feeds, packed, mean over `steps` (each has minibatches of its own)."""
+    rows = batching.to_rows(groups, trainer.config.objective)
+    sizes = [
+        sum(_fed([rows[i].token_ids for i in micro], False)[0] for part in plan for micro in part.micro_batches[0])
+        for plan in (trainer._plan(rows, trainer.config.minibatches, step) for step in steps)
+    ]
+    return float(np.mean(sizes))
+
+
+def _fed(rows: list[np.ndarray], padded: bool) -> tuple[int, int]:
+    """(tokens fed, pairs attended)."""
+    if padded:
+        width = max(map(len, rows))
+        return len(rows) * width, len(rows) * width * (width + 1) // 2
+    forest = pack(rows)
+    return forest.num_tokens, forest.pairs()

@@ -1,0 +1,187 @@
+"""Squelch's side of the peer benchmark: python -m benchmarks.peer.squelch_worker FOLDER
+
+The parts that a run has: `actors.rollout.worker.Engine` (vLLM in its own process) samples, the groups go as Arrow
+tables through Ray's object store to `learner.actor.LearnerGroup`, which takes one optimizer step on as many FSDP2
+ranks as there are threads, one thread each, as the demo's does on two cores; and the new weights are published into
+the engine, with checksum and parity probe, before the step counts as done. No filter: all groups are learned from, as
+on the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transformers
+import vllm
+
+from actors.config import RolloutConfig
+from actors.messages import Completion, GenerationRequest, UpdateReport
+from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise, to_table
+from actors.rollout.worker import Engine
+from benchmarks.peer import work as peer_work
+from benchmarks.peer.work import Channel, Work
+from learner.actor import LearnerGroup
+from learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
+
+COLLECT_S = 300.0
+TIMEOUT_S = 120.0
+STORE_BYTES = 200 << 20
+
+
+def rollout_config(work: Work) -> RolloutConfig:
+    length = work.prompt_tokens + work.new_tokens
+    return RolloutConfig(max_model_len=length, kv_cache_gib=0.5, num_threads=work.num_threads)
+
+
+def learner_config(work: Work) -> LearnerConfig:
+    """Plain GRPO in one optimizer step; the rest is as in a run."""
+    return LearnerConfig(
+        ranks=work.num_threads,
+        num_threads=1,
+        start_timeout_s=TIMEOUT_S,
+        step_timeout_s=TIMEOUT_S,
+        minibatches=1,
+        objective=ObjectiveConfig(clip_low=work.clip_low, clip_high=work.clip_high, entropy_coefficient=0.0),
+        optimizer=OptimizerConfig(learning_rate=work.learning_rate),
+    )
+
+
+def requests(work: Work, step: int) -> list[GenerationRequest]:
+    """All of a step's sequences: prompts in order, the samples of one together."""
+    return [
+        GenerationRequest(
+            request_id=str(prompt * work.num_samples + sample),
+            prompt_ids=np.array(ids, dtype=np.int32),
+            max_tokens=work.new_tokens,
+            temperature=work.temperature,
+            seed=(step * work.num_prompts + prompt) * work.num_samples + sample,
+        )
+        for prompt, ids in enumerate(work.prompts(step))
+        for sample in range(work.num_samples)
+    ]
+
+
+async def generate(engine: Engine, asked: list[GenerationRequest]) -> list[Completion]:
+    """The completions in the order asked for. Raises RuntimeError when some are late or failed."""
+    engine.submit("benchmark", asked)
+    found: dict[str, Completion] = {}
+    deadline = time.monotonic() + COLLECT_S
+    while len(found) < len(asked):
+        for completion in await engine.collect("benchmark", 1.0):
+            found[completion.request_id] = completion
+            if completion.error:
+                raise RuntimeError(f"sequence {completion.request_id}: {completion.error}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"engine late: {len(found)} of {len(asked)} sequences after {COLLECT_S:g} s")
+    return [found[request.request_id] for request in asked]
+
+
+def trajectory(index: int, request: GenerationRequest, completion: Completion) -> Trajectory:
+    start = len(request.prompt_ids)
+    ids = np.concatenate([request.prompt_ids, completion.token_ids])
+    end, version = len(ids), completion.version_min
+    reward = peer_work.reward(completion.token_ids.tolist())
+    turn = Turn(start, end, start, end, reward, 0.0, True, False, 1, version, completion.version_max)
+    log_probs = np.concatenate([np.zeros(start, dtype=np.float32), completion.log_probs])
+    return Trajectory(index, ids, np.arange(end) >= start, log_probs, [turn], success=False, truncated=False)
+
+
+def put_groups(
+    work: Work, step: int, asked: list[GenerationRequest], completions: list[Completion]
+) -> dict[str, ray.ObjectRef]:
+    """The step's groups by id, their tables, summary included, in the object store."""
+    groups = {}
+    for prompt in range(work.num_prompts):
+        rows = slice(prompt * work.num_samples, (prompt + 1) * work.num_samples)
+        ticket = Ticket(f"{step:06d}-{prompt:03d}", step, Task("Peer", prompt), work.num_samples, seed=prompt)
+        members = [trajectory(i, *pair) for i, pair in enumerate(zip(asked[rows], completions[rows], strict=True))]
+        group = Group(ticket, str(prompt), members)
+        summarise(group)
+        groups[ticket.ticket_id] = ray.put(to_table(group))
+    return groups
+
+
+class Peer:
+    """Engine and learner of one run."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        self.work, self.step = work, 0
+        config = learner_config(work)
+        ray.init("local", num_cpus=config.ranks, include_dashboard=False, object_store_memory=STORE_BYTES)
+        self.learner = LearnerGroup(folder, config, temperature=work.temperature)
+        self.engine = Engine("peer", folder, rollout_config(work), stop_ids=[])
+
+    async def start(self) -> None:
+        self.learner.start()
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        """Also after a start that failed."""
+        try:
+            await self.engine.stop()
+            self.learner.stop()
+        finally:
+            ray.shutdown()
+
+    async def play(self) -> dict[str, Any]:
+        """One step; its seconds by part."""
+        marks = [time.perf_counter()]
+        asked = requests(self.work, self.step)
+        completions = await generate(self.engine, asked)
+        marks.append(time.perf_counter())
+        groups = put_groups(self.work, self.step, asked, completions)
+        report = self.learner.train_step(self.step + 1, list(groups.values()), list(groups), loss_scale=1.0)
+        marks.append(time.perf_counter())
+        published = await self.publish()
+        marks.append(time.perf_counter())
+        self.work.check([r.prompt_ids.tolist() for r in asked], [c.token_ids for c in completions], self.step)
+        if report.optimizer_steps != 1 or report.num_trajectories != self.work.num_sequences:
+            raise RuntimeError(
+                f"step {self.step}: {report.optimizer_steps} optimizer steps on {report.num_trajectories} trajectories "
+                f"({report.refused}), wanted 1 on {self.work.num_sequences}"
+            )
+        self.step += 1
+        return {
+            "step": marks[3] - marks[0],
+            "generation": marks[1] - marks[0],
+            "update": marks[2] - marks[1],
+            "publication": marks[3] - marks[2],
+            "reward_std": statistics.stdev(peer_work.reward(c.token_ids.tolist()) for c in completions),
+            "grad_norm": report.metrics["grad_norm"],
+            "mismatch_abs": report.metrics["mismatch_abs"],
+            "parity": published.parity,
+        }
+
+    async def publish(self) -> UpdateReport:
+        bundle = self.learner.publish(self.step + 1)
+        chunks = ray.get(list(bundle.chunks), timeout=TIMEOUT_S)
+        arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
+        return await self.engine.update_weights(bundle, arrays)
+
+
+async def serve(channel: Channel, folder: Path) -> None:
+    peer = Peer(peer_work.load(folder), folder)
+    try:
+        await peer.start()
+        versions = {"vllm": vllm.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
+        channel.answer({"ready": True, "versions": versions, "threads": peer.work.num_threads})
+        while await asyncio.to_thread(channel.next_step):
+            channel.answer(await peer.play())
+    finally:
+        await peer.stop()
+
+
+def main() -> None:
+    asyncio.run(serve(Channel(), Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

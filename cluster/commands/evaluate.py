@@ -1,0 +1,95 @@
+"""`squelch eval`: success of a run's checkpoint on the fixed validation tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.diagnosis.uncertainty import wilson_interval
+from cluster.config import RunConfig, load
+from cluster.control.admission import validation_tickets
+from cluster.errors import UserError
+from cluster.fleet.bootstrap import connect, disconnect, prepare_model
+from cluster.fleet.fleet import Fleet
+from cluster.loop.playing import Play
+from cluster.loop.state import checkpoints, read_state
+
+
+def evaluate(
+    run_dir: Path, checkpoint: str, tasks: int, temperature: float, as_json: bool, say: Callable[[str], None]
+) -> int:
+    """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
+    config = load(str(run_dir / "config.yaml"), [f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
+    model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
+    try:
+        connect(config, say if not as_json else _silent, learning=False)
+        solved = asyncio.run(_play(config, model_dir))
+    finally:
+        disconnect()
+    low, high = wilson_interval(int(solved.sum()), len(solved))
+    result: dict[str, Any] = {
+        "run": config.name,
+        "checkpoint": step,
+        "tasks": len(solved),
+        "temperature": temperature,
+        "success": float(solved.mean()),
+        "low": low,
+        "high": high,
+    }
+    text = (
+        f"{config.name} at {step}: success {result['success']:.3f}  95% [{low:.3f}, {high:.3f}]  "
+        f"{len(solved)} tasks, T = {temperature:g}"
+    )
+    say(json.dumps(result) if as_json else text)
+    return 0
+
+
+def _silent(text: str) -> None:
+    """Says nothing: with --json the only output is the object."""
+
+
+def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[str], None]) -> tuple[Path, str]:
+    if checkpoint == "initial":
+        return prepare_model(config, say), "initial"
+    saved = checkpoints(run_dir)
+    if not saved:
+        raise UserError(f"{run_dir} has no checkpoint yet; --checkpoint initial evaluates the policy it started from")
+    steps = [step for step, _ in saved]
+    if checkpoint == "best":
+        best = read_state(saved[-1][1]).best_step
+        step = best if best in steps else steps[-1]
+    elif checkpoint == "last":
+        step = steps[-1]
+    elif checkpoint.isdigit() and int(checkpoint) in steps:
+        step = int(checkpoint)
+    else:
+        raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}")
+    return dict(saved)[step].resolve() / "hf", f"step {step}"
+
+
+async def _play(config: RunConfig, model_dir: Path) -> np.ndarray:
+    fleet = Fleet(config, model_dir, _no_event)
+    environment = config.environment
+    tickets = validation_tickets(
+        environment.name,
+        environment.options,
+        environment.validation_seed,
+        config.validation.tasks,
+        config.seed,
+        config.validation.temperature,
+    )
+    try:
+        await fleet.start(learning=False)
+        solved, _ = await Play(config, fleet).validate(tickets)
+    finally:
+        await fleet.stop()
+    return solved
+
+
+def _no_event(*_: Any, **__: Any) -> None:
+    """An evaluation keeps no spans."""

@@ -1,0 +1,310 @@
+"""`squelch gradients`: the decomposition of Figure 3 on a run's archived groups, at the weights of one checkpoint.
+
+No Ray, no vLLM: one process loads the checkpoint and takes the gradients. Groups that this very version sampled are on
+policy; there are only as many as steps it sampled for. `--older weight` fills up with the groups of the nearest other
+versions, under truncated importance weights (docs/gradients.md says what that costs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from cluster.errors import UserError
+from cluster.terminal import say
+from learner.decomposition.statistics import BUCKETS, BucketFigures, Decomposition
+
+if TYPE_CHECKING:
+    from actors.records import Trajectory
+    from cluster.config import RunConfig
+    from learner.config import LearnerConfig
+    from learner.trainer import Trainer
+
+GROUPS = 48
+"""Fewest groups (8 in each of 6 buckets)."""
+DESCRIPTION = """\
+Takes apart the gradient of archived groups: task, KL and entropy by reward variance (paper, Figure 3), signal against
+noise from two halves of each group, and how tight Theorem H.2's bound is. The weights are those of a checkpoint; the
+groups are those that these weights sampled (steps after it)."""
+
+
+@dataclass(frozen=True)
+class ArchivedGroup:
+    """One group of the archive, and the oldest and newest version that sampled in it."""
+
+    group_id: str
+    step: int
+    version_min: int
+    version_max: int
+    trajectories: list[Trajectory]
+
+
+def add_gradients_parser(commands: argparse._SubParsersAction) -> None:
+    """The command's arguments."""
+    parser = commands.add_parser(
+        "gradients", help="task and regulariser gradients by reward variance (Figure 3)", description=DESCRIPTION
+    )
+    parser.add_argument("run_dir", type=Path, help="the run's folder")
+    parser.add_argument("--step", type=int, help="weights after this step (a checkpoint; 0: the initial policy)")
+    parser.add_argument(
+        "--older",
+        choices=("refuse", "weight"),
+        default="refuse",
+        help="groups of other versions: left out (default), or taken under truncated importance weights",
+    )
+    parser.add_argument("--groups", type=int, default=GROUPS, help="fewest groups; more are taken if they are there")
+    parser.add_argument("--buckets", type=int, default=BUCKETS, help="buckets of reward variance")
+    parser.add_argument("--kl", type=float, help="KL coefficient instead of the run's")
+    parser.add_argument("--entropy", type=float, help="entropy coefficient instead of the run's")
+    parser.add_argument("--json", action="store_true", help="one JSON object, group by group")
+    parser.set_defaults(run=_gradients)
+
+
+def _gradients(options: argparse.Namespace) -> int:
+    from cluster.config import load
+
+    if options.groups < 2 or options.buckets < 1:
+        raise UserError(f"--groups {options.groups} --buckets {options.buckets}: at least 2 groups and 1 bucket")
+    run_dir = options.run_dir
+    if not (run_dir / "config.yaml").is_file():
+        raise UserError(f"{run_dir} holds no run: it has no config.yaml; give a folder such as runs/frozenlake")
+    config = load(str(run_dir / "config.yaml"))
+    step, version, checkpoint = choose_checkpoint(run_dir, options.step)
+    groups = choose_groups(run_dir, step, version, options.older, options.groups)
+    learner = learner_config(config.learner, options.kl, options.entropy)
+    found = measure(config, learner, checkpoint, groups, options.buckets)
+    versions = Counter(g.version_min for g in groups)
+    facts = {"run": config.name, "step": step, "version": version, "older": options.older}
+    facts |= {"versions": {str(v): n for v, n in sorted(versions.items())}, "objective": _objective(learner)}
+    if options.json:
+        say(json.dumps(facts | found.as_data(), allow_nan=False))
+    else:
+        show(facts, found, Console())
+    return 0
+
+
+def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[int, int, Path | None]:
+    """(step, policy version, folder) of the weights: those after `step`, by default the newest whose successor step
+    was played. The folder is None for the initial policy.
+
+    Raises UserError naming the steps there are.
+    """
+    from cluster.loop.state import checkpoints, read_state
+
+    saved = dict(checkpoints(run_dir))
+    played = set(_steps(run_dir))
+    usable = sorted(number for number in (0, *saved) if number + 1 in played)
+    if step is None:
+        step = usable[-1] if usable else 0
+    if step != 0 and step not in saved:
+        raise UserError(f"--step {step}: {run_dir} has weights of step 0 (the initial policy) and of {sorted(saved)}")
+    return (0, 0, None) if step == 0 else (step, read_state(saved[step]).version, saved[step])
+
+
+def choose_groups(run_dir: Path, step: int, version: int, older: str, wanted: int) -> list[ArchivedGroup]:
+    """Groups that `version` sampled; with `older` = weight, filled up to `wanted` with those of the nearest versions.
+
+    Raises UserError when there are too few, saying how many and what to do.
+    """
+    steps = _steps(run_dir)
+    found: list[ArchivedGroup] = []
+    if older == "refuse":
+        found = list(_exact(run_dir, steps, step, version))
+    else:
+        for near in sorted(steps, key=lambda s: (abs(s - step - 1), s)):  # the weights after s play step s + 1
+            found += archived_groups(run_dir, near) if len(found) < wanted else []
+    if len(found) < wanted:
+        raise UserError(_too_few(run_dir, step, version, older, len(found), wanted))
+    return found
+
+
+def _exact(run_dir: Path, steps: Sequence[int], step: int, version: int) -> Iterator[ArchivedGroup]:
+    """Groups of that version alone, from `step` outwards until all groups of a step are newer, or older."""
+    for near in sorted(s for s in steps if s > step):
+        groups = archived_groups(run_dir, near)
+        if groups and all(g.version_min > version for g in groups):
+            break
+        yield from (g for g in groups if g.version_min == g.version_max == version)
+    for near in sorted((s for s in steps if s <= step), reverse=True):
+        groups = archived_groups(run_dir, near)
+        if groups and all(g.version_max < version for g in groups):
+            break
+        yield from (g for g in groups if g.version_min == g.version_max == version)
+
+
+def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
+    """The groups of one step with at least two trajectories that did not fail, in order of their ids."""
+    from actors.archive.writer import read_groups
+    from actors.records import from_table
+
+    table = read_groups(run_dir, [step])
+    ids = np.array(table.column("group_id").to_pylist())
+    groups = []
+    for group_id in sorted(set(ids.tolist())):
+        alive = [t for t in from_table(table.filter(ids == group_id)) if t.failure is None and t.loss_mask.any()]
+        turns = [turn for t in alive for turn in t.turns]
+        if len(alive) > 1:
+            oldest, newest = min(t.version_min for t in turns), max(t.version_max for t in turns)
+            groups.append(ArchivedGroup(group_id, step, oldest, newest, alive))
+    return groups
+
+
+def _steps(run_dir: Path) -> list[int]:
+    """Steps in the archive. Arrow is imported when it is read: `squelch filter` starts without it."""
+    from actors.archive.writer import ArchiveError, group_files, step_of
+
+    try:
+        return [step_of(file) for file in group_files(run_dir)]
+    except ArchiveError as error:
+        raise UserError(str(error)) from error
+
+
+def _too_few(run_dir: Path, step: int, version: int, older: str, found: int, wanted: int) -> str:
+    if older == "weight":
+        return f"{run_dir} holds {found} groups in all, and --groups is {wanted}; give --groups {max(found, 2)} or less"
+    return (
+        f"{run_dir}: {found} groups were sampled by version {version} (the weights after step {step}), and --groups is "
+        f"{wanted}. Add the nearest other versions with --older weight, lower --groups, or let the run measure itself "
+        "on fresh groups with gradients.every=K"
+    )
+
+
+def learner_config(own: LearnerConfig, kl: float | None, entropy: float | None) -> LearnerConfig:
+    """The run's learner as one rank, with other coefficients if given."""
+    objective = own.objective
+    if kl and (objective.kl.place == "reward" or objective.kl.estimator == "k1"):
+        raise UserError(
+            f"--kl {kl} has nothing to weigh: this run's KL (learner.objective.kl) is place={objective.kl.place} with "
+            f"estimator={objective.kl.estimator}, and only k2 or k3 in the loss has a gradient of its own; drop --kl"
+        )
+    if kl is not None:
+        objective = objective.model_copy(update={"kl": objective.kl.model_copy(update={"coefficient": kl})})
+    if entropy is not None:
+        objective = objective.model_copy(update={"entropy_coefficient": entropy})
+    if (kl or 0) < 0 or (entropy or 0) < 0:
+        raise UserError(f"--kl {kl} --entropy {entropy}: coefficients are not negative")
+    return own.model_copy(update={"ranks": 1, "objective": objective})
+
+
+def measure(
+    config: RunConfig, learner: LearnerConfig, checkpoint: Path | None, groups: Sequence[ArchivedGroup], buckets: int
+) -> Decomposition:
+    """Loads the weights in this process and takes the gradients.
+
+    Raises UserError for a checkpoint of another model and for groups that cannot be learned from.
+    """
+    from learner import process_group
+    from learner.decomposition.decompose import decompose
+
+    process_group.start(0, 1, "127.0.0.1", 0, learner.step_timeout_s, "cuda" if learner.num_gpus > 0 else "cpu")
+    try:
+        trainer = _trainer(config, learner, checkpoint)
+        return decompose(trainer, [(g.group_id, g.trajectories) for g in groups], buckets)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    finally:
+        process_group.stop()
+
+
+def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None) -> Trainer:
+    import torch
+    from transformers.utils import logging as hf_logging
+
+    from cluster.fleet.bootstrap import prepare_model
+    from learner import memory
+    from learner.checkpoint import load_weights
+    from learner.trainer import Trainer
+
+    hf_logging.disable_progress_bar()
+    torch.set_num_threads(learner.num_threads)
+    folder = prepare_model(config, _silent)
+    memory.check(memory.read_model_config(folder), learner, 1, decomposes=True)
+    trainer = Trainer(folder, learner, 0, 1, config.seed, config.sampling.temperature)
+    if checkpoint is not None:
+        load_weights(checkpoint, trainer.policy)
+    return trainer
+
+
+def _silent(text: str) -> None:
+    """Says nothing: with --json the only output is the object."""
+
+
+def _objective(learner: LearnerConfig) -> dict[str, Any]:
+    own = learner.objective
+    return {
+        "advantage": own.advantage,
+        "aggregation": own.aggregation,
+        "kl_coefficient": own.kl.coefficient,
+        "kl_estimator": own.kl.estimator,
+        "entropy_coefficient": own.entropy_coefficient,
+    }
+
+
+NORMS = {
+    "RV": "reward_variance",
+    "task": "task",
+    "task/std": "task_std",
+    "KL": "kl",
+    "entropy": "entropy",
+    "reg": "regulariser",
+    "share": "dominance",
+    "share/std": "dominance_std",
+}
+MEANS = {
+    "task": "mean_task",
+    "task/std": "mean_task_std",
+    "KL": "mean_kl",
+    "entropy": "mean_entropy",
+    "reg": "mean_regulariser",
+}
+NOISE = {
+    "signal^2": "signal_square",
+    "+-": "signal_square_error",
+    "noise^2": "noise_square",
+    "SNR": "snr",
+    "task SNR": "snr_task",
+    "bound": "tightness",
+    "signal": "tightness_signal",
+}
+LEGEND = """\
+task: advantages R - mean R; task/std: divided by the group's std; reg: KL and entropy together, with their
+coefficients; share: |reg| / (|task| + |reg|), appendix K. signal^2 and noise^2: from two halves of each group, the
+first without bias and so possibly negative, with its standard error. SNR: |signal| / (|noise| + |reg|), section 3.2;
+task SNR: without reg, appendix H.4. bound: |task| as a share of Theorem H.2's bound; signal: with the noise taken out.
+docs/gradients.md says how to read them."""
+
+
+def show(facts: dict[str, Any], found: Decomposition, console: Console) -> None:
+    """Three tables: norms (Figure 3), norms of each bucket's mean gradient, signal against noise."""
+    versions = ", ".join(f"{n} of version {v}" for v, n in facts["versions"].items())
+    console.print(f"{facts['run']} after step {facts['step']} (version {facts['version']}): {versions}")
+    console.print(_table("Mean norm of a prompt's gradient, by bucket of reward variance (RV)", NORMS, found.buckets))
+    console.print(_table("Norm of the bucket's mean gradient", MEANS, found.buckets))
+    console.print(_table("Signal against task noise, and the bound of Theorem H.2", NOISE, found.buckets))
+    trends = "  ".join(f"{name} {_text(value)}" for name, value in found.trends.items())
+    console.print(f"rank correlation with the reward variance, {len(found.groups)} groups: {trends}")
+    console.print(LEGEND.replace("\n", " "), highlight=False)
+
+
+def _table(title: str, columns: Mapping[str, str], buckets: Sequence[BucketFigures]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, collapse_padding=True)
+    for heading in ("", "n", *columns):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for bucket in buckets:
+        values = [_text(vars(bucket)[name]) for name in columns.values()]
+        table.add_row(f"Q{bucket.bucket}", str(bucket.num_groups), *values)
+    return table
+
+
+def _text(value: float) -> str:
+    return "-" if value != value else f"{value:.3g}"

@@ -1,0 +1,247 @@
+"""`squelch score`: the diagnosis for prompts and reasonings that any trainer wrote.
+
+Reads them (cluster/commands/score_files.py), scores every reasoning under every prompt with one model
+(actors/scorer/cross_scoring.py), prints the figures of `squelch mi` with their intervals, and names the reasonings
+that fit every prompt. No Ray, no vLLM: one process waits for nobody. Bad input is a `UserError` that names the file
+and the row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.commands.filter import add_compat, aligned, command
+from cluster.errors import UserError, natural
+from cluster.terminal import say
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from actors.diagnosis.proxies import Proxies
+    from actors.diagnosis.templates import Template
+    from actors.diagnosis.uncertainty import Uncertainty
+    from actors.scorer.cross_scoring import CrossScorer
+    from cluster.commands.score_files import Reasonings
+
+SCORE_HELP = """\
+Does the reasoning that some trainer wrote depend on its input? Scores every reasoning under every prompt with a model,
+and prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1), with intervals, and the reasonings that fit every
+prompt: the templates themselves.
+
+FILE holds one reasoning a row, as JSONL or Parquet, of one training step:
+  as text   `prompt` (or `input`; text up to where the answer begins, or a list of messages), with
+            `reasoning`, or `completion` (or `output`, `response`) that closes its reasoning with </think>
+  as ids    `prompt_ids`, up to and including the opening of the reasoning, with `reasoning_ids`
+  optional  `prompt_id` (or `group_id`): rows of one id must have one prompt; `step`: see --step
+Other columns are left alone. Several reasonings of each prompt and many prompts make the figures finer."""
+
+SCORE_EPILOG = """\
+how to read it: as `squelch mi` does; docs/use-with-other-trainers.md has TRL, verl and OpenRLHF
+  gap: log p(z|own prompt) - log mean p(z|other prompts), nats; at 0 or below the reasoning fits any prompt
+
+examples:
+  squelch score completions_00100.parquet --model checkpoint-100
+  squelch score rollouts/100.jsonl --model policy/ --out scores.npz --json"""
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """All that is printed. `fits_any`: reasonings whose gap is 0 or below."""
+
+    facts: dict[str, Any]
+    proxies: Proxies
+    uncertainty: Uncertainty
+    templates: list[Template]
+    fits_any: int
+    notes: list[str]
+
+
+def add_score_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `squelch score`."""
+    parser = command(subparsers, "score", "scores any trainer's reasonings, from a file", SCORE_HELP, SCORE_EPILOG)
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="the policy that wrote them: a Hugging Face folder"
+    )
+    parser.add_argument("--out", type=Path, metavar="NPZ", help="write the matrix, for `squelch mi`")
+    parser.add_argument("--step", type=int, help="score this step's rows alone")
+    parser.add_argument(
+        "--temperature", type=_positive(float), default=1.0, help="of the sampling (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--markers",
+        nargs=2,
+        default=("<think>", "</think>"),
+        metavar=("OPEN", "CLOSE"),
+        help="what opens and closes the reasoning in a completion (default: <think> </think>)",
+    )
+    parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
+    parser.add_argument("--max-prompts", type=_positive(int), metavar="N", help="score N prompts, drawn at random")
+    parser.add_argument(
+        "--templates", type=int, default=5, metavar="N", help="name N reasonings that fit every prompt (default: 5)"
+    )
+    parser.add_argument("--half-width", type=_positive(float), default=0.05, metavar="NATS", help="as of `squelch mi`")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: cuda where there is one)")
+    parser.add_argument(
+        "--token-budget", type=_positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=natural, default=0, help="of the resampling and of --max-prompts")
+    add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
+    parser.set_defaults(run=run_score)
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} must be above 0")
+        return value
+
+    return read
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Prints the figures; 0 on success, `UserError` on bad input."""
+
+    if args.out is not None and not args.out.resolve().parent.is_dir():
+        raise UserError(f"--out {args.out}: its folder does not exist")
+    found, engine = load(args)
+    matrix = engine.matrix(found.prompts, found.ids)
+    if args.out is not None:
+        write_npz(args.out, matrix, found)
+    report = measure(args, found, matrix, engine.model.config.get_text_config().vocab_size)
+    say(json.dumps(score_json(report, args), allow_nan=False) if args.json else score_text(report, args))
+    return 0
+
+
+def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
+    """What is to be scored, and the model to score it with; the file is read and checked before the model is."""
+    from cluster.commands.score_files import Reader, at_most, read_rows, within_context
+    from learner.policy.model import read_config
+
+    rows = read_rows(args.file, args.step)
+    try:
+        config = read_config(args.model)
+        text = config.get("text_config", config)
+        reader = Reader(args.file, args.model, int(text["vocab_size"]), None if args.whole else tuple(args.markers))
+        found = reader.read(rows)
+        found = at_most(within_context(found, int(text["max_position_embeddings"])), args.max_prompts, args.seed)
+        _require_two_prompts(args.file, found)
+        return found, _engine(args)
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(f"--model {args.model}: {error}") from error
+
+
+def _engine(args: argparse.Namespace) -> CrossScorer:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    from actors.scorer.cross_scoring import CrossScorer
+
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    hf_logging.disable_progress_bar()
+    options = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **options)
+    try:
+        model = model.to(device)
+    except RuntimeError as error:
+        raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    return CrossScorer(model, args.token_budget, args.temperature)
+
+
+def _require_two_prompts(path: Path, found: Reasonings) -> None:
+    if len(found.prompts) > 1:
+        return
+    left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
+    raise UserError(
+        f"{path}: {len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, and which prompt "
+        f"a reasoning fits can only be asked of two or more (intervals need 6). Rows left out: {left_out}"
+    )
+
+
+def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
+    """What `squelch mi` reads: `log_likelihood` (N, K, N), `lengths` (N, K), 0 where a prompt has fewer than K
+    reasonings, `prompt_id` (N,); and `rows` (N, K), the number in the file, 0 where there is none."""
+    import numpy as np
+
+    num = len(found.prompts)
+    order = np.argsort(found.source, kind="stable")
+    prompt = found.source[order]
+    place = np.arange(len(order)) - np.searchsorted(prompt, prompt)
+    shape = (num, int(place.max()) + 1)
+    filled, lengths, rows = np.zeros((*shape, num)), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    filled[prompt, place] = matrix[order]
+    lengths[prompt, place] = [len(found.ids[s]) for s in order]
+    rows[prompt, place] = found.rows[order]
+    with path.open("wb") as file:
+        np.savez(file, log_likelihood=filled, lengths=lengths, prompt_id=np.arange(num), rows=rows)
+
+
+def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, vocab_size: int) -> ScoreReport:
+    """Figures of matrix (num_samples, num_prompts); the same as `squelch mi` on what `write_npz` wrote."""
+    import numpy as np
+
+    from actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
+    from actors.diagnosis.templates import gaps, ranked
+    from actors.diagnosis.uncertainty import uncertainty
+
+    lengths = np.array([len(z) for z in found.ids])
+    scores = usable(matrix, lengths, found.source)
+    report = proxies_of_scores(scores, ema=EmaState(), compat=args.compat)
+    sure = uncertainty(scores, report, compat=args.compat, seed=(args.seed, 0))
+    excluded = dict(found.excluded) | report.excluded
+    report = replace(report, excluded=excluded, num_excluded=sum(excluded.values()))
+    gap = gaps(matrix, found.source)
+    templates = ranked(gap, found.source, found.texts, lengths, found.rows)
+    facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
+    return ScoreReport(facts, report, sure, templates, int((gap <= 0).sum()), _notes(report, vocab_size))
+
+
+def _notes(report: Proxies, vocab_size: int) -> list[str]:
+    if report.conditional_entropy is None or report.conditional_entropy < math.log(vocab_size):
+        return []
+    return [
+        f"H(Z|X) is above log of the vocabulary, {math.log(vocab_size):.2f}: the model finds these reasonings less "
+        "likely than random tokens; is it the one that wrote them, with the same tokenizer and prompt format?"
+    ]
+
+
+def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
+    """What `--json` prints: the keys of `squelch mi`, and what the file added."""
+    from cluster.commands.mi import mi_json
+
+    return {
+        **report.facts,
+        **mi_json(report.proxies, report.uncertainty, args.half_width),
+        "fits_any_prompt": report.fits_any,
+        "templates": [asdict(template) for template in report.templates[: args.templates]],
+        "notes": report.notes,
+    }
+
+
+def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
+    """For people: the table of `squelch mi`, then the templates."""
+    from cluster.commands.mi import mi_table
+
+    head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
+    lines = [mi_table(report.proxies, report.uncertainty, args.half_width, head), *report.notes]
+    total = report.proxies.num_samples
+    lines += ["", f"{report.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
+    rows = [("gap", "times", "prompts", "row", "reasoning")]
+    for found in report.templates[: args.templates]:
+        rows.append(
+            (f"{found.gap:.3f}", str(found.count), str(found.num_prompts), str(found.rows[0]), _line(found.text))
+        )
+    return "\n".join([*lines, *(aligned(rows) if len(rows) > 1 else [])])
+
+
+def _line(text: str, width: int = 160) -> str:
+    """On one line, cut where it is long; --json has it whole."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"

@@ -1,0 +1,188 @@
+"""Before the actors: the Ray cluster and the initial policy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from cluster.config import RunConfig
+from cluster.errors import UserError
+from envs.base import make
+from envs.episode import Episode
+from envs.format import phrases
+
+log = logging.getLogger(__name__)
+PROBE_TIMEOUT_S = 5.0
+REPOSITORY = Path(__file__).parents[2]
+
+
+def needed_cpus(config: RunConfig, learning: bool = True) -> float:
+    """Ray CPUs that all actors of a run ask for together; without `learning`, those that play."""
+    playing = config.rollout.count * config.rollout.num_cpus
+    playing += config.environment_actor.count * config.environment_actor.num_cpus
+    scoring = config.scorer.num_cpus if config.scorer.enabled else 0
+    return playing + (config.learner.ranks * config.learner.num_cpus + scoring if learning else 0)
+
+
+def needed_gpus(config: RunConfig, learning: bool = True) -> float:
+    """As `needed_cpus`, of Ray GPUs."""
+    playing = config.rollout.count * config.rollout.num_gpus
+    scoring = config.scorer.num_gpus if config.scorer.enabled else 0
+    return playing + (config.learner.ranks * config.learner.num_gpus + scoring if learning else 0)
+
+
+def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True) -> None:
+    """Joins the cluster at `cluster.address`, or starts one on this machine. Without `learning` it is to hold only the
+    actors that play.
+
+    Raises:
+        UserError: the cluster cannot be joined, or is too small for what the run asks for.
+    """
+    address = _address(config)
+    options: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.WARNING}
+    if address:
+        check_address(config)
+        _join(config, options)
+        say(f"joined the Ray cluster at {address}")
+    else:
+        cpus = config.cluster.num_cpus or max(needed_cpus(config, learning), float(os.cpu_count() or 1))
+        ray.init(
+            address="local",  # never a cluster that happens to run on this machine
+            num_cpus=int(-(-cpus // 1)),
+            object_store_memory=config.cluster.object_store_mib * 2**20,
+            include_dashboard=False,
+            **options,
+        )
+    _check_size(config, learning)
+
+
+def check_address(config: RunConfig) -> None:
+    """UserError at once when nothing listens at the host:port to join; Ray itself would ask for minutes. What Ray reads
+    otherwise (`auto`, `ray://...`) is left to it."""
+    address = _address(config)
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (colon and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise _unreachable(config, error) from error
+
+
+def _address(config: RunConfig) -> str:
+    return config.cluster.address or os.environ.get("RAY_ADDRESS", "")
+
+
+def _join(config: RunConfig, options: dict[str, Any]) -> None:
+    try:
+        ray.init(address=_address(config), runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise _unreachable(config, error) from error
+
+
+def _unreachable(config: RunConfig, error: Exception) -> UserError:
+    key, without = "cluster.address", "leave the key empty"
+    if not config.cluster.address:
+        key, without = "RAY_ADDRESS", "unset the variable"
+    return UserError(
+        f"{key}={_address(config)!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
+        f"{without} to start one on this machine."
+    )
+
+
+def _check_size(config: RunConfig, learning: bool) -> None:
+    have, need = ray.cluster_resources(), needed_cpus(config, learning)
+    if have.get("CPU", 0) < need:
+        raise UserError(
+            f"the cluster has {have.get('CPU', 0):g} CPUs and the run asks for {need:g}: add nodes (here: "
+            "raise cluster.num_cpus), or lower rollout.count, environment_actor.count, learner.ranks or their num_cpus"
+        )
+    if have.get("GPU", 0) < (gpus := needed_gpus(config, learning)):
+        raise UserError(
+            f"the cluster has {have.get('GPU', 0):g} GPUs and the run asks for {gpus:g}: use one with more, lower "
+            "rollout.num_gpus or learner.num_gpus, or do without the scorer's (scorer.num_gpus=0 scores on a CPU "
+            "thread, scorer.enabled=false not at all)"
+        )
+
+
+def disconnect() -> None:
+    """Leaves the cluster; one that `connect` started ends."""
+    ray.shutdown()
+
+
+def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
+    """The folder of the initial policy; the tiny one is built, or found in the cache."""
+    if config.model.path != "tiny":
+        return check_model(Path(config.model.path), config, say)
+    from learner.warmup.tiny import (  # imports torch; a given model needs none of it
+        build_digest,
+        build_tiny,
+        recipe_for,
+    )
+
+    recipe = recipe_for(config.environment.name)
+    digest = build_digest(config.environment, config.model.tiny_seed, recipe)
+    folder = Path(config.model.cache) / f"{config.environment.name}-{digest}"
+    if not folder.exists():
+        say(f"warming up the tiny policy for {config.environment.name} in {folder} (a minute or two, once)")
+    report = build_tiny(folder, config.environment, config.model.tiny_seed, recipe)
+    if not report.reused:
+        say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
+    return folder.resolve()
+
+
+def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> Path:
+    """A model folder that can be trained, served and spoken to in the environment's turns.
+
+    Raises:
+        UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank
+            has too little memory.
+    """
+    try:
+        _check_speech(folder, config)
+    except ValueError as error:
+        raise UserError(f"model.path: {error}") from error
+    say(_check_memory(folder, config))
+    return folder.resolve()
+
+
+def _check_memory(folder: Path, config: RunConfig) -> str:
+    """What the learner will need, from shapes alone. Raises UserError when a rank does not have it."""
+    from learner import memory
+
+    try:
+        shape, decomposes = memory.read_model_config(folder), config.gradients.every > 0
+        return memory.check(shape, config.learner, config.learner.ranks, decomposes)
+    except ValueError as error:
+        raise UserError(f"model.path: {error}") from error
+
+
+def _check_speech(folder: Path, config: RunConfig) -> None:
+    """Whether architecture, chat template, tokenizer and context suit the run; ValueError says what does not."""
+    from actors.play.codec import ChatCodec  # imports transformers
+    from learner.policy.model import read_config
+
+    positions = read_config(folder).get("max_position_embeddings")
+    codec = ChatCodec(folder)
+    environment = make(config.environment.name, "train", config.environment.options)
+    codec.check(phrases(type(environment), config.environment.format))
+    first_turn = codec.first_turn(Episode(environment, 0, 0, config.environment.format).start())
+    needed = len(first_turn) + config.sampling.max_tokens_per_turn
+    limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
+    for name, limit in limits.items():
+        if limit is not None and needed > limit:
+            raise ValueError(
+                f"the first turn of {config.environment.name} takes {len(first_turn)} tokens and "
+                f"sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn} more, but {name} is {limit}"
+            )
+    if positions is not None and config.rollout.max_model_len > positions:
+        raise ValueError(
+            f"rollout.max_model_len={config.rollout.max_model_len} is more than the model's context of {positions}"
+        )

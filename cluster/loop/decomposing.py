@@ -1,0 +1,94 @@
+"""The gradient decomposition within a run: every so many steps, before the step is learned from.
+
+It is taken at the weights that sampled: of the step's groups those that this very version played, filled up with groups
+on validation tasks that are played for it and learned from by nobody, so that no training task is spent on it. The
+tickets are in no ledger and no archive; the figures are in the step's metrics and, group by group, in
+`runs/<name>/gradients/step-NNNNNN.json`.
+
+    waits for         unblocked by          on time-out
+    extra groups      environment actors    the ticket is replayed or fails (cluster.loop.playing)
+    every rank        learner               step_timeout_s a group; the run ends and names the late rank
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.records import GroupSummary, Ticket
+from cluster.config import RunConfig
+from cluster.control.admission import validation_tickets
+from cluster.fleet.fleet import Fleet
+from cluster.loop.playing import Play, PlayedGroup
+from learner.decomposition.statistics import Decomposition
+
+log = logging.getLogger(__name__)
+FOLDER = "gradients"
+
+
+class Decomposing:
+    """Measures steps that are due; see the module's head."""
+
+    def __init__(self, config: RunConfig, fleet: Fleet, play: Play) -> None:
+        self.config, self.fleet, self.play = config, fleet, play
+
+    async def measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
+        """Flat figures of the step, empty when it is not due. `version`: that of the learner's weights."""
+        settings = self.config.gradients
+        if not settings.every or step % settings.every:
+            return {}
+        started = time.time()
+        own = [g for g in window if g.summary.version_min == g.summary.version_max == version]
+        extra = [self.play.group(ticket) for ticket in self._tickets(step, settings.groups - len(own))]
+        played = sorted([*own, *await asyncio.gather(*extra)], key=lambda g: g.ticket.ticket_id)
+        groups = [g for g in played if _comparable(g.summary)]
+        if len(groups) < 2:
+            log.warning("step %d: %d of %d groups can be compared; no gradients", step, len(groups), len(played))
+            return {"seconds/gradients": time.time() - started}
+        if len(groups) < settings.groups:
+            log.warning(
+                "step %d: %d groups can be compared, not gradients.groups=%d", step, len(groups), settings.groups
+            )
+        tables, ids = [g.table for g in groups], [g.ticket.ticket_id for g in groups]
+        learner = self.fleet.learner
+        found: Decomposition = await asyncio.to_thread(learner.decompose, tables, ids)
+        facts = {"step": step, "version": version, **found.as_data()}
+        await asyncio.to_thread(write_whole, self.config.run_dir / FOLDER / f"step-{step:06d}.json", facts)
+        return found.flat() | {"seconds/gradients": time.time() - started}
+
+    def _tickets(self, step: int, count: int) -> list[Ticket]:
+        config, environment = self.config, self.config.environment
+        single = validation_tickets(
+            environment.name,
+            environment.options,
+            environment.validation_seed,
+            max(0, count),
+            config.seed,
+            config.sampling.temperature,
+        )
+        size = config.sampling.group_size
+        return [
+            replace(ticket, ticket_id=f"g{step:06d}-{i:03d}", step=step, group_size=size)
+            for i, ticket in enumerate(single)
+        ]
+
+
+def _comparable(summary: GroupSummary) -> bool:
+    """What the learner would refuse is left out: a group without two trajectories to compare ends no run."""
+    figures = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])
+    return len(summary.indices) > 1 and bool(np.isfinite(figures).all() and summary.lengths.any())
+
+
+def write_whole(path: Path, data: dict[str, Any]) -> None:
+    """A JSON file that takes its place only when it is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(data, allow_nan=False) + "\n")
+    partial.replace(path)

@@ -1,0 +1,110 @@
+"""What a run says of its steps: spans to `events.jsonl`, figures to `/metrics`, `metrics.jsonl` and the terminal.
+
+Invariant: every second belongs to one step. A step's time runs from the record of the step before to its own record;
+what follows its record, a checkpoint, is the next step's (`carried`).
+
+Who waits: a step's record for the spans of every rollout worker and environment actor, `SPANS_TIMEOUT_S` at most; a
+dead one has none, a late one or one that fails ends the run and is named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from actors.archive.writer import Archive
+from actors.metrics.exporter import Recorder
+from actors.process.ray_errors import DEAD
+from cluster.fleet.fleet import Fleet, outcomes
+from cluster.loop.scoring import Scoring
+from cluster.runs.figures import clip_intervals, step_line, union_seconds
+
+SPANS_TIMEOUT_S = 60.0
+WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}
+"""Whom the coordinator waits for in each part of a step."""
+TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
+
+
+class Journal:
+    """The run's figures and spans. `totals`: sums over the run, kept in its state."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        recorder: Recorder,
+        steps: int,
+        totals: dict[str, float],
+        say: Callable[[str], None],
+    ) -> None:
+        self.archive, self.recorder, self.say = archive, recorder, say
+        self.steps, self.totals = steps, totals
+        self.last: dict[str, float] = {}
+        """The newest value of every figure."""
+        self.carried: dict[str, float] = {}
+        """Figures that the next step reports."""
+        self.recorded: float | None = None
+        """When the last step was recorded."""
+        self._spans: list[tuple[float, float]] = []
+
+    def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
+        """One span of `events.jsonl`."""
+        self.archive.event(actor, name, start, end, **facts)
+
+    def worked(self, actor: str, start: float, end: float) -> None:
+        """Notes that an actor worked then: time that is not orchestration."""
+        self.busy(start, end)
+        self.event(actor, "work", start, end)
+
+    def busy(self, start: float, end: float) -> None:
+        """As `worked`, where the actors note their own spans."""
+        self._spans.append((start, end))
+
+    async def collect_spans(self, fleet: Fleet) -> None:
+        """When rollout workers sampled and environment actors stepped, since the last step."""
+        actors = {**fleet.workers, **fleet.players}
+        calls = {name: actor.take_spans.remote() for name, actor in actors.items()}
+        for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S, "take_spans")).items():
+            if isinstance(spans, BaseException) and not isinstance(spans, DEAD):
+                raise RuntimeError(f"take_spans: {name} failed: {spans}") from spans
+            for span in [] if isinstance(spans, DEAD) else spans:
+                self.worked(name, *span)
+
+    def before_training(self, flat: dict[str, float]) -> None:
+        """Records what was measured before the first step."""
+        flat = flat | {"total_steps": float(self.steps)}
+        self._show(0, flat)
+        self.archive.metrics(0, flat)
+
+    def step(self, step: int, flat: dict[str, float], began: float, scoring: Scoring) -> None:
+        """Completes the figures of a step, which began then, with its times, and records them.
+
+        Orchestration: seconds in which nothing generated, trained, scored or stepped an environment.
+        """
+        ended = time.time()
+        spans = [*self._spans, *scoring.spans(ended)]
+        busy = union_seconds(clip_intervals(spans, began, ended))
+        self._spans.clear()
+        flat["seconds/step"] = ended - began - flat.get("seconds/validation", 0.0)
+        flat["seconds/orchestration"] = ended - began - busy
+        flat["tokens/per_second"] = flat["tokens/sampled"] / flat["seconds/step"]
+        flat["total_steps"] = float(self.steps)
+        flat |= self.carried
+        flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITS.items()}
+        self.carried, self.recorded = {}, ended
+        self._put(step, flat)
+
+    def _put(self, step: int, flat: dict[str, float]) -> None:
+        for key in TOTALLED:
+            self.totals[key] = self.totals.get(key, 0.0) + flat.get(key, 0.0)
+        self.last |= flat
+        self._show(step, flat)
+        self.archive.metrics(step, flat)
+        self.say(step_line(step, self.steps, flat))
+
+    def _show(self, step: int, flat: dict[str, float]) -> None:
+        """Exports the figures. What the registry refuses is a fault of whoever reports it, not the user's."""
+        try:
+            self.recorder.step(step, flat)
+        except ValueError as error:
+            raise RuntimeError(f"figures of step {step}: {error}") from error

@@ -1,0 +1,64 @@
+"""Validation during training: the same fixed tasks each time, one trajectory each (paper, appendix B.2).
+
+The weights do not change while it runs: nothing is published before it ends. It waits for the environment actors; a
+dead one is replaced and its share replayed (`cluster.loop.playing`).
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from actors.diagnosis.uncertainty import wilson_interval
+from cluster.config import RunConfig
+from cluster.control.admission import validation_tickets
+from cluster.loop.playing import Play
+from cluster.loop.state import LoopState
+from cluster.runs.figures import gain_interval
+
+
+class Validation:
+    """Success on the fixed tasks, its interval, the gain over the first one, and the best step so far."""
+
+    def __init__(self, config: RunConfig, play: Play, state: LoopState) -> None:
+        environment = config.environment
+        self.config, self.play, self.state = config.validation, play, state
+        self.tickets = validation_tickets(
+            environment.name,
+            environment.options,
+            environment.validation_seed,
+            config.validation.tasks,
+            config.seed,
+            config.validation.temperature,
+        )
+
+    def due(self, step: int, last: bool) -> bool:
+        """Every `validation.every` steps and after the last one; never when it is off."""
+        return self.config.every > 0 and (last or step % self.config.every == 0)
+
+    async def measure(self, step: int) -> dict[str, float]:
+        """Plays the tasks after a training step; the flat figures of `actors.metrics.registry`."""
+        started = time.time()
+        solved, _ = await self.play.validate(self.tickets)
+        success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))
+        if success > self.state.best_success:
+            self.state.best_success, self.state.best_step = success, step
+        return {
+            "validation/success": success,
+            "validation/success_low": low,
+            "validation/success_high": high,
+            "validation/step": float(step),
+            "validation/best": self.state.best_success,
+            "seconds/validation": time.time() - started,
+            "collapsed": float(success < self.config.collapse_threshold),
+            **self._gain(step, solved),
+        }
+
+    def _gain(self, step: int, solved: np.ndarray) -> dict[str, float]:
+        """The paired gain over the run's first validation, which this may be."""
+        if self.state.first_validation is None:
+            self.state.first_validation = {"step": step, "solved": solved.astype(int).tolist()}
+            return {}
+        before = np.array(self.state.first_validation["solved"], dtype=bool)
+        return dict(zip(("gain", "gain_low", "gain_high"), gain_interval(before, solved), strict=True))

@@ -1,0 +1,143 @@
+"""The summary of a run: what it reached, where the time went, and whether every ticket is accounted for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.archive.writer import read_groups, read_metrics
+from actors.diagnosis.uncertainty import wilson_interval
+from cluster.config import RunConfig
+from cluster.loop.coordinator import Coordinator
+
+PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "archive", "checkpoint", "step")
+
+
+def summarise_run(config: RunConfig, coordinator: Coordinator, wall_seconds: float) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    metrics = [m for m in read_metrics(config.run_dir) if m["step"] > 0]
+    totals = coordinator.state.totals
+    return {
+        "run": config.name,
+        "finished": coordinator.admission.clock >= config.loop.steps,
+        "stopped": coordinator.stop_reason,
+        "environment": config.environment.name,
+        "algorithm": {"name": config.learner.algorithm, "differences": config.algorithm_differences},
+        "filter": config.filter.model_dump(mode="json"),
+        "steps": coordinator.admission.clock,
+        "optimizer_steps": coordinator.state.optimizer_steps,
+        "policy_version": coordinator.admission.version,
+        "wall_seconds": wall_seconds,
+        "training_seconds": coordinator.state.seconds,
+        "seconds": {part: _total([*metrics, coordinator.journal.carried], f"seconds/{part}") for part in PARTS},
+        "seconds_per_step_median": _median(metrics, "seconds/step"),
+        "tokens_sampled": totals.get("tokens/sampled", 0.0),
+        "tokens_trained": totals.get("tokens/trained", 0.0),
+        "tokens_per_second": totals.get("tokens/sampled", 0.0) / max(totals.get("seconds/step", 0.0), 1e-9),
+        "kept_mass_mean": _mean(metrics, "kept_mass"),
+        "kept_groups_mean": _mean(metrics, "kept_groups"),
+        "success": _success(coordinator),
+        "reasoning": _reasoning(metrics),
+        "scorer": dict(coordinator.scoring.pace.outcomes),
+        "ledger": _ledger(config.run_dir, coordinator),
+    }
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Writes it whole and renames."""
+    half = path.with_suffix(".tmp")
+    half.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    half.replace(path)
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """The closing lines of a run."""
+    success, reasoning, ledger = summary["success"], summary["reasoning"], summary["ledger"]
+    lines = [f"{summary['steps']} steps, {summary['optimizer_steps']} optimizer steps, {summary['wall_seconds']:.0f} s"]
+    for when in ("before", "after"):
+        if success.get(when):
+            s = success[when]
+            lines.append(f"success {when:6s} {s['success']:.3f}  [{s['low']:.3f}, {s['high']:.3f}]  step {s['step']}")
+    if success.get("gain"):
+        gain = success["gain"]
+        lines.append(f"gain           {gain['mean']:+.3f}  [{gain['low']:+.3f}, {gain['high']:+.3f}]  same tasks, 95%")
+    if reasoning:
+        lines.append(
+            f"retrieval      {reasoning['retrieval_accuracy']:.3f} against chance {reasoning['retrieval_chance']:.3f}, "
+            f"H(Z|X) {reasoning['conditional_entropy']:.2f} nats a token"
+        )
+    seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items() if value)
+    lines.append(f"seconds        {seconds}")
+    lines.append(
+        f"tokens/s {summary['tokens_per_second']:.0f}   kept groups {_text(summary['kept_groups_mean'])} "
+        f"kept mass {_text(summary['kept_mass_mean'])}   step {_text(summary['seconds_per_step_median'])} s (median)"
+    )
+    counts = "  ".join(f"{state} {n}" for state, n in ledger["counts"].items() if n)
+    lines.append(f"ledger         {counts}  ({'balanced' if ledger['balanced'] else 'NOT BALANCED'})")
+    return lines
+
+
+def _success(coordinator: Coordinator) -> dict[str, Any]:
+    state, last = coordinator.state, coordinator.journal.last
+    if state.first_validation is None:
+        return {}
+    solved = np.array(state.first_validation["solved"])
+    low, high = wilson_interval(int(solved.sum()), len(solved))
+    before = {"step": state.first_validation["step"], "success": float(solved.mean()), "low": low, "high": high}
+    result: dict[str, Any] = {"before": before, "best": state.best_success, "best_step": state.best_step}
+    if "gain" in last:
+        result["after"] = {
+            "step": int(last["validation/step"]),
+            "success": last["validation/success"],
+            "low": last["validation/success_low"],
+            "high": last["validation/success_high"],
+        }
+        result["gain"] = {"mean": last["gain"], "low": last["gain_low"], "high": last["gain_high"]}
+    return result
+
+
+def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    """The last scored step's first-turn figures; empty when nothing was scored."""
+    scored = [m for m in metrics if m.get("first_turn/retrieval_accuracy") is not None]
+    names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
+    return {name: scored[-1][f"first_turn/{name}"] for name in names} if scored else {}
+
+
+def _ledger(run_dir: Path, coordinator: Coordinator) -> dict[str, Any]:
+    """The equation's terms, and whether they agree with the archive's rows."""
+    ledger = coordinator.ledger
+    counts = ledger.counts()
+    ended = counts["trained"] + counts["dropped"] + counts["failed"]
+    archived = len(read_groups(run_dir, columns=["group_id"]).column("group_id").unique()) if ended else 0
+    return {
+        "counts": counts,
+        "dropped": ledger.reasons("dropped"),
+        "failed": ledger.reasons("failed"),
+        "archived_groups": archived,
+        "balanced": ledger.balanced() and archived == ended,
+    }
+
+
+def _values(metrics: list[dict[str, Any]], key: str) -> list[float]:
+    return [m[key] for m in metrics if m.get(key) is not None]
+
+
+def _total(metrics: list[dict[str, Any]], key: str) -> float:
+    return float(sum(_values(metrics, key)))
+
+
+def _mean(metrics: list[dict[str, Any]], key: str) -> float | None:
+    values = _values(metrics, key)
+    return float(np.mean(values)) if values else None
+
+
+def _median(metrics: list[dict[str, Any]], key: str) -> float | None:
+    values = _values(metrics, key)
+    return float(np.median(values)) if values else None
+
+
+def _text(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"

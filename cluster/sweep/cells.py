@@ -1,0 +1,353 @@
+"""The cells of a sweep: run one after another or side by side, resumable one by one; the report.
+
+    party        waits for                 unblocked by              on time-out
+    sweep        its cells, at most        a cell's process ends     a run bounds its own waits and names the late
+                 `--parallel` at a time                              party; the sweep adds no limit to a run's length
+    stopped      the cells under way       the step in training      after STOP_TIMEOUT_S a cell is killed and named
+    sweep                                  ends in each
+
+Invariants:
+
+- Everything that can be checked is checked before the first cell starts: keys, values, models, cluster, folders.
+- A cell is a normal run, `squelch train CELL/config.yaml --resume` in a process of its own, in runs/<sweep>/<cell>. A
+  finished one is not started again; any other goes on from its last checkpoint, or begins.
+- A cell's process holds a lock on its folder, so that no two sweeps run one cell, not even after a sweep was killed.
+- A cell that crashes is resumed once, if it has a checkpoint; then, or when the run itself decided to end, it is marked
+  failed with its reason. The others go on.
+- `sweep.json` is written after every cell, whole and renamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from cluster.config import RunConfig, dump
+from cluster.errors import UserError
+from cluster.loop.state import check_folder, checkpoints
+from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
+from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
+from cluster.terminal import remark, say
+
+STOP_TIMEOUT_S = 900.0
+"""Seconds that a cell may take to finish its step and checkpoint after it was asked to stop."""
+POLL_S = 0.5
+ATTEMPTS = 2
+LOG = "train.log"
+REPOSITORY = Path(__file__).parents[2]
+Status = Literal["pending", "running", "finished", "failed", "interrupted", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell."""
+
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a cell's process ended: its exit code (negative: killed by that signal) and its last words."""
+
+    code: int
+    last_words: str
+
+
+class CellRunner(Protocol):
+    """Runs a cell to its end."""
+
+    async def run(self, cell: Cell) -> Ended:
+        """Raises BlockingIOError when another process runs this cell, OSError when it cannot be started."""
+
+    def interrupt(self) -> None:
+        """Asks every cell under way to end after its step; a second call, now."""
+
+
+class Sweep:
+    """The cells of a plan on a runner; see the module's head."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        runner: CellRunner,
+        parallel: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan, self.runner, self.parallel, self.say = plan, runner, parallel, say
+        self.stopped_by = 0
+        self.outcomes = {c.name: Outcome("finished" if is_finished(c.folder) else "pending") for c in plan.cells}
+
+    @property
+    def open_cells(self) -> list[Cell]:
+        """Cells that are not finished."""
+        return [cell for cell in self.plan.cells if self.outcomes[cell.name].status != "finished"]
+
+    @property
+    def finished(self) -> bool:
+        return not self.open_cells
+
+    async def run(self) -> None:
+        """Runs the open cells, `parallel` at a time, in order."""
+        queue = deque(self.open_cells)
+        done = len(self.plan.cells) - len(queue)
+        self.say(f"{len(self.plan.cells)} cells in {self.plan.folder}, {done} of them finished already")
+
+        async def work() -> None:
+            while queue and not self.stopped_by:
+                await self._cell(queue.popleft())
+
+        try:
+            await asyncio.gather(*(work() for _ in range(self.parallel)))
+        finally:
+            if any(outcome.status == "running" for outcome in self.outcomes.values()):  # the sweep itself failed
+                self.runner.interrupt()
+
+    def stop(self, number: int) -> None:
+        """Starts no further cell and asks those under way to end; once more: now."""
+        if not self.stopped_by:
+            self.say("stopping: the cells under way finish their step and checkpoint it; a second signal ends them now")
+        self.stopped_by = number
+        self.runner.interrupt()
+
+    async def _cell(self, cell: Cell) -> None:
+        self._mark(cell, Outcome("running"))
+        saved = checkpoints(cell.folder)
+        at = self.plan.cells.index(cell) + 1
+        begun = f"goes on after step {saved[-1][0]}" if saved else "starts"
+        self.say(f"cell {at}/{len(self.plan.cells)} {cell.name} {begun}; squelch watch {cell.folder}")
+        started = time.time()
+        for attempt in range(1, ATTEMPTS + 1):
+            outcome, crashed = await self._attempt(cell)
+            if not (crashed and attempt < ATTEMPTS and checkpoints(cell.folder)):
+                break
+            self.say(f"cell {cell.name} broke off ({outcome.reason}); resumed from its last checkpoint")
+        self._mark(cell, outcome)
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        self.say(
+            f"cell {at}/{len(self.plan.cells)} {cell.name} {outcome.status}{reason} ({time.time() - started:.0f} s)"
+        )
+
+    async def _attempt(self, cell: Cell) -> tuple[Outcome, bool]:
+        """What became of it, and whether it crashed, rather than decided to end."""
+        before = _written_at(cell.folder / "summary.json")
+        try:
+            ended = await self.runner.run(cell)
+        except BlockingIOError:
+            return Outcome(
+                "elsewhere", "another process runs this cell; the same command shows it once it is over"
+            ), False
+        except OSError as error:
+            return Outcome("failed", f"could not be started: {error}"), False
+        if is_finished(cell.folder):
+            return Outcome("finished"), False
+        if self.stopped_by:
+            return Outcome("interrupted", ended.last_words), False
+        decided = ended.code == 2 or _written_at(cell.folder / "summary.json") != before
+        how = f"killed by {signal.Signals(-ended.code).name}" if ended.code < 0 else f"exit code {ended.code}"
+        return Outcome("failed", f"{how}: {ended.last_words}" if ended.last_words else how), not decided
+
+    def _mark(self, cell: Cell, outcome: Outcome) -> None:
+        self.outcomes[cell.name] = outcome
+        write_report(self.plan.folder, self.report())
+
+    def report(self) -> dict[str, Any]:
+        """The content of `sweep.json`."""
+        plan = self.plan
+        figures = {c.name: cell_figures(c.folder) for c in plan.cells if self.outcomes[c.name].status == "finished"}
+        return {
+            "sweep": plan.name,
+            "recipe": plan.recipe,
+            "overrides": plan.overrides,
+            "finished": self.finished,
+            "interval": INTERVAL,
+            "arms": arm_figures(plan, figures),
+            "cells": [self._cell_report(cell, figures) for cell in plan.cells],
+        }
+
+    def _cell_report(self, cell: Cell, figures: dict[str, Figures]) -> dict[str, Any]:
+        return {
+            "cell": cell.name,
+            "arm": cell.arm.label,
+            "seed": cell.seed,
+            "folder": str(cell.folder),
+            **asdict(self.outcomes[cell.name]),
+            "figures": figures.get(cell.name, {}),
+        }
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def write_report(folder: Path, report: dict[str, Any]) -> None:
+    """`sweep.json`, whole and renamed."""
+    _write(folder / "sweep.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.partial")
+    half.write_text(content)
+    half.replace(path)
+
+
+class ProcessRunner:
+    """Cells as `squelch train` processes of this machine. They lead sessions of their own: a Ctrl-C at the terminal
+    reaches the sweep alone, which passes it on once."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._asked_at: float | None = None
+
+    async def run(self, cell: Cell) -> Ended:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        with (cell.folder / ".lock").open("a") as lock, (cell.folder / LOG).open("a+b") as log:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write(cell.folder / "config.yaml", dump(cell.config))
+            start = log.seek(0, os.SEEK_END)
+            process = await self._start(cell, lock, log)
+            self._processes[cell.name] = process
+            if self._asked_at is not None:  # while it was being started
+                process.send_signal(signal.SIGINT)
+            try:
+                code = await self._wait(process)
+            finally:
+                del self._processes[cell.name]
+            log.seek(start)
+            return Ended(code, last_words(log.read().decode(errors="replace")))
+
+    async def _start(self, cell: Cell, lock: IO[str], log: IO[bytes]) -> asyncio.subprocess.Process:
+        paths = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+        command = ["-u", "-m", "cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+            pass_fds=(lock.fileno(),),
+        )
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> int:
+        """Until it ends; once asked to stop, at most STOP_TIMEOUT_S."""
+        ending = asyncio.ensure_future(process.wait())
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=POLL_S)
+            if self._asked_at is not None and time.monotonic() - self._asked_at > STOP_TIMEOUT_S:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        return ending.result()
+
+    def interrupt(self) -> None:
+        self._asked_at = self._asked_at or time.monotonic()
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+
+
+def last_words(output: str) -> str:
+    """The line of a run's output that says why it ended, else its last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("squelch:", "failed:", "ended after step"))]
+    return (told or lines or [""])[-1]
+
+
+def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:
+    """Checks what the cells need besides their settings: models (tiny ones are built, once for all), and a cluster.
+
+    Raises:
+        UserError: a model cannot be used, the cluster cannot be reached, or is too small for `parallel` cells.
+    """
+    from actors.scorer.fixed_model import check_scorer_model
+    from cluster.fleet.bootstrap import prepare_model
+
+    parts = ("model", "learner", "environment", "sampling", "rollout", "scorer")
+    seen: set[str] = set()
+    for config in configs:
+        tree = config.model_dump(mode="json", include=set(parts))
+        tree["environment"] |= {"train_seed": 0, "validation_seed": 0}
+        if (key := json.dumps(tree, sort_keys=True)) in seen:
+            continue
+        seen.add(key)
+        try:
+            check_scorer_model(config.scorer.model if config.scorer.enabled else None, prepare_model(config, say))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    if configs and (configs[0].cluster.address or os.environ.get("RAY_ADDRESS")):
+        _check_cluster(configs, parallel, say)
+
+
+def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:
+    """Joins the cluster for a moment. UserError when it is not there, or smaller than `parallel` cells need."""
+    import ray
+
+    from cluster.fleet.bootstrap import connect, disconnect, needed_cpus, needed_gpus
+
+    try:
+        connect(max(configs, key=needed_cpus), say)
+        resources = ray.cluster_resources()
+    finally:
+        disconnect()
+    for kind, needed in (("CPU", needed_cpus), ("GPU", needed_gpus)):
+        need, have = min(parallel, len(configs)) * max(needed(config) for config in configs), resources.get(kind, 0)
+        if need > have:
+            raise UserError(
+                f"--parallel {parallel}: the cells ask for {need:g} {kind}s at once and the cluster has {have:g}"
+            )
+
+
+def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
+    """Checks, runs and reports a plan; the exit code."""
+    tell = remark if as_json else say
+    check_folders(plan)
+    check_folder(plan.folder)
+    sweep = Sweep(plan, ProcessRunner(), parallel, tell)
+    prepare([cell.config for cell in sweep.open_cells], parallel, tell)
+    try:
+        asyncio.run(_stoppable(sweep))
+        report = sweep.report()
+        write_report(plan.folder, report)
+    except OSError as error:
+        raise UserError(
+            f"{plan.folder}: {error}; cells under way were asked to end, the same command goes on"
+        ) from error
+    if as_json:
+        say(json.dumps(report, allow_nan=False))
+    else:
+        for line in table_lines(report["arms"]):
+            say(line)
+    return _close(sweep, tell)
+
+
+async def _stoppable(sweep: Sweep) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, sweep.stop, number)
+    await sweep.run()
+
+
+def _close(sweep: Sweep, say: Callable[[str], None]) -> int:
+    for cell in sweep.open_cells:
+        outcome = sweep.outcomes[cell.name]
+        say(f"{cell.name}: {outcome.status}" + (f", {outcome.reason} ({cell.folder / LOG})" if outcome.reason else ""))
+    if sweep.finished:
+        say(f"all {len(sweep.plan.cells)} cells finished: {sweep.plan.folder / 'sweep.json'}")
+        return 0
+    say(
+        f"{len(sweep.open_cells)} of {len(sweep.plan.cells)} cells are not finished; the same command goes on with them"
+    )
+    return 128 + sweep.stopped_by if sweep.stopped_by else 1

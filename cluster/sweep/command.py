@@ -1,0 +1,70 @@
+"""`squelch sweep`: many runs of one recipe, resumable cell by cell, and one table at the end (docs/sweep.md).
+
+What is run: `cluster.sweep.plan`; how: `cluster.sweep.cells`; the table: `cluster.sweep.table`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.errors import UserError
+
+HELP = """\
+Runs a recipe once for every combination of the grid and every seed. Each cell is a normal run in runs/NAME/CELL with
+its own config.yaml; its output is in CELL/train.log, and `squelch watch` shows it live. The same command again goes
+on: finished cells are kept, broken ones resumed from their checkpoints. A seed sets `seed` and shifts the task seeds,
+so that cells of one seed play the same tasks in every arm. At the end: one table, means and 95% t-intervals over
+seeds, and runs/NAME/sweep.json."""
+
+EPILOG = """\
+examples:
+  squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
+  squelch sweep sokoban --seeds 0,1,2 --grid filter.rule=none,top_p --grid filter.include_zero=true,false
+  squelch sweep frozenlake --seeds 0,1 --parallel 2 --address auto
+
+Exit codes: 0 all cells finished, 1 some did not (the table says which), 2 bad input, 130 interrupted."""
+
+
+def add_sweep_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `squelch sweep`."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="a recipe over a grid of settings and seeds, with one table",
+        description=HELP,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of every cell")
+    parser.add_argument("--seeds", default="0", metavar="0,1,2", help="one run of each arm for each (default: 0)")
+    parser.add_argument(
+        "--grid", action="append", default=[], metavar="key=a,b", help="values of a setting; several make a product"
+    )
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells side by side (default: 1)")
+    parser.add_argument(
+        "--address", default="", help="Ray cluster for all cells (host:port or auto); default: own ones"
+    )
+    parser.add_argument(
+        "--name", default="", help="the sweep's folder under runs_dir (default: the recipe's and -sweep)"
+    )
+    parser.add_argument("--json", action="store_true", help="the content of sweep.json on stdout; progress on stderr")
+    parser.set_defaults(run=run_sweep)
+
+
+def run_sweep(options: argparse.Namespace) -> int:
+    """The command."""
+    from cluster.sweep.cells import execute  # what the other commands need not load to show their flags
+    from cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
+
+    if options.parallel < 1:
+        raise UserError(f"--parallel {options.parallel}: at least 1 cell has to run at a time")
+    plan = make_plan(
+        options.recipe,
+        options.overrides,
+        grid_arms(read_grid(options.grid)),
+        read_seeds(options.seeds),
+        name=options.name,
+        address=options.address,
+        parallel=options.parallel,
+    )
+    return execute(plan, options.parallel, as_json=options.json)

@@ -1,0 +1,134 @@
+"""The table of a sweep: figures of each cell, means over seeds with 95% t-intervals, paired differences. Pure.
+
+An interval is over seeds: what another seed (tasks, sampling) would give on average, were seeds' figures normal. It
+says nothing from one seed, and little from two (t = 12.7); a paired difference is taken seed by seed, so that what the
+tasks of a seed have in common drops out. Only finished cells count.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.archive.writer import read_metrics
+from actors.diagnosis.uncertainty import t_quantile
+from cluster.commands.filter import aligned
+from cluster.sweep.plan import Arm, Plan, read_summary
+
+Figures = dict[str, float | None]
+INTERVAL = "95% t-interval over seeds"
+COLUMNS = {
+    "success": "success",
+    "gain": "gain",
+    "mi_est": "MI-Est",
+    "conditional_entropy": "H(Z|X)",
+    "retrieval_accuracy": "retrieval",
+    "judge_right": "judge",
+    "alarm": "alarm",
+}
+"""Figure of a cell -> its column. `alarm`: 1 where the run ever raised it, so that its mean is a share of runs."""
+NAMES = (*COLUMNS, "success_before", "success_best", "kept_mass", "seconds_per_step", "steps")
+
+
+def cell_figures(run_dir: Path) -> Figures:
+    """The figures of a finished run, at its last validation and its last scoring; None where it has none."""
+    summary, lines = read_summary(run_dir), read_metrics(run_dir)
+    if summary is None:
+        return {}
+    success, reasoning = summary["success"], summary["reasoning"]
+    alarms = [line["alarm/raised"] for line in lines if line.get("alarm/raised") is not None]
+    judged = [line["judge/right"] for line in lines if line.get("judge/right") is not None]
+    return {
+        "success": success.get("after", {}).get("success"),
+        "gain": success.get("gain", {}).get("mean"),
+        "mi_est": reasoning.get("mi_est"),
+        "conditional_entropy": reasoning.get("conditional_entropy"),
+        "retrieval_accuracy": reasoning.get("retrieval_accuracy"),
+        "judge_right": judged[-1] if judged else None,
+        "alarm": float(any(alarms)) if alarms else None,
+        "success_before": success.get("before", {}).get("success"),
+        "success_best": success.get("best"),
+        "kept_mass": summary["kept_mass_mean"],
+        "seconds_per_step": summary["seconds_per_step_median"],
+        "steps": float(summary["steps"]),
+    }
+
+
+def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
+    """Mean, 95% interval (Student's t, len - 1 degrees) and count; no interval from one value, nothing from none."""
+    count = len(values)
+    if count == 0:
+        return {"mean": None, "low": None, "high": None, "n": 0}
+    mean = statistics.fmean(values)
+    if count == 1:
+        return {"mean": mean, "low": None, "high": None, "n": 1}
+    half = t_quantile(0.975, count - 1) * statistics.stdev(values) / math.sqrt(count)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "n": count}
+
+
+def arm_figures(plan: Plan, cells: Mapping[str, Figures]) -> list[dict[str, Any]]:
+    """One entry an arm: means with intervals over its finished cells, and paired differences from the first arm.
+
+    Args:
+        cells: by name, the figures of the finished cells.
+    """
+    by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
+    entries = []
+    for arm, own in zip(plan.arms, by_arm, strict=True):
+        figures = {name: t_interval(_known(own.values(), name)) for name in NAMES}
+        less = {} if arm is plan.arms[0] else {name: t_interval(_paired(by_arm[0], own, name)) for name in COLUMNS}
+        asked = sum(cell.arm is arm for cell in plan.cells)
+        entries.append(
+            {
+                "arm": arm.label,
+                "settings": dict(arm.settings),
+                "cells": asked,
+                "finished": len(own),
+                "figures": figures,
+                "minus_first_arm": less,
+            }
+        )
+    return entries
+
+
+def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Figures]) -> dict[int, Figures]:
+    return {cell.seed: cells[cell.name] for cell in plan.cells if cell.arm is arm and cell.name in cells}
+
+
+def _known(rows: Any, name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def _paired(first: Mapping[int, Figures], other: Mapping[int, Figures], name: str) -> list[float]:
+    pairs = [(first[seed].get(name), row.get(name)) for seed, row in other.items() if seed in first]
+    return [b - a for a, b in pairs if a is not None and b is not None]
+
+
+def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table, and what its intervals are."""
+    paired = len(arms) > 1
+    head = ["arm", "cells", *COLUMNS.values(), *(["success - first arm"] if paired else [])]
+    rows = [head]
+    for arm in arms:
+        cells = [text(arm["figures"][name]) for name in COLUMNS]
+        less = [text(arm["minus_first_arm"]["success"], "+") if arm["minus_first_arm"] else ""] if paired else []
+        rows.append([arm["arm"], f"{arm['finished']}/{arm['cells']}", *cells, *less])
+    notes = [
+        f"mean [{INTERVAL}]; no interval from one seed. success, gain: last validation; MI-Est, H(Z|X) (nats a token), "
+        "retrieval: first turn, last scoring; judge: share of reasonings that name true coordinates; alarm: share of "
+        "runs that raised it"
+    ]
+    if paired:
+        notes.append(f"success - first arm: seed by seed, same tasks, against {arms[0]['arm']}")
+    return [*aligned(rows), *notes]
+
+
+def text(figure: Mapping[str, Any], sign: str = "") -> str:
+    """`0.676 [0.610, 0.742]`; `-` where nothing is known."""
+    if figure["mean"] is None:
+        return "-"
+    mean = f"{figure['mean']:{sign}.3f}"
+    return mean if figure["low"] is None else f"{mean} [{figure['low']:{sign}.3f}, {figure['high']:{sign}.3f}]"

@@ -1,0 +1,381 @@
+"""Readers of published data: rows of local Parquet, JSON and JSON Lines files, or of a data set of the hub.
+
+    class Question(BaseModel):
+        query: str
+        response: str
+
+    rows = read_rows("path/to/MetaMathQA", "train", Question)      # a Sequence[Question]
+    mine = split_rows("path/to/MetaMathQA", "validation", Question, group_by="query")
+
+A row type is a pydantic model whose fields (or their aliases) are the columns wanted; a field with a default is
+optional, and columns beyond them are not read. Invariants:
+
+- Opening reads no rows: of Parquet only the footers, of JSON one pass that notes where rows begin. A row is read when
+  asked for, a row group at a time, and at most `CACHE_BYTES` of row groups are kept, so that a data set larger than
+  memory is readable. Readers may be shared between threads.
+- What is wrong with a file is a ValueError that names file, row (from 1; of JSON Lines the line) and column, and says
+  what would be right.
+- `split_rows`: no group is in both splits, and the held-out part of a data set that publishes no validation split is a
+  function of the groups' digests, so that it is the same in every run and never trains.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import mmap
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from envs.base import Split, content_key, split_of
+from envs.data.files import Source, UnknownSplitError, find_files
+
+if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first file
+    import pyarrow as pa
+
+Row = TypeVar("Row", bound=BaseModel)
+T = TypeVar("T")
+
+CACHE_BYTES = 256 * 2**20
+"""Row groups kept in memory, over all readers of the process; the newest one always is."""
+_SCAN_BYTES = 2**24
+_JSON_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+
+
+def read_rows(source: Source, split: str, row_type: type[Row], subset: str | None = None) -> Rows[Row]:
+    """The rows of one published split, as a sequence that reads lazily.
+
+    `source`: a file, several files, a folder as the hub publishes it, or a hub id `OWNER/NAME` (downloaded).
+    `split`: as published (train, validation, test, or the data set's own name). `subset`: of several in one data set.
+    ValueError names what is missing and what exists. Opening costs a pass over JSON files, so share what is opened.
+    """
+    columns = [field.alias or name for name, field in row_type.model_fields.items()]
+    required = {field.alias or name for name, field in row_type.model_fields.items() if field.is_required()}
+    shards = [_open(path, columns, required) for path in find_files(source, split, subset)]
+    rows = Rows(shards, row_type)
+    if not len(rows):
+        raise ValueError(f"{', '.join(str(shard.path) for shard in shards)}: no rows in split {split!r}")
+    return rows
+
+
+def split_rows(
+    source: Source, split: Split, row_type: type[Row], group_by: str, subset: str | None = None
+) -> Part[Row]:
+    """The rows that one of our two splits owns; rows with the same text in column `group_by` are never parted (case and
+    white space aside).
+
+    Where a validation split is published it is ours, and training rows of a group in it are left out; where none is,
+    the groups of `train` whose digest says so (`envs.base.split_of`) are held out. A published `test` is never read.
+    """
+    rows = read_rows(source, "train", row_type, subset)
+    try:
+        published = read_rows(source, "validation", row_type, subset)
+    except UnknownSplitError:
+        owned = [split_of(f"{digest:016x}") == split for digest in _digests(rows, group_by).tolist()]
+        return Part(rows, np.flatnonzero(owned), f"the {split} part of {rows}")
+    if split == "validation":
+        return Part(published, np.arange(len(published)), str(published))
+    theirs = np.isin(_digests(rows, group_by), _digests(published, group_by))
+    return Part(rows, np.flatnonzero(~theirs), f"{rows} without what {published} holds")
+
+
+class LazyRows(Sequence[Row], ABC):
+    """A sequence whose items are read when asked for."""
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self.read(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self.read(index % len(self))
+
+    @abstractmethod
+    def read(self, index: int) -> Row:
+        """The row at `index`, 0 <= index < len(self), checked; ValueError names file, row and column."""
+
+    @abstractmethod
+    def location(self, index: int) -> str:
+        """File and row of that item, for a caller's own complaints."""
+
+
+class Rows(LazyRows[Row]):
+    """Rows of several files one after another, each checked when it is read."""
+
+    def __init__(self, shards: Sequence[Shard], row_type: type[Row]) -> None:
+        self.row_type = row_type
+        self._shards = shards
+        self._ends = list(itertools.accumulate(len(shard) for shard in shards))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __str__(self) -> str:
+        return ", ".join(str(shard.path) for shard in self._shards)
+
+    def read(self, index: int) -> Row:
+        shard, offset = self._find(index)
+        try:
+            return self.row_type.model_validate(shard.row(offset))
+        except ValidationError as error:
+            raise ValueError(f"{self.location(index)}, {_complaint(error)}") from error
+
+    def location(self, index: int) -> str:
+        shard, offset = self._find(index)
+        return f"{shard.path}, {shard.row_name(offset)}"
+
+    def column(self, name: str) -> Iterator[str]:
+        """One text column in order, without reading the others where the format allows; ValueError for other types."""
+        for shard in self._shards:
+            for offset, value in enumerate(shard.column(name)):
+                if not isinstance(value, str):
+                    where = f"{shard.path}, {shard.row_name(offset)}, column {name}"
+                    raise ValueError(f"{where}: text is needed (got {value!r:.80})")
+                yield value
+
+    def _find(self, index: int) -> tuple[Shard, int]:
+        which = bisect.bisect_right(self._ends, index)
+        return self._shards[which], index - (self._ends[which - 1] if which else 0)
+
+
+class Part(LazyRows[Row]):
+    """Some of the rows, by index; at least one."""
+
+    def __init__(self, rows: Rows[Row], indices: np.ndarray, name: str) -> None:
+        if not len(indices):
+            raise ValueError(f"{name}: no rows; more data are needed")
+        self._rows, self._indices = rows, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, index: int) -> Row:
+        return self._rows.read(int(self._indices[index]))
+
+    def location(self, index: int) -> str:
+        return self._rows.location(int(self._indices[index]))
+
+
+class Shard(ABC):
+    """One file."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path, self.columns = path, columns
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def row(self, index: int) -> dict[str, Any]:
+        """The wanted columns of one row, those that it has."""
+
+    @abstractmethod
+    def row_name(self, index: int) -> str:
+        """How an error calls that row."""
+
+    @abstractmethod
+    def column(self, name: str) -> Iterator[Any]:
+        """One column in order."""
+
+
+class ParquetShard(Shard):
+    """A Parquet file; decodes the wanted columns of one row group at a time."""
+
+    def __init__(self, path: Path, columns: Sequence[str], required: set[str]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        super().__init__(path, columns)
+        try:
+            self._file = pq.ParquetFile(path, memory_map=True)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+        known = self._file.schema_arrow.names
+        for name in sorted(required - set(known)):
+            raise ValueError(f"{path}: no column {name!r}; it has {', '.join(known)}")
+        self._present = [name for name in columns if name in known]
+        sizes = (self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups))
+        self._ends = list(itertools.accumulate(sizes))
+        self._number = next(_NUMBERS)
+        self._lock = threading.Lock()  # a ParquetFile is not safe to read from two threads
+
+    def __len__(self) -> int:
+        return self._file.metadata.num_rows
+
+    def row(self, index: int) -> dict[str, Any]:
+        group = bisect.bisect_right(self._ends, index)
+        table = _CACHE.get((self._number, group))
+        if table is None:
+            table = self._read(group, self._present)
+            _CACHE.put((self._number, group), table)
+        return table.slice(index - (self._ends[group - 1] if group else 0), 1).to_pylist()[0]
+
+    def row_name(self, index: int) -> str:
+        return f"row {index + 1}"
+
+    def column(self, name: str) -> Iterator[Any]:
+        if name not in self._file.schema_arrow.names:
+            raise ValueError(f"{self.path}: no column {name!r}; it has {', '.join(self._file.schema_arrow.names)}")
+        for group in range(len(self._ends)):
+            for batch in self._read(group, [name]).to_batches(max_chunksize=65_536):
+                yield from batch.column(0).to_pylist()
+
+    def _read(self, group: int, columns: list[str]) -> pa.Table:
+        import pyarrow as pa
+
+        try:
+            with self._lock:
+                return self._file.read_row_group(group, columns=columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            first = self._ends[group - 1] + 1 if group else 1
+            where = f"{self.path}, rows {first} to {self._ends[group]}"
+            raise ValueError(f"{where}: damaged ({_first_line(error)}); fetch the file again") from error
+
+
+class JsonShard(Shard):
+    """JSON Lines, or one JSON array of objects; the file is memory-mapped and rows are parsed when asked for."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        super().__init__(path, columns)
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if not size:
+                raise ValueError(f"{path}: empty; need JSON Lines or an array of objects")
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._is_array = self._data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        self._spans, self._lines = (_array_spans if self._is_array else _line_spans)(self._data, path)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def row(self, index: int) -> dict[str, Any]:
+        found = self._parse(index)
+        return {name: found[name] for name in self.columns if name in found}
+
+    def row_name(self, index: int) -> str:
+        return f"row {index + 1}" if self._is_array else f"line {self._lines[index]}"
+
+    def column(self, name: str) -> Iterator[Any]:
+        for index in range(len(self)):
+            found = self._parse(index)
+            if name not in found:
+                where = f"{self.path}, {self.row_name(index)}"
+                raise ValueError(f"{where}: no column {name!r}; it has {', '.join(found)}")
+            yield found[name]
+
+    def _parse(self, index: int) -> dict[str, Any]:
+        start, end = self._spans[index]
+        where = f"{self.path}, {self.row_name(index)}"
+        try:
+            found = json.loads(self._data[start:end])
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: not JSON ({_first_line(error)})") from error
+        if not isinstance(found, dict):
+            raise ValueError(f"{where}: an object of columns is needed (got {found!r:.80})")
+        return found
+
+
+def _open(path: Path, columns: Sequence[str], required: set[str]) -> Shard:
+    try:
+        return ParquetShard(path, columns, required) if path.suffix == ".parquet" else JsonShard(path, columns)
+    except PermissionError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _line_spans(data: mmap.mmap, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(begin, end) of each line that is not blank, shape (num_rows, 2), and its number in the file, from 1."""
+    ends = [
+        np.flatnonzero(np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8) == 10) + start
+        for start in range(0, len(data), _SCAN_BYTES)
+    ]
+    breaks = np.concatenate(ends)
+    spans = np.stack([np.append(0, breaks + 1), np.append(breaks, len(data))], axis=1)
+    is_row = np.array([end - start > 2 or bool(data[start:end].strip()) for start, end in spans.tolist()])
+    if not is_row.any():
+        raise ValueError(f"{path}: empty; need JSON Lines or an array of objects")
+    return spans[is_row], np.flatnonzero(is_row) + 1
+
+
+def _array_spans(data: mmap.mmap, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(begin, end) of each object of the array, shape (num_rows, 2), found by its brackets; no line numbers."""
+    spans, depth, begin, last = [], 0, 0, 0
+    for part in _JSON_PARTS.finditer(data):
+        mark = data[part.start()]
+        if mark in b"[{":
+            depth += 1
+            if depth == 2:
+                begin = part.start()
+                _only_separators(data[last:begin], path, len(spans))
+        elif mark in b"]}":
+            depth -= 1
+            if depth == 1:
+                last = part.end()
+                spans.append((begin, last))
+    if depth:
+        raise ValueError(f"{path}: the array does not end (cut short after row {len(spans)}?); fetch the file again")
+    _only_separators(data[last : len(data)], path, len(spans))
+    return np.array(spans, np.int64).reshape(-1, 2), np.zeros(0, np.int64)
+
+
+def _only_separators(between: bytes, path: Path, row: int) -> None:
+    if between.strip(b"\xef\xbb\xbf \t\r\n[],"):
+        where = f"{path}, row {row + 1}"
+        raise ValueError(f"{where}: an object of columns is needed (got {between[:80].decode(errors='replace')!r})")
+
+
+def _digests(rows: Rows[Any], column: str) -> np.ndarray:
+    """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space aside: data
+    sets repeat a question with a line break more, which must not train where it validates."""
+    keys = (int(content_key("data", " ".join(text.split()).casefold())[:16], 16) for text in rows.column(column))
+    return np.fromiter(keys, np.uint64, len(rows))
+
+
+def _complaint(error: ValidationError) -> str:
+    first = error.errors()[0]
+    column = ".".join(map(str, first["loc"])) or "?"
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return f"column {column}: missing; every row needs it"
+    return f"column {column}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r:.80})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class _GroupCache:
+    """Decoded row groups, the longest unused dropped first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: tuple[int, int]) -> pa.Table | None:
+        with self._lock:
+            if key in self._tables:
+                self._tables.move_to_end(key)
+            return self._tables.get(key)
+
+    def put(self, key: tuple[int, int], table: pa.Table) -> None:
+        with self._lock:
+            if key not in self._tables:
+                self._bytes += table.nbytes
+            self._tables[key] = table
+            while self._bytes > CACHE_BYTES and len(self._tables) > 1:
+                self._bytes -= self._tables.popitem(last=False)[1].nbytes
+
+
+_CACHE = _GroupCache()
+_NUMBERS = itertools.count()

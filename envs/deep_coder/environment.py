@@ -1,0 +1,189 @@
+"""DeepCoder: write a program; the reward is the share of its tests that it passes (paper, appendix B.1).
+
+One turn, as in the paper; with more of them (`environment.format.max_turns`) the policy is told how many tests its
+program passed and may write another, and each turn pays what it adds to the best share so far, so that an episode's
+return is the share that its best program passed. Programs run in `envs.sandbox`, whose judge sees the expected outputs
+and whose sandbox does not.
+
+Tasks: generated (`envs.deep_coder.tasks`), or with `data` the published problems (`envs.deep_coder.published`).
+
+Who waits: `step`, for the sandbox, at most `sandbox.limits.total_s` and the start of an interpreter.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from envs.base import MAX_DRAWS, Split, TextEnv, no_task, printable, register, split_of
+from envs.deep_coder.published import published, read_problem
+from envs.deep_coder.tasks import (
+    DIFFICULTIES,
+    Difficulty,
+    Problem,
+    draw_plan,
+    key_of,
+    near_miss,
+    problem,
+    program,
+    words,
+)
+from envs.meta_math_qa.environment import shuffled
+from envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
+from envs.settings import Settings
+from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
+
+MAX_PROGRAM = 20_000
+MAX_TEXT = 16_000
+FENCE = "```"
+MAX_SHOWN = 160
+"""Characters of a program's own words that it is shown after a public test went wrong."""
+_OPENERS = ("", "so ", "i must ", "first ")
+_GENERIC = ("let me write it", "this is a program", "i read the task again", "easy enough", "i follow the examples")
+
+
+class DeepCoderOptions(Settings):
+    """Which problems, how many of their tests, and the sandbox."""
+
+    difficulty: Difficulty | Literal["mixed"] = "mixed"
+    """Of generated problems; `mixed`: a third of each. Without effect where `data` is set."""
+    data: str | None = None
+    """Published problems: a Parquet or JSON file, a folder of them, or an id on the Hugging Face hub
+    (`agentica-org/DeepCoder-Preview-Dataset`, downloaded). Unset: generated problems, offline."""
+    subset: str | None = None
+    """Which part of `data`, where it has several: `taco`, `primeintellect`, `lcbv5`."""
+    max_tests: int = Field(15, ge=1)
+    """Tests of a published problem that are run: those with the longest inputs. Generated ones have 6."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """The sandbox that programs run in."""
+
+
+@lru_cache(maxsize=4096)
+def generated(seed: int, split: Split, options: DeepCoderOptions) -> Problem:
+    """The generated problem of `seed`: drawn until one belongs to `split`."""
+    level = DIFFICULTIES[seed % len(DIFFICULTIES)] if options.difficulty == "mixed" else options.difficulty
+    for draw in range(MAX_DRAWS):
+        plan = draw_plan(random.Random(f"DeepCoder {seed} {draw}"), level)
+        if split_of(key_of(plan, level)) == split:
+            return problem(plan, level)
+    raise no_task("DeepCoder", options)
+
+
+@register
+class DeepCoder(TextEnv):
+    """Write a program that passes the tests; pays the share of them that it passes."""
+
+    name = "DeepCoder"
+    Options = DeepCoderOptions
+    max_turns = 1
+    max_action_length = MAX_PROGRAM
+    max_observation_length = MAX_TEXT
+    options: DeepCoderOptions
+
+    def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
+        super().__init__(split, render_mode, **options)
+        self._pool = shared_pool(
+            self.options.sandbox
+        )  # what is wrong with sandbox or data is said before a task begins
+        if self.options.data is not None:
+            published(self.options.data, split, self.options.subset)
+
+    def notes(self) -> list[str]:
+        backend, missing = self._pool.backend, self._pool.missing
+        lacks = f"; not to be had here: {'; '.join(missing)}" if missing else ""
+        return [
+            f"{'sandbox' if backend.isolates else 'WARNING: NO SANDBOX, allow_unsafe is set'}: {backend.name}{lacks}"
+        ]
+
+    def instruction(self) -> str:
+        return "Write a Python program that passes all tests ."
+
+    def action_rule(self) -> str:
+        return "The action is the program alone ."
+
+    def observation(self) -> str:
+        return printable(self._told or self._problem.text, self.max_observation_length)
+
+    def read_action(self, text: str) -> str | None:
+        """The program, without a Markdown fence around it; None for nothing, or too much."""
+        if len(text) > 2 * self.max_action_length:
+            return None
+        lines = text.split("\n")
+        first, end = 0, len(lines)
+        while first < end and _is_rim(lines[first]):
+            first += 1
+        while end > first and _is_rim(lines[end - 1]):
+            end -= 1
+        read = "\n".join(lines[first:end]).strip()
+        return read if 0 < len(read) <= self.max_action_length else None
+
+    def task_key(self) -> str:
+        return self._problem.key
+
+    def solution(self) -> list[str] | None:
+        if self._best == 1.0:
+            return []
+        return None if self._problem.solution is None else [self._problem.solution]
+
+    def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
+        """What is to be done in words, and a program: right, or a near miss as often as `quality` says."""
+        problem = self._problem
+        grounded = rng.random() < quality.grounded
+        wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
+        if problem.plan is None:
+            known = None if wrong else problem.solution
+            return choose(rng, _GENERIC), [known if known and self.read_action(known) else "print(input())"]
+        plan = near_miss(problem.plan, rng) if wrong else problem.plan
+        told = near_miss(problem.plan, rng) if rng.random() < quality.wrong_coordinates else problem.plan
+        reasoning = choose(rng, _OPENERS) + words(told) if grounded else choose(rng, _GENERIC)
+        return reasoning, [program(plan, _difficulty(problem))]
+
+    def _load(self, seed: int) -> dict[str, Any]:
+        data = self.options.data
+        if data is None:
+            self._problem = generated(seed, self.split, self.options)
+        else:
+            rows = published(data, self.split, self.options.subset)
+            index = shuffled(seed, len(rows))
+            self._problem = read_problem(rows[index], rows.location(index), self.options.max_tests)
+        self._best, self._told, self._passed = 0.0, "", 0
+        return {"source": self._problem.source, "num_tests": len(self._problem.tests)}
+
+    def _move(self, action: str) -> float:
+        problem, limits = self._problem, self.options.sandbox.limits
+        verdicts = judge(self._pool, action, problem.tests, limits, problem.function, problem.prelude)
+        self._passed = sum(verdict.passed for verdict in verdicts)
+        self._told = self._report(verdicts)
+        share, before = self._passed / len(verdicts), self._best
+        self._best = max(before, share)
+        return self._best - before
+
+    def _report(self, verdicts: Sequence[Verdict]) -> str:
+        """How many tests passed, and of a public one that did not, why; of hidden ones only the number."""
+        told = f"passed {self._passed} of {len(verdicts)} tests ."
+        for verdict in verdicts[: self._problem.num_public]:
+            if not verdict.passed:
+                return f"{told} {verdict.reason} : {verdict.detail[:MAX_SHOWN]}"
+        return told
+
+    def _details(self) -> dict[str, Any]:
+        return {"passed": self._passed}
+
+    def _terminated(self) -> bool:
+        return self._best == 1.0
+
+    def _succeeded(self) -> bool:
+        return self._best == 1.0
+
+
+def _is_rim(line: str) -> bool:
+    return not line.strip() or line.strip().startswith(FENCE)
+
+
+def _difficulty(problem: Problem) -> Difficulty:
+    """A generated problem's source is its difficulty."""
+    return next(difficulty for difficulty in DIFFICULTIES if difficulty == problem.source)

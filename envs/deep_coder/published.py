@@ -1,0 +1,182 @@
+"""DeepCoder's published problems, as agentica-org/DeepCoder-Preview-Dataset and its three sources write their tests.
+
+A row has `problem`, `tests` (JSON text, or the value itself) and, by source, `solutions`, `starter_code`, `metadata`.
+
+| source | tests |
+|---|---|
+| TACO | `{"inputs": [...], "outputs": [...]}`, for calls with `"fn_name"`; inputs are then lists of arguments |
+| PrimeIntellect | `[{"type": "stdin_stdout" or "function_call", "fn_name", "input", "output"}, ...]` |
+| LiveCodeBench | `[{"testtype": "stdin" or "functional", "input", "output", "metadata": {"func_name"}}, ...]` |
+
+LiveCodeBench's function name may stand in the row's `metadata` as well; of its calls, input is a JSON value a line and
+output a JSON value.
+
+Invariants: what is wrong with a row is a ValueError that names file, row and column. A row without tests is wrong. Of a
+call's expected value `[v]` both `[v]` and `v` pass, as the sources wrap some and not others. Of more tests than asked
+for, those with the longest inputs are kept, as DeepCoder's authors do; a test of more than `LARGEST_TEST` characters is
+left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from envs.base import Split, content_key
+from envs.data.rows import Part, split_rows
+from envs.deep_coder.tasks import Problem
+from envs.sandbox import Question, Test
+
+LARGEST_TEST = 4_000_000
+PRELUDE = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"
+PRELUDE += "from collections import *\nfrom functools import *\nfrom heapq import *\nfrom itertools import *\n"
+"""What a starter code takes for granted, as LeetCode does."""
+CALLS = ("function_call", "functional")
+_FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)```", re.DOTALL)
+
+
+class PublishedProblem(BaseModel):
+    """A row, its columns as they are called there."""
+
+    problem: str
+    tests: Any
+    solutions: Any = None
+    starter_code: str | None = None
+    metadata: Any = None
+
+
+@lru_cache(maxsize=4)
+def published(data: str, split: Split, subset: str | None) -> Part[PublishedProblem]:
+    """The split's rows, opened once in a process. A published `test` is never read."""
+    return split_rows(data, split, PublishedProblem, group_by="problem", subset=subset)
+
+
+def read_problem(row: PublishedProblem, where: str, max_tests: int) -> Problem:
+    """The problem of a row; ValueError says what is wrong with it, beginning with `where`."""
+    raw = _unpacked(row.tests, f"{where}, column tests")
+    if isinstance(raw, dict) and "inputs" in raw:
+        function, tests = _of_lists(raw, f"{where}, column tests")
+    elif isinstance(raw, list):
+        named = _function_of(row.metadata, f"{where}, column metadata")
+        function, tests = _of_records(raw, named, f"{where}, column tests")
+    else:
+        raise ValueError(
+            f"{where}, column tests: an object with inputs and outputs or a list is needed ({_brief(raw)})"
+        )
+    kept = [test for test in tests if _size(test) <= LARGEST_TEST]
+    if not kept:
+        raise ValueError(f"{where}, column tests: there are no tests")
+    kept = sorted(kept, key=_size, reverse=True)[:max_tests]
+    starter = f"\n{row.starter_code.strip()}" if row.starter_code and row.starter_code.strip() else ""
+    text = row.problem.strip() + starter
+    if function is not None and function not in text:
+        text += f"\nThe function is called {function} ."
+    prelude = PRELUDE if function is not None else ""
+    key = content_key("DeepCoder", f"{text}\n{kept}")
+    return Problem(text, tuple(kept), function, where, key, prelude, _first_program(row.solutions))
+
+
+def _unpacked(value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
+
+
+def _of_lists(raw: dict[str, Any], where: str) -> tuple[str | None, list[Test]]:
+    """TACO's form."""
+    inputs, outputs, function = raw.get("inputs"), raw.get("outputs"), _name(raw.get("fn_name"), where)
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError(f"{where}: inputs and outputs must be lists of one length")
+    pairs = zip(inputs, outputs, strict=True)
+    if function:
+        return function, [_call(given, wanted, f"{where}, test {k}") for k, (given, wanted) in enumerate(pairs, 1)]
+    return None, [_stream(given, wanted, f"{where}, test {k}") for k, (given, wanted) in enumerate(pairs, 1)]
+
+
+def _of_records(raw: list[Any], row_function: str | None, where: str) -> tuple[str | None, list[Test]]:
+    """The form of PrimeIntellect and LiveCodeBench."""
+    tests, functions = [], set()
+    for number, record in enumerate(raw, 1):
+        here = f"{where}, test {number}"
+        if not isinstance(record, dict) or "input" not in record or "output" not in record:
+            raise ValueError(f"{here}: an object with input and output is needed ({_brief(record)})")
+        kind = str(record.get("type") or record.get("testtype"))
+        function = (
+            _name(record.get("fn_name"), here)
+            or _function_of(record.get("metadata"), f"{here}, metadata")
+            or row_function
+        )
+        if kind in CALLS and not function:
+            raise ValueError(f"{here}: a call, but neither fn_name nor metadata.func_name names the function")
+        functions.add(function if kind in CALLS else None)
+        read = _call if kind in CALLS else _stream
+        tests.append(read(record["input"], record["output"], here))
+    if len(functions) > 1:
+        raise ValueError(f"{where}: tests of one problem must call one function, or none (got {functions})")
+    return next(iter(functions), None), tests
+
+
+def _function_of(metadata: Any, where: str) -> str | None:
+    found = _unpacked(metadata, where) if str(metadata).startswith("{") else metadata
+    return _name(found.get("func_name"), where) if isinstance(found, dict) else None
+
+
+def _name(value: Any, where: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    raise ValueError(f"{where}: a function's name must be text ({_brief(value)})")
+
+
+def _stream(given: Any, wanted: Any, where: str) -> Test:
+    """Texts; lists are lines."""
+    texts = ["\n".join(map(str, part)) if isinstance(part, list) else part for part in (given, wanted)]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"{where}: input and output must be text or lists of lines ({_brief(given)}, {_brief(wanted)})"
+        )
+    return Test(Question(stdin=texts[0]), (texts[1],))
+
+
+def _call(given: Any, wanted: Any, where: str) -> Test:
+    """Arguments as a list, or as text with a JSON value a line; the value wanted, or its JSON text."""
+    if isinstance(given, str):
+        arguments = [_value(line) for line in given.splitlines() if line.strip()]
+        wanted = _value(wanted) if isinstance(wanted, str) else wanted
+    elif isinstance(given, list):
+        arguments = given
+    else:
+        raise ValueError(f"{where}: arguments must be a list or JSON values on lines ({_brief(given)})")
+    unwrapped = (wanted[0],) if isinstance(wanted, list) and len(wanted) == 1 else ()
+    return Test(Question(arguments=tuple(arguments)), (wanted, *unwrapped))
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _size(test: Test) -> int:
+    return len(test.question.stdin) + len(repr(test.question.arguments))
+
+
+def _first_program(solutions: Any) -> str | None:
+    """The first of the published solutions, without the fence around it."""
+    found = _value(solutions) if isinstance(solutions, str) else solutions
+    first = found[0] if isinstance(found, list) and found else found
+    if not isinstance(first, str) or not first.strip():
+        return None
+    fenced = _FENCED.search(first)
+    return (fenced[1] if fenced else first).strip()
+
+
+def _brief(value: Any) -> str:
+    return f"got {value!r:.60}"

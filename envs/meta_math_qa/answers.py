@@ -1,0 +1,209 @@
+"""Whether an answer to a mathematics question is right: by value (math-verify), or by the paper's exact match.
+
+Invariants:
+
+- `verdict` never raises on an answer, whatever it is. An answer that is longer, deeper or towers higher than any value
+  that a question asks for is wrong without being computed (`plain`); what passes is compared in another process, within
+  `CPU_S` seconds of CPU time, after which the answer counts as wrong (`given_up`).
+- Values are equal, not texts: 3/4, 0.75, 75%, \\frac{3}{4}; 1,234 and 1234; $12, 12 dollars and 12; x = 5 and 5.
+- Two texts of words are compared as words, case and white space aside.
+
+Who waits: `Judge.compare` for its process, at most `WAIT_S`, then raises TimeoutError, which fails the trajectory.
+math-verify's own time-outs are signals, which threads other than the main one cannot use; hence the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+import unicodedata
+from pathlib import Path
+from typing import Literal
+
+Comparison = Literal["value", "exact"]
+Verdict = Literal["equal", "different", "given_up", "refused"]
+
+MAX_LENGTH = 200
+"""Characters of an answer; the longest of MetaMathQA has some 100."""
+MAX_DEPTH = 6
+"""Brackets within brackets."""
+MAX_DIGITS = 30
+"""Digits in a row."""
+CPU_S = 0.5
+"""CPU seconds of one comparison; a usual one takes milliseconds."""
+WAIT_S = 60.0
+"""Seconds that a comparison may take on a busy machine, the start of its process and those before it included."""
+REMEMBERED = 4096
+"""Verdicts kept, so that the trajectories of a group that say the same are compared once."""
+
+_WORDS = re.compile(r"[^\W\d_]{3,}(?:[\s'-]+[^\W\d_]+)*")
+_NO_UNIT = r"percent|pct|pi|or|and|sqrt|dozen|hundred|thousand|million|billion"
+_UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_NO_UNIT})\b)(?:[a-z]{{2,}}+\.?\s*+)+$", re.IGNORECASE)
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
+_VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
+_GROUPED = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_MIXED = re.compile(r"(-?\d+) +(\d+)/(\d+)")
+_SYMBOLS = str.maketrans(
+    {"⁄": "/", "÷": "/", "−": "-", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "√": "\\sqrt ", "°": "^\\circ "}
+)
+_SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,2})")
+_LONG_NUMBER = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
+_COSTLY = re.compile(
+    r"\^\s*\{?\s*[-+]?\s*\d{3,}"  # exponents of three digits
+    r"|\^\s*(?:\{[^{}]*|[\w.]+\s*)\^|(?:\^[^^]*){7}"  # towers; more than six powers
+    r"|(?:_[^_]*){5}|(?:\|[^|]*){5}|(?:\\(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|arc\w+)(?![a-zA-Z]).*?){4}"
+    r"|\d{3,}\s*\)*\s*!|!\s*\)*\s*!"  # large factorials, factorials of factorials
+    r"|\\(?:sum|prod|int|iint|oint|lim|binom|dbinom|tbinom|choose|Gamma|zeta|begin|operatorname|lfloor|lceil|overline)"
+    r"(?![a-zA-Z])"
+)
+
+
+def verdict(answer: str, truth: str, comparison: Comparison = "value") -> Verdict:
+    """How `answer` compares with `truth`. Raises only if the comparing process cannot be had or is late."""
+    if answer.strip() == truth.strip():
+        return "equal"
+    if comparison == "exact":
+        return "different"
+    said, true = plain(answer), plain(truth)
+    if said is None or true is None:
+        return "refused" if said is None else "different"
+    if _WORDS.fullmatch(said) or _WORDS.fullmatch(true):
+        return "equal" if _folded(said) == _folded(true) else "different"
+    return "equal" if said == true else compare(true, said)
+
+
+def plain(answer: str) -> str | None:
+    """`answer` in the notation that is compared, without sentence, currency and unit; None if it is beyond the limits.
+
+    Unicode's other digits, fractions and minus signs become ASCII's.
+    """
+    if len(answer) > MAX_LENGTH:
+        return None
+    text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", answer)).translate(_SYMBOLS).replace("\\$", "$")
+    text = " ".join("".join(str(unicodedata.decimal(c, c)) for c in text).split())
+    text = re.sub(r"^(?:the (?:final )?answer is:?|answer:)\s*", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"^\$(.*)\$$", r"\1", text.rstrip(" .")).removeprefix("$").strip()
+    text = _TEXT.sub(r"\1", text).strip()
+    text = "\\pi" if text == "pi" else _UNIT.sub("", text) or text
+    if _GROUPED.fullmatch(text):
+        text = text.replace(" ", "")
+    if mixed := _MIXED.fullmatch(text):
+        text = "{}\\frac{{{}}}{{{}}}".format(*mixed.groups())
+    if scientific := _SCIENTIFIC.fullmatch(text):
+        text = "{}*10^{{{}}}".format(*scientific.groups())
+    return text if _is_modest(text) else None
+
+
+def _is_modest(text: str) -> bool:
+    """Whether computing with `text` is likely to be cheap; what is not, the judge's limits catch."""
+    if _WORDS.fullmatch(text):
+        return True
+    if not text.isascii() or len(text) > 2 * MAX_LENGTH or _LONG_NUMBER.search(text) or _COSTLY.search(text):
+        return False
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if not 0 <= depth <= MAX_DEPTH:
+            return False
+    return bool(text) and depth == 0
+
+
+def _folded(words: str) -> str:
+    return " ".join(words.casefold().split())
+
+
+_COMMAND = (sys.executable, "-I", str(Path(__file__).with_name("comparison.py")))
+
+
+class Judge:
+    """The comparing process, started when first needed and again when it has died. May be shared between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def prepare(self) -> None:
+        """Starts the process, without waiting for it, where it does not run: its start takes a second or more."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._started()
+            finally:
+                self._lock.release()
+
+    def compare(self, truth: str, answer: str) -> Verdict:
+        """Both as `plain` gives them. TimeoutError after `WAIT_S`; RuntimeError if the process does not start."""
+        deadline = time.monotonic() + WAIT_S
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise TimeoutError(f"the answer judge was busy with other answers for {WAIT_S:.0f} s")
+        try:
+            process = self._alive(deadline)
+            self._send(process, json.dumps([truth, answer, CPU_S]).encode() + b"\n")
+            reply = self._reply(process, deadline)
+        finally:
+            self._lock.release()
+        if reply not in (b"1", b"0", b"!"):
+            raise RuntimeError(f"the answer judge ended (exit status {process.poll()}) while it compared {answer!r}")
+        return "equal" if reply == b"1" else "different" if reply == b"0" else "given_up"
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            if self._process is not None:
+                self._end(self._process)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
+            self._is_ready = False
+        return self._process
+
+    def _alive(self, deadline: float) -> subprocess.Popen[bytes]:
+        """The process once it takes requests."""
+        process = self._started()
+        if not self._is_ready and self._reply(process, deadline) != b"r":
+            raise RuntimeError(f"the answer judge did not start: run `{' '.join(_COMMAND)}` to see why")
+        self._is_ready = True
+        return process
+
+    def _send(self, process: subprocess.Popen[bytes], request: bytes) -> None:
+        if process.stdin is None:
+            raise RuntimeError("the answer judge was started without a pipe")
+        process.stdin.write(request)
+
+    def _reply(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        """One byte; empty at the end of its output. Kills a process that is late."""
+        if process.stdout is None:
+            raise RuntimeError("the answer judge was started without a pipe")
+        ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
+        if not ready:
+            self._end(process)
+            raise TimeoutError(f"the answer judge did not answer within {WAIT_S:.0f} s")
+        return process.stdout.read(1)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Its child, which may be computing, ends at its CPU limit."""
+        process.kill()
+        process.wait()
+        self._process = None
+
+
+_JUDGE = Judge()
+
+
+def prepare() -> None:
+    """`Judge.prepare` of the process's own judge."""
+    _JUDGE.prepare()
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def compare(truth: str, answer: str) -> Verdict:
+    """`Judge.compare` of the process's own judge, remembered."""
+    return _JUDGE.compare(truth, answer)

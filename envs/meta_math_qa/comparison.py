@@ -1,0 +1,76 @@
+"""The process that compares answers: math-verify behind a pipe, where a comparison that runs away can be killed.
+
+Run as a script (`python -I comparison.py`) by `envs.meta_math_qa.answers`; it imports nothing of ours. It reads
+one JSON line `[truth, answer, cpu_s]` a comparison and answers with one byte: `1` equal, `0` different, `!` given up.
+
+Invariants:
+
+- The library is imported and warmed up once, in a parent that never compares; its forked child does, within `cpu_s`
+  seconds of CPU time and `MEMORY_BYTES` of address space. The kernel enforces both, also inside one long operation on
+  huge integers. When the child dies, its parent answers `!` for it and forks the next, which takes milliseconds.
+- One request is answered before the next is read, so a death never loses a second one.
+- At the end of its input the process ends.
+
+Answers are parsed by a grammar. math-verify's other reader, for bare expressions, evaluates Python and is not used.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+MEMORY_BYTES = 2**30
+READY, EQUAL, DIFFERENT, GIVEN_UP = b"r", b"1", b"0", b"!"
+WARM_UP = (
+    ("72", "72"),
+    ("0.75", "\\frac{3}{4}"),
+    ("75\\%", "3/4"),
+    ("2\\sqrt{3}", "\\sqrt{12}"),
+    ("x^2+1", "1+x^2"),
+    ("(1,2)", "x=5"),
+    ("\\pi+a*b", "-1,234"),
+)
+_READER = [LatexExtractionConfig(boxed_match_priority=0)]
+
+
+def compare(truth: str, answer: str) -> bool:
+    """Whether two answers in LaTeX or plain notation have the same value; False for one that is not understood."""
+    gold, said = (parse(f"\\boxed{{{text}}}", _READER, "no_fallback", parsing_timeout=None) for text in (truth, answer))
+    return bool(gold and said) and verify(gold, said, timeout_seconds=None)
+
+
+def serve(requests: int, replies: int) -> None:
+    """The child: answers requests until they end."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with open(requests, "rb", buffering=0, closefd=False) as lines:
+        while line := lines.readline():
+            truth, answer, cpu_s = json.loads(line)
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF's default action ends the process
+            verdict = EQUAL if compare(truth, answer) else DIFFERENT
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            os.write(replies, verdict)
+
+
+def main(requests: int = 0, replies: int = 1) -> None:
+    """Keeps one child at work until the input ends."""
+    logging.disable(logging.CRITICAL)
+    for truth, answer in WARM_UP:
+        compare(truth, answer)
+    os.write(replies, READY)
+    while True:
+        child = os.fork()
+        if child == 0:
+            serve(requests, replies)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            return
+        os.write(replies, GIVEN_UP)
+
+
+if __name__ == "__main__":
+    main()

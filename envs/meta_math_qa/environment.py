@@ -1,0 +1,191 @@
+"""MetaMathQA: answer a mathematics question, with further attempts at half the reward each (paper, appendix B.1).
+
+Reward of a right answer: 1 at the first attempt, 1/2 at the second, 1/4 at the third, ...; of a wrong one 0. An attempt
+is an answer; a turn without one costs the turn, not the reward.
+
+Tasks: generated word problems (`envs.meta_math_qa.problems`), or with `data` the published data set, read as published
+(meta-math/MetaMathQA: `query`, `response` that ends in "The answer is: X", `original_question`). It publishes only
+`train`: the rows of one original question in eight are held out for validation, all its rephrasings with it. The seeds
+of a run, one after another, go through the rows of a split in a fixed shuffled order, each once before any comes again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from envs.base import MAX_DRAWS, Split, TextEnv, content_key, no_task, printable, register, split_of
+from envs.data.rows import Part, split_rows
+from envs.meta_math_qa import answers
+from envs.meta_math_qa.problems import generate
+from envs.settings import Settings
+from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
+
+ANSWER_MARK = "The answer is:"
+MAX_WORKED = 400
+"""Characters of a published solution that a demonstration tells."""
+WRONG = "Wrong . Try again ."
+RIGHT = "Right ."
+_OPENERS = ("", "first ", "we need ", "so ", "compute ")
+_GENERIC = ("let me think about it", "this is easy", "i read it again", "a hard one", "i count them all")
+_NUMBER = re.compile(r"\d+")
+
+
+class PublishedQuestion(BaseModel):
+    """A row of the published data set, its columns as they are called there."""
+
+    query: str
+    response: str
+    original_question: str
+
+
+class MetaMathQAOptions(Settings):
+    """What is asked, and how answers are compared."""
+
+    compare: answers.Comparison = "value"
+    """`value`: equal numbers and expressions, however written, through math-verify. `exact`: the same text, as in the
+    paper."""
+    data: str | None = None
+    """The published data set: a Parquet or JSON file, a folder of them, or its id on the Hugging Face hub
+    (`meta-math/MetaMathQA`, downloaded). Unset: generated word problems, offline."""
+    largest: int = Field(12, ge=3, le=1000)
+    """Largest operand of generated problems; without effect where `data` is set."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One task. `worked`: how its answer is found, as demonstrations tell it."""
+
+    text: str
+    answer: str
+    worked: str
+    source: str
+    key: str
+
+
+@lru_cache(maxsize=4096)
+def generated(seed: int, split: Split, options: MetaMathQAOptions) -> Question:
+    """The generated question of `seed`: problems are drawn until one belongs to `split`."""
+    for draw in range(MAX_DRAWS):
+        problem = generate(f"MetaMathQA {seed} {draw}", options.largest)
+        key = content_key("MetaMathQA", problem.question)
+        if split_of(key) == split:
+            return Question(problem.question, problem.answer, ", ".join(problem.steps), problem.schema, key)
+    raise no_task("MetaMathQA", options)
+
+
+@lru_cache(maxsize=4)
+def published(data: str, split: Split) -> Part[PublishedQuestion]:
+    """The split's rows, opened once in a process."""
+    return split_rows(data, split, PublishedQuestion, group_by="original_question")
+
+
+def published_question(rows: Part[PublishedQuestion], seed: int) -> Question:
+    """The row that `seed` names; ValueError names file, row and column where the response holds no answer."""
+    index = shuffled(seed, len(rows))
+    row = rows[index]
+    worked, mark, answer = row.response.rpartition(ANSWER_MARK)
+    if not mark or not answer.strip():
+        where = f"{rows.location(index)}, column response"
+        raise ValueError(f"{where}: it must end in '{ANSWER_MARK} X' (got {row.response[-60:]!r})")
+    key = content_key("MetaMathQA", f"{row.query}\n{answer.strip()}")
+    return Question(row.query, answer.strip(), " ".join(worked.split())[:MAX_WORKED], rows.location(index), key)
+
+
+def shuffled(seed: int, count: int) -> int:
+    """A permutation of range(count) as `seed` runs through `count` integers in a row."""
+    stride = int(count * 0.618) | 1
+    while math.gcd(stride, count) > 1:
+        stride += 2
+    return seed * stride % count
+
+
+@register
+class MetaMathQA(TextEnv):
+    """Answer the question; each further attempt pays half: 1, 0.5, 0.25, ..."""
+
+    name = "MetaMathQA"
+    Options = MetaMathQAOptions
+    max_turns = 3
+    max_action_length = answers.MAX_LENGTH
+    max_observation_length = 8000
+    options: MetaMathQAOptions
+
+    def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
+        super().__init__(split, render_mode, **options)
+        if self.options.data is not None:
+            published(self.options.data, split)  # so that what is wrong with the data is said before anything starts
+
+    def instruction(self) -> str:
+        return "Solve the problem . Each wrong answer halves the reward ."
+
+    def action_rule(self) -> str:
+        return "The action is the final answer alone ."
+
+    def observation(self) -> str:
+        if self._right:
+            return RIGHT
+        return WRONG if self._wrong else printable(self._question.text, self.max_observation_length)
+
+    def read_action(self, text: str) -> str | None:
+        answer = text.strip()
+        return answer if 0 < len(answer) <= self.max_action_length else None
+
+    def task_key(self) -> str:
+        return self._question.key
+
+    def solution(self) -> list[str] | None:
+        return [] if self._right else [self._question.answer]
+
+    def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
+        """The worked solution, with a slip in a number or an answer beside the right one as often as `quality` says."""
+        truth = self._question.answer
+        grounded = rng.random() < quality.grounded
+        reasoning = choose(rng, _OPENERS) + self._question.worked if grounded else choose(rng, _GENERIC)
+        if grounded and rng.random() < quality.wrong_coordinates:
+            reasoning = _slip(rng, reasoning)
+        wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
+        return reasoning, [_slip(rng, truth) if wrong else truth]
+
+    def _load(self, seed: int) -> dict[str, Any]:
+        data = self.options.data
+        if data is None:
+            self._question = generated(seed, self.split, self.options)
+        else:
+            self._question = published_question(published(data, self.split), seed)
+        if self.options.compare == "value":
+            answers.prepare()  # by the time the first answer is there, so is who compares it
+        self._right, self._wrong = False, 0
+        self._verdict: answers.Verdict | None = None
+        return {"source": self._question.source}
+
+    def _move(self, action: str) -> float:
+        self._verdict = answers.verdict(action, self._question.answer, self.options.compare)
+        self._right = self._verdict == "equal"
+        reward = 0.5**self._wrong if self._right else 0.0
+        self._wrong += not self._right
+        return reward
+
+    def _details(self) -> dict[str, Any]:
+        return {"attempts": self._wrong + self._right, "verdict": self._verdict}
+
+    def _terminated(self) -> bool:
+        return self._right
+
+    def _succeeded(self) -> bool:
+        return self._right
+
+
+def _slip(rng: Rng, text: str) -> str:
+    """`text` with one of its numbers off by a little; as it is if it has none."""
+    numbers = list(_NUMBER.finditer(text))
+    if not numbers:
+        return text
+    at = choose(rng, numbers)
+    changed = abs(int(at[0]) + choose(rng, (-10, -2, -1, 1, 2, 10)))
+    return f"{text[: at.start()]}{changed}{text[at.end() :]}"

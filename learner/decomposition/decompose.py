@@ -1,0 +1,220 @@
+"""The gradient decomposition on the learner: task, KL and entropy gradients prompt by prompt (paper, section 3.1).
+
+Every group is taken by itself, normalised over itself as the objective would normalise a step of that group alone.
+`learner.decomposition.statistics` says what is made of it; docs/gradients.md how to read it.
+
+Invariants:
+
+- Nothing is updated: parameters, optimizer state and counts are those of before.
+- A collective: every rank gives the same groups and runs the same passes; gradients stay sharded, and what is summed
+  over ranks are inner products. Beside the model a rank holds at most `MAX_GRADIENTS` of its own shards.
+- The ratio is 1 at the policy's own weights, so nothing is clipped; a token weighs min(exp(learner - rollout),
+  mismatch_cap), which is 1 but for numerics when the policy itself sampled it and corrects for age when not.
+
+Who waits: for the other ranks, in collectives, at most the process group's time-out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actors.records import Trajectory
+from learner import batching
+from learner.batching import Groups, Row
+from learner.config import KLConfig, ObjectiveConfig
+from learner.decomposition.statistics import (
+    BUCKETS,
+    Decomposition,
+    GroupFigures,
+    bucket_indices,
+    gradient_bound,
+    half_weights,
+    split_figures,
+    split_halves,
+    summarise_bucket,
+)
+from learner.objective.advantages import RELATIVE_ZERO
+from learner.trainer import Trainer
+
+Shards = list[Tensor]
+"""One gradient, as this rank's pieces of every trained parameter."""
+
+
+def decompose(trainer: Trainer, groups: Groups, num_buckets: int = BUCKETS) -> Decomposition:
+    """Figure 3 over the groups, under the trainer's weights and regularisers. A collective.
+
+    Raises ValueError for non-finite groups, and when fewer than two groups have two trajectories to compare.
+    """
+    if reason := batching.non_finite(groups):
+        raise ValueError(reason)
+    alive = [(gid, members) for gid, members in batching.survivors(groups) if _usable(members)]
+    if len(alive) < 2:
+        raise ValueError(f"{len(alive)} of {len(groups)} groups have two trajectories to compare; 2 groups are needed")
+    variances = [_variance(members) for _, members in alive]
+    found, buckets = [], []
+    for number, indices in enumerate(bucket_indices(variances, [gid for gid, _ in alive], num_buckets), start=1):
+        figures, norms = _bucket(trainer, [alive[i] for i in indices])
+        found += figures
+        buckets.append(summarise_bucket(number, figures, norms))
+    return Decomposition(tuple(found), tuple(buckets))
+
+
+def score_objective(own: ObjectiveConfig) -> ObjectiveConfig:
+    """The objective whose gradient at advantage 1 is -s_k: no regulariser, ratio 1, truncated importance weights."""
+    return ObjectiveConfig(
+        aggregation=own.aggregation,
+        normaliser_tokens=own.normaliser_tokens,
+        anchor="recomputed",
+        mismatch_cap=own.mismatch_cap,
+        entropy_coefficient=0.0,
+        kl=KLConfig(coefficient=0.0),
+    )
+
+
+def regulariser_objectives(own: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
+    """The KL term alone and the entropy term alone, with the coefficients of `own`; those that are 0 are left out."""
+    plain = score_objective(own).model_copy(update={"anchor": "rollout"})
+    found = {}
+    if own.kl_in_loss > 0:
+        found["kl"] = plain.model_copy(update={"kl": own.kl})
+    if own.entropy_coefficient > 0:
+        found["entropy"] = plain.model_copy(update={"entropy_coefficient": own.entropy_coefficient})
+    return found
+
+
+@dataclass
+class Parts:
+    """Loss gradients of one group: `task` with plain advantages, `scale` times it is the std-normalised one."""
+
+    task: Shards
+    halves: tuple[Shards, Shards] | None
+    regularisers: dict[str, Shards]
+    score_square: float
+    scale: float
+
+
+def group_parts(trainer: Trainer, group_id: str, members: Sequence[Trajectory]) -> Parts:
+    """All passes over one group: one a trajectory for the task gradient, one for each regulariser. A collective."""
+    own = trainer.config.objective
+    rows = batching.to_rows([(group_id, members)], own)
+    ranked = batching.ranked_returns(members, own)
+    first = split_halves(group_id, len(members))
+    halves = None if first is None else (half_weights(ranked, first), half_weights(ranked, ~first))
+    by_index = {t.index: k for k, t in enumerate(members)}
+    lengths = _length_factors(rows, own.aggregation, len(members))
+    sums: list[Shards | None] = [None, None, None]
+    square = 0.0
+    for row, factor in zip(rows, lengths, strict=True):
+        k = by_index[row.index]
+        score = trainer.row_gradients([replace(row, advantage=1.0)], score_objective(own))
+        square += factor**2 * inner(score, score)
+        weights = [(ranked[k] - ranked.mean()) / len(members)] + ([w[k] for w in halves] if halves else [])
+        for i, weight in enumerate(weights):
+            sums[i] = _add(sums[i], score, factor * float(weight))
+    flat = [replace(row, advantage=0.0) for row in rows]
+    regularisers = {name: trainer.row_gradients(flat, term) for name, term in regulariser_objectives(own).items()}
+    pair = None if halves is None else (sums[1], sums[2])
+    return Parts(sums[0], pair, regularisers, square / len(members), _std_scale(ranked))
+
+
+def inner(one: Shards, other: Shards) -> float:
+    """Inner product of two gradients over all ranks. A collective."""
+    products = [torch.sum(a.double() * b.double()) for a, b in zip(one, other, strict=True)]
+    total = torch.stack(products).sum()
+    dist.all_reduce(total)
+    return float(total)
+
+
+def norm(gradient: Shards) -> float:
+    """Euclidean norm over all ranks. A collective."""
+    return float(np.sqrt(inner(gradient, gradient)))
+
+
+def _bucket(
+    trainer: Trainer, groups: Sequence[tuple[str, list[Trajectory]]]
+) -> tuple[list[GroupFigures], dict[str, float]]:
+    """Figures of the bucket's groups, and the norms of its mean gradients."""
+    sums: dict[str, Shards | None] = dict.fromkeys(("task", "task_std", "kl", "entropy"))
+    figures = []
+    for group_id, members in groups:
+        parts = group_parts(trainer, group_id, members)
+        figures.append(_figures(trainer, group_id, members, parts))
+        share = 1.0 / len(groups)
+        sums["task"] = _add(sums["task"], parts.task, share)
+        sums["task_std"] = _add(sums["task_std"], parts.task, share * parts.scale)
+        for name, gradient in parts.regularisers.items():
+            sums[name] = _add(sums[name], gradient, share)
+    norms = {name: 0.0 if gradient is None else norm(gradient) for name, gradient in sums.items()}
+    return figures, norms | {"regulariser": _joint_norm([sums["kl"], sums["entropy"]])}
+
+
+def _figures(trainer: Trainer, group_id: str, members: Sequence[Trajectory], parts: Parts) -> GroupFigures:
+    own = trainer.config.objective
+    task = norm(parts.task)
+    trained = parts.scale if own.advantage == "grpo" else 1.0
+    regularisers = list(parts.regularisers.values())
+    scaled = [trained * t for t in parts.task]
+    return GroupFigures(
+        group_id=group_id,
+        num_trajectories=len(members),
+        reward_variance=_variance(members),
+        task=task,
+        task_std=parts.scale * task,
+        **{name: norm(parts.regularisers[name]) if name in parts.regularisers else 0.0 for name in ("kl", "entropy")},
+        regulariser=_joint_norm(regularisers),
+        total=_joint_norm([scaled, *regularisers]),
+        score_square=parts.score_square,
+        bound=gradient_bound(batching.ranked_returns(members, own), parts.score_square),
+        **_split(parts.halves),
+    )
+
+
+def _split(halves: tuple[Shards, Shards] | None) -> dict[str, float]:
+    if halves is None:
+        return {"signal_square": float("nan"), "noise_square": float("nan")}
+    first, second = halves
+    signal, noise = split_figures(inner(first, first), inner(first, second), inner(second, second))
+    return {"signal_square": signal, "noise_square": noise}
+
+
+def _usable(members: Sequence[Trajectory]) -> bool:
+    return len(members) > 1 and any(t.loss_mask.any() for t in members)
+
+
+def _variance(members: Sequence[Trajectory]) -> float:
+    return float(np.var([t.episode_return for t in members], ddof=1))
+
+
+def _std_scale(ranked: np.ndarray) -> float:
+    """What std-normalisation multiplies a group's advantages by; 0 where they are all 0
+    (`learner.objective.advantages`)."""
+    std = float(ranked.std(ddof=1))
+    return 0.0 if std <= RELATIVE_ZERO * max(1.0, float(np.abs(ranked).max())) else 1.0 / std
+
+
+def _length_factors(rows: Sequence[Row], aggregation: str, num_trajectories: int) -> list[float]:
+    """s_k in the group's mean over what a pass over trajectory k alone gives, which divides by its own length only."""
+    if aggregation != "token_mean":
+        return [1.0] * len(rows)
+    tokens = sum(row.num_sampled for row in rows)
+    return [num_trajectories * row.num_sampled / tokens for row in rows]
+
+
+def _add(total: Shards | None, gradient: Shards, weight: float) -> Shards:
+    if total is None:
+        return [weight * g for g in gradient]
+    torch._foreach_add_(total, gradient, alpha=weight)
+    return total
+
+
+def _joint_norm(gradients: Sequence[Shards | None]) -> float:
+    """Norm of the sum of those that are there."""
+    there = [g for g in gradients if g is not None]
+    if not there:
+        return 0.0
+    total = [torch.stack(pieces).sum(0) for pieces in zip(*there, strict=True)]
+    return norm(total)

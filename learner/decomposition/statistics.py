@@ -1,0 +1,273 @@
+"""Figures of the gradient decomposition (paper, section 3.1, Figure 3, Table 2, appendices H, K, N). Pure numpy.
+
+Words: for a prompt x with trajectories k of return R_k, s_k is the gradient of trajectory k's aggregated
+log-probability (aggregated as the objective does) and g_task = 1/n sum_k (R_k - mean R) s_k. All norms are Euclidean,
+over all trained parameters, of one prompt's own mean over its trajectories: a bucket of few prompts is on the scale of
+one of many.
+
+Invariants:
+
+- Buckets hold all groups once, in order of reward variance; their sizes differ by at most one.
+- A half's estimate of g_task has its own baseline and divides by its size less one: it is unbiased, and independent of
+  the other half's, so that the inner product of the two is an unbiased estimate of |g_signal|^2 (it may be negative).
+- Nothing here waits, and nothing imports torch.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+BUCKETS = 6
+"""Figure 3."""
+MAX_GRADIENTS = 11
+"""That a rank holds at once, beside the model's own: four sums of a bucket, five of a group, two in the making."""
+MIN_SPLIT = 4
+"""Trajectories below which a group has no two halves with a baseline each."""
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """One prompt's gradients. Norms; `_std`: advantages divided by the group's std. NaN where undefined."""
+
+    group_id: str
+    num_trajectories: int
+    reward_variance: float
+    """Sample variance (ddof = 1) of the returns, format penalty left out: what buckets are made by."""
+    task: float
+    task_std: float
+    kl: float
+    """With its coefficient, as are `entropy` and their sum `regulariser`."""
+    entropy: float
+    regulariser: float
+    total: float
+    """Of task and regulariser together, with the advantages that the run trains on."""
+    score_square: float
+    """Mean over trajectories of |s_k|^2."""
+    bound: float
+    """Theorem H.2: sqrt(variance of what the advantage ranks, ddof = 0) * sqrt(`score_square`) >= `task`."""
+    signal_square: float
+    """Estimate of |g_signal|^2 from two halves; unbiased, so possibly negative."""
+    noise_square: float
+    """Estimate of E|g_task-noise|^2 of the mean of both halves."""
+
+    @property
+    def dominance(self) -> float:
+        """rho(x) of appendix K.1: regulariser / (task + regulariser)."""
+        return share(self.regulariser, self.task)
+
+    @property
+    def dominance_std(self) -> float:
+        return share(self.regulariser, self.task_std)
+
+    @property
+    def snr(self) -> float:
+        """SNR(x) of section 3.2: |signal| / (|task noise| + |regulariser|), from one split in halves and so noisy; 0
+        where the estimate of the signal is negative, NaN where there are no halves."""
+        noise = math.sqrt(max(self.noise_square, 0.0))
+        return _ratio(math.sqrt(max(self.signal_square, 0.0)), noise + self.regulariser)
+
+    @property
+    def tightness(self) -> float:
+        """`task` as a share of Theorem H.2's bound, at most 1; what sampling noise adds to `task` is in it."""
+        return self.task / self.bound if self.bound > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class BucketFigures:
+    """Groups of similar reward variance: means over them, and norms of their mean gradient (`mean_` in front)."""
+
+    bucket: int
+    """From 1, the lowest variance."""
+    num_groups: int
+    variance_low: float
+    variance_high: float
+    reward_variance: float
+    task: float
+    task_std: float
+    kl: float
+    entropy: float
+    regulariser: float
+    dominance: float
+    dominance_std: float
+    mean_task: float
+    mean_task_std: float
+    mean_kl: float
+    mean_entropy: float
+    mean_regulariser: float
+    signal_square: float
+    signal_square_error: float
+    """Standard error of the mean above."""
+    noise_square: float
+    snr: float
+    """Section 3.2: |signal| / (|task noise| + |regulariser|), each the bucket's root mean square or mean; 0 where the
+    estimate of the signal is negative."""
+    snr_task: float
+    """Appendix H.4, without the regulariser: |signal| / |task noise|."""
+    score_square: float
+    tightness: float
+    """Mean share of Theorem H.2's bound that the task gradient reaches."""
+    tightness_signal: float
+    """The same with the sampling noise taken out: root of the mean `signal_square`, as a share of that of bound^2."""
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Figure 3 of one policy version."""
+
+    groups: tuple[GroupFigures, ...]
+    buckets: tuple[BucketFigures, ...]
+
+    @property
+    def trends(self) -> dict[str, float]:
+        """Rank correlation (Spearman) over groups of the reward variance with each norm: Figure 3 says that `task`
+        rises with it and `regulariser` does not."""
+        variance = [g.reward_variance for g in self.groups]
+        names = ("task", "task_std", "kl", "entropy", "regulariser", "dominance", "score_square")
+        values = {name: [float(getattr(g, name)) for g in self.groups] for name in names}
+        return {name: rank_correlation(variance, values[name]) for name in names}
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for JSON; what is undefined is None."""
+        tree = {
+            "groups": [asdict(g) | {name: getattr(g, name) for name in GROUP_RATIOS} for g in self.groups],
+            "buckets": [asdict(b) for b in self.buckets],
+            "trends": self.trends,
+        }
+        return _finite(tree)
+
+    def flat(self) -> dict[str, float]:
+        """Figures of a training step: `gradients/q1/task`, ... (see `actors.metrics.registry`)."""
+        names = FLAT_NORMS + FLAT_RATIOS
+        found = {f"gradients/q{b.bucket}/{name}": float(vars(b)[name]) for b in self.buckets for name in names}
+        return found | {"gradients/groups": float(len(self.groups))}
+
+
+GROUP_RATIOS = ("dominance", "snr", "tightness")
+FLAT_NORMS = ("task", "task_std", "kl", "entropy", "regulariser", "mean_task", "mean_task_std", "mean_regulariser")
+FLAT_RATIOS = ("dominance", "dominance_std", "snr", "tightness", "reward_variance")
+
+
+def bucket_indices(variances: Sequence[float], ids: Sequence[str], count: int = BUCKETS) -> list[np.ndarray]:
+    """Indices of the groups of each bucket, the lowest variance first; sizes differ by at most one.
+
+    Ties go by id. With fewer groups than buckets there are as many buckets as groups.
+    """
+    order = sorted(range(len(ids)), key=lambda i: (variances[i], ids[i]))
+    return np.array_split(np.array(order, dtype=np.int64), min(count, len(ids))) if ids else []
+
+
+def split_halves(group_id: str, num_trajectories: int) -> np.ndarray | None:
+    """(num_trajectories,) bool: who is in the first half, at random by the group's id; None when there are too few."""
+    if num_trajectories < MIN_SPLIT:
+        return None
+    seed = int.from_bytes(hashlib.sha256(group_id.encode()).digest()[:8], "big")
+    first = np.zeros(num_trajectories, dtype=bool)
+    first[np.random.default_rng(seed).permutation(num_trajectories)[: num_trajectories // 2]] = True
+    return first
+
+
+def half_weights(returns: np.ndarray, half: np.ndarray) -> np.ndarray:
+    """Weights (num_trajectories,) of s_k in a half's estimate of g_task: (R_k - its mean) / (its size - 1); 0 outside.
+
+    The sample covariance of R and s, which is E[(R - b) s] without bias (the group's own mean as a baseline, divided
+    by n, is low by the factor (n - 1) / n).
+    """
+    inside = np.asarray(returns, dtype=np.float64)[half]
+    weights = np.zeros(len(returns))
+    weights[half] = (inside - inside.mean()) / (len(inside) - 1)
+    return weights
+
+
+def split_figures(first_square: float, inner: float, second_square: float) -> tuple[float, float]:
+    """(signal^2, noise^2) of a group from its halves' |a|^2, <a, b>, |b|^2.
+
+    E<a, b> = |g|^2, and |a - b|^2 / 4 is an unbiased estimate of E|(a + b) / 2 - g|^2. Their sum is |(a + b) / 2|^2.
+    """
+    return inner, (first_square + second_square - 2 * inner) / 4
+
+
+def gradient_bound(ranked: np.ndarray, score_square: float) -> float:
+    """Right side of Theorem H.2 for the sample: sqrt(variance, ddof = 0) * sqrt(mean |s|^2). `ranked`: the returns."""
+    return math.sqrt(float(np.var(np.asarray(ranked, dtype=np.float64))) * score_square)
+
+
+def share(regulariser: float, task: float) -> float:
+    """regulariser / (task + regulariser) in [0, 1]; NaN when both are 0."""
+    return regulariser / (task + regulariser) if task + regulariser > 0 else math.nan
+
+
+def summarise_bucket(bucket: int, groups: Sequence[GroupFigures], mean_norms: dict[str, float]) -> BucketFigures:
+    """Figures of one bucket. `mean_norms`: norm of the mean gradient by part (task, task_std, kl, ...)."""
+    variances = _column(groups, "reward_variance")
+    signal, noise = _column(groups, "signal_square"), _column(groups, "noise_square")
+    regulariser = float(_column(groups, "regulariser").mean())
+    root_signal, root_noise = math.sqrt(max(_mean(signal), 0.0)), math.sqrt(max(_mean(noise), 0.0))
+    split = len(signal[~np.isnan(signal)]) > 0
+    bounds = np.square(_column(groups, "bound"))
+    return BucketFigures(
+        bucket=bucket,
+        num_groups=len(groups),
+        variance_low=float(variances.min()),
+        variance_high=float(variances.max()),
+        reward_variance=float(variances.mean()),
+        **{name: _mean(_column(groups, name)) for name in MEANS},
+        **{f"mean_{name}": mean_norms[name] for name in VECTORS},
+        signal_square=_mean(signal),
+        signal_square_error=_error(signal),
+        noise_square=_mean(noise),
+        snr=_ratio(root_signal, root_noise + regulariser) if split else math.nan,
+        snr_task=_ratio(root_signal, root_noise) if split else math.nan,
+        tightness_signal=_ratio(root_signal, math.sqrt(_mean(bounds))) if split else math.nan,
+    )
+
+
+VECTORS = ("task", "task_std", "kl", "entropy", "regulariser")
+"""Parts whose mean gradient over a bucket is kept."""
+MEANS = (*VECTORS, "dominance", "dominance_std", "score_square", "tightness")
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's, ties at their mean rank; pairs with a NaN left out; NaN when either side does not vary."""
+    pairs = np.array([(a, b) for a, b in zip(one, other, strict=True) if not (math.isnan(a) or math.isnan(b))])
+    if len(pairs) < 2:
+        return math.nan
+    ranks = [_ranks(column) for column in pairs.T]
+    if any(np.ptp(r) == 0 for r in ranks):
+        return math.nan
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]
+
+
+def _column(groups: Sequence[GroupFigures], name: str) -> np.ndarray:
+    return np.array([getattr(g, name) for g in groups], dtype=np.float64)
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _error(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else math.nan
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree

@@ -1,0 +1,157 @@
+"""Attention over a packed layout, as one function of transformers' attention interface, with a way per device.
+
+A token sees those before it in its own row and nothing else; `learner.kernels.packing` says which those are. Computed
+thus:
+
+- CPU: `learner.kernels.block_attention`, matrix products of blocks of queries and the keys that they see.
+- CUDA: FlexAttention, compiled, with the block mask of the layout's one rule. The kernel has NEVER RUN: there was no
+  GPU. The tests run this way with FlexAttention's dense form on CPU, gradients included.
+
+A layer that asks for more than scaling (soft caps, sinks, dropout) is refused by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import AttentionInterface
+
+from learner.kernels.block_attention import Block, Plan, blocks
+from learner.kernels.packing import Forest
+
+NAME = "squelch_packed"
+"""Under which transformers finds `packed_attention`; the layout travels as the model's keyword `layout`."""
+
+TILE = 128
+"""Queries of FlexAttention's blocks, and keys."""
+
+UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A `Forest` on the device. `position_ids` and `ends`: (num_tokens,) int64; see
+    `learner.kernels.packing.Forest`."""
+
+    position_ids: Tensor
+    ends: Tensor
+    blocks: tuple[Block, ...]
+    """On CPU only."""
+    longest: int
+    """Tokens of the longest row."""
+    block_masks: dict[int, Any] = field(default_factory=dict)
+    """FlexAttention's, by sliding window (0: none), made once for all layers."""
+
+    @classmethod
+    def of(cls, forest: Forest, device: torch.device) -> "Layout":
+        positions, ends = (torch.from_numpy(array).to(device) for array in (forest.position_ids, forest.ends))
+        found = tuple(blocks(forest)) if device.type == "cpu" else ()
+        return cls(positions, ends, found, int(forest.position_ids.max(initial=-1)) + 1)
+
+    def sees(self, query: Tensor, key: Tensor, window: int = 0) -> Tensor:
+        """Whether tokens at `query` see those at `key` (int64, shapes that broadcast): the layout's one rule."""
+        seen = (key <= query) & (query < self.ends[key])
+        return seen & (self.position_ids[query] - self.position_ids[key] < window) if window else seen
+
+
+@torch.compiler.disable
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    layout: Layout | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer: query (1, num_heads, num_tokens, head_size), keys and values with `num_key_value_heads`.
+
+    Returns (1, num_tokens, num_heads, value_size). Raises ValueError for what no layout can give.
+    """
+    asked = [name for name in UNSUPPORTED if rest.get(name) is not None] + ["dropout"] * (dropout > 0)
+    if asked or layout is None:
+        what = asked[0] if asked else "a plain batch"
+        raise ValueError(f"{type(module).__name__} asks for {what}, which attention over packed rows does not have")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = sliding_window if sliding_window and sliding_window < layout.longest else 0
+    attend = _on_cuda if query.device.type == "cuda" else _on_cpu
+    return attend(query, key, value, scale, layout, window), None
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
+    by_token = (x[0].transpose(0, 1) for x in (query, key, value))
+    return plan(layout, (query.shape[1], key.shape[1]), window).attend(*by_token, scale)[None]
+
+
+@lru_cache(maxsize=2)
+def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
+    """Made once for all layers of a micro-batch, and let go with the next ones: all of a step's at once are large. Two,
+    as layers with a sliding window and others take turns."""
+    return Plan.of(layout.blocks, partial(layout.sees, window=window), heads)
+
+
+def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
+    """FlexAttention. Its kernel has never run: see the module's head."""
+    if window not in layout.block_masks:
+        layout.block_masks[window] = block_mask(layout, window)
+    mask = layout.block_masks[window]
+    return _flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+
+
+def block_mask(layout: Layout, window: int = 0) -> Any:
+    """FlexAttention's mask: which tiles of keys a tile of queries sees something of, and which it sees whole.
+
+    Told from each tile's extremes, exactly without a window, and with one by bounds. `create_block_mask` would look at
+    every pair of tokens, at ten bytes a pair: 2.7 GB for 16k tokens.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size, device = len(layout.ends), layout.ends.device
+    number = -(-size // TILE)
+    index = torch.arange(number * TILE, device=device).clamp_(max=size - 1).view(number, TILE)
+    (first, last), (soonest, latest) = index.aminmax(dim=1), layout.ends[index].aminmax(dim=1)
+    some = (first <= last[:, None]) & (first[:, None] < latest)
+    whole = (last < first[:, None]) & (last[:, None] < soonest)
+    whole[-1] &= size % TILE == 0
+    if window:
+        nearest, farthest = layout.position_ids[index].aminmax(dim=1)
+        some &= nearest[:, None] - farthest < window
+        whole &= farthest[:, None] - nearest < window
+    return BlockMask.from_kv_blocks(
+        *_in_order(some & ~whole),
+        *_in_order(whole),
+        BLOCK_SIZE=TILE,
+        mask_mod=mask_rule(layout, window),
+        seq_lengths=(size, size),
+    )
+
+
+def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """How many columns of each row are set, (1, 1, num_rows), and all columns' numbers, those first; int32."""
+    columns = tiles.int().argsort(dim=1, descending=True, stable=True)
+    return tiles.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
+
+
+@cache
+def _flex() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def mask_rule(layout: Layout, window: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The layout's rule as FlexAttention takes it."""
+
+    def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return layout.sees(query, key, window)
+
+    return rule

@@ -1,0 +1,95 @@
+"""The gated feed-forward block, down(silu(gate(x)) * up(x)), as one function on float32 and CPU.
+
+It computes what the model's own four modules do. Gate and up are one product each way; between the passes only their
+results are kept, two numbers a token and inner width instead of five; and what lies between the products is done on
+`TILE` tokens at a time, while they are in the cache.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.activations import SiLUActivation
+
+from learner.kernels.linear import Linear, outer, product, serves
+
+TILE = 2048
+NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+def use_gated_blocks(model: nn.Module) -> None:
+    """Make every such block of the model compute this way, in place; names and parameters stay.
+
+    After `learner.kernels.linear.use_fast_products`. A block is one if it has the parts of Llama's and Qwen's, and one
+    of its class gives on a few tokens what they are put together to.
+    """
+    blocks = [module for module in model.modules() if _has_the_parts(module)]
+    same = {kind: _gives_the_same(block) for kind, block in {type(block): block for block in blocks}.items()}
+    for block in blocks:
+        if same[type(block)]:
+            block.forward = partial(_forward, block, block.forward)
+
+
+def _has_the_parts(module: nn.Module) -> bool:
+    children = dict(module.named_children())
+    act = children.pop("act_fn", None)
+    return children.keys() == set(NAMES) and isinstance(act, nn.SiLU | SiLUActivation)
+
+
+@torch.no_grad()
+def _gives_the_same(block: nn.Module) -> bool:
+    x = torch.linspace(-1, 1, 16 * block.gate_proj.in_features).sin().unflatten(0, (16, -1))
+    return torch.allclose(_forward(block, block.forward, x), block(x), rtol=1e-4, atol=1e-5)
+
+
+def _forward(block: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    layers = [getattr(block, name) for name in NAMES]
+    plain = all(type(layer) is Linear and layer.bias is None for layer in layers)  # adapters are neither
+    if torch.compiler.is_compiling() or not plain or not serves(x, layers[0].weight):
+        return own(x)
+    return _Gated.apply(x.flatten(0, -2), *(layer.weight for layer in layers)).unflatten(0, x.shape[:-1])
+
+
+class _Gated(torch.autograd.Function):
+    """x (num_tokens, width), gate and up (inner, width), down (width, inner) -> (num_tokens, width)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        both, inner = torch.cat([gate, up]), len(gate)
+        out, kept = torch.empty_like(x), []
+        for span in _tiles(len(x)):
+            kept.append(product(x[span], both))
+            of_gate, of_up = kept[-1].split(inner, 1)
+            out[span] = product(functional.silu(of_gate).mul_(of_up), down)
+        ctx.save_for_backward(x, gate, up, down, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, gate, up, down, *kept = ctx.saved_tensors
+        both = torch.cat([gate, up])
+        d_x, d_both, d_down = torch.empty_like(x), torch.zeros_like(both), torch.zeros_like(down)
+        for span, results in zip(_tiles(len(x)), kept, strict=True):
+            d_results, gated = _through(results, product(grad[span], down.t()))
+            d_down += outer(grad[span], gated)
+            d_both += outer(d_results, x[span])
+            d_x[span] = product(d_results, both.t())
+        return d_x, *d_both.split(len(gate)), d_down
+
+
+def _through(results: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient by silu(gate) * up that by (gate, up), and silu(gate) * up; uses `grad` up."""
+    of_gate, of_up = results.split(grad.shape[1], 1)
+    found = torch.empty_like(results)
+    d_gate, d_up = found.split(grad.shape[1], 1)
+    gated = functional.silu(of_gate)
+    torch.mul(grad, gated, out=d_up)
+    d_gate.copy_(torch.ops.aten.silu_backward(grad.mul_(of_up), of_gate))
+    return found, gated.mul_(of_up)
+
+
+def _tiles(size: int) -> Iterator[slice]:
+    return (slice(start, start + TILE) for start in range(0, size, TILE))

@@ -1,0 +1,85 @@
+"""The critic of `advantage: gae`: what an agent may still expect before each sampled token, and how it learns that.
+
+Invariants:
+
+- Its own weights: the policy's architecture and first weights without the output head, and a value head that begins at
+  0, so that every value does and the first advantages are plain returns. It shares nothing with the policy.
+- It runs on the policy's packed micro-batches, under FSDP2 like the policy; its gradients are summed over ranks.
+- It steps when the policy steps and not otherwise; the caller takes both back together.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from learner.config import LearnerConfig
+from learner.kernels.attention import Layout
+from learner.objective.objectives import value_loss
+from learner.policy.model import equip, hidden_states, load_model, reshard, shard
+from learner.tensors import Batch, Inputs
+
+
+class Critic(nn.Module):
+    """V(state) at chosen positions of packed rows, discounted rewards to come."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model.base_model
+        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """Values after the tokens at `positions` (n,) of (1, num_tokens) packed ids, (n,) float32."""
+        hidden = hidden_states(self.model, input_ids, layout)[positions]
+        return self.head(hidden.to(self.head.weight.dtype)).sum(-1).float()
+
+
+class ValueLearner:
+    """The critic and its optimizer, on one rank. Every method but `step` is a collective, or follows one."""
+
+    def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh, device: torch.device) -> None:
+        self.settings = config.critic
+        critic = Critic(equip(load_model(model_dir), config)).to(device)
+        self.module = shard(critic, mesh, config.model_copy(update={"fp32_head": False}))
+        own = config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.module.parameters(),
+            lr=config.critic.learning_rate,
+            betas=own.betas,
+            eps=own.epsilon,
+            weight_decay=own.weight_decay,
+            fused=True,
+        )
+
+    @torch.no_grad()
+    def values(self, inputs: Inputs, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Before each sampled token, (num_sampled,), and after each row, (num_rows,) at the packed positions `ends`."""
+        input_ids, positions, _, layout = inputs
+        found = self.module(input_ids, torch.cat([positions, ends]), layout)
+        reshard(self.module)
+        return found[: len(positions)], found[len(positions) :]
+
+    def backward(self, batch: Batch) -> Tensor:
+        """Adds the gradient of the micro-batch's value loss; returns the loss, float64, detached."""
+        if batch.values is None or batch.returns is None:
+            raise RuntimeError(f"a micro-batch of {len(batch.rows)} rows reached the critic without values and returns")
+        input_ids, positions, _, layout = batch.inputs
+        values = self.module(input_ids, positions, layout)
+        loss = value_loss(values, batch.values, batch.returns, batch.tokens.weights, self.settings.clip)
+        loss.backward()
+        return loss.detach().double()
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's shards."""
+        return [p.grad.to_local() for p in self.module.parameters() if p.grad is not None]
+
+    def step(self, norm: float) -> None:
+        """One optimizer step; `norm` is that of the whole gradient."""
+        if norm > self.settings.max_grad_norm:
+            torch._foreach_mul_(self.gradients(), self.settings.max_grad_norm / (norm + 1e-6))
+        self.optimizer.step()
+        self.optimizer.zero_grad()

@@ -1,0 +1,218 @@
+"""The policy: a local Hugging Face decoder-only causal LM under FSDP2.
+
+Invariants:
+
+- Weights come from safetensors in a local folder; nothing is downloaded and no code of the model folder is run.
+- Masters are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
+- Rows come packed (`learner.kernels.packing`), and every layer's attention is
+  `learner.kernels.attention.packed_attention`.
+- Gradients are summed over ranks, not averaged: the loss's weights already hold the whole step's normaliser.
+- The head runs at sampled positions only, on packed hidden states. That this is all the model does (no soft cap, no
+  logit scale, no layer that mixes tokens otherwise than by attention) is checked when the model is loaded, on two rows
+  against the model's own computation; a model for which it is not is refused.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from learner.config import LearnerConfig, LoraSettings
+from learner.kernels.attention import NAME, Layout
+from learner.kernels.gated import use_gated_blocks
+from learner.kernels.head import log_probabilities
+from learner.kernels.linear import use_fast_products
+from learner.kernels.packing import MIN_SAVED, pack
+from learner.policy.lora import add_adapters
+
+
+class Policy(nn.Module):
+    """log pi(token | context) and exact entropy at chosen positions of packed rows."""
+
+    def __init__(self, model: PreTrainedModel, lora: LoraSettings | None = None) -> None:
+        """`lora`: the settings of the adapters in `model`, if it has any."""
+        super().__init__()
+        self.model, self.lora = model, lora
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        layout: Layout,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (nats, float32), each (num_sampled,), of softmax(logits / temperature).
+
+        `input_ids`: (1, num_tokens), packed as `layout` says; `positions`: (num_sampled,) of the tokens whose
+        successors are predicted, one more than once where rows part; `targets`: (num_sampled,) those successors.
+        Without `entropy_gradient` the entropies are detached.
+        """
+        hidden = hidden_states(self.model, input_ids, layout)[positions]
+        head = self.model.get_output_embeddings()
+        return log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
+
+
+def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:
+    """What the model's head is fed, (num_tokens, width), of (1, num_tokens) packed ids."""
+    positions = layout.position_ids[None]
+    found = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False, layout=layout)
+    return found.last_hidden_state[0]
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """The folder's `config.json`. Raises ValueError, naming the folder, when it is no model that can be trained."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise ValueError(f"model folder {model_dir}: no config.json; a local Hugging Face model folder is needed")
+    config = json.loads(path.read_text())
+    names = config.get("architectures") or ["(none named)"]
+    if "auto_map" in config:
+        raise ValueError(f"model folder {model_dir}: {names[0]} needs code of its own (auto_map); none is ever run")
+    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if names[0] not in causal or config.get("is_encoder_decoder") or not config.get("is_decoder", True):
+        raise ValueError(
+            f"model folder {model_dir}: {names[0]} is not a decoder-only causal language model; one like "
+            "Qwen2ForCausalLM or LlamaForCausalLM is needed"
+        )
+    if not list(model_dir.glob("*.safetensors")):
+        raise ValueError(f"model folder {model_dir}: no *.safetensors file; other weight formats are refused")
+    return config
+
+
+def load_model(model_dir: Path) -> PreTrainedModel:
+    """The model in float32 on CPU, in evaluation mode (no dropout: the sampler had none)."""
+    name = read_config(model_dir)["architectures"][0]
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+    if vars(config).get("is_decoder") is False:
+        raise ValueError(f"model folder {model_dir}: {name} attends to both sides; a decoder-only model is needed")
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",
+    ).eval()
+    check_rows = _check_rows(model.config.vocab_size)
+    own = _own_logits(model, check_rows)
+    model.set_attn_implementation(NAME)
+    _check_packed(model, name, check_rows, own)
+    use_fast_products(model)
+    use_gated_blocks(model)
+    return model
+
+
+def _check_rows(vocabulary: int) -> list[np.ndarray]:
+    """Two rows that share an opening long enough for a segment of its own."""
+    opening = np.arange(2 * MIN_SAVED)
+    return [np.concatenate([opening, 3 + k + np.arange(4 + k)]) % vocabulary for k in range(2)]
+
+
+@torch.no_grad()
+def _own_logits(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> list[Tensor]:
+    return [model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0] for row in rows]
+
+
+@torch.no_grad()
+def _check_packed(model: PreTrainedModel, name: str, rows: Sequence[np.ndarray], own: Sequence[Tensor]) -> None:
+    """Refuse a model whose logits are more than its head applied to hidden states of packed rows."""
+    forest = pack(rows)
+    ids = torch.from_numpy(forest.token_ids)[None]
+    logits = model.get_output_embeddings()(hidden_states(model, ids, Layout.of(forest, ids.device)))
+    for place, wanted in zip(forest.places, own, strict=True):
+        difference = float((logits[torch.from_numpy(place)] - wanted).abs().max())
+        if not difference <= 1e-4 * max(1.0, float(wanted.abs().max())):
+            raise ValueError(
+                f"{name}: logits of packed rows are not the model's own (off by up to {difference:.3g} here): it "
+                "changes them after the output head (a soft cap) or mixes tokens otherwise than by attention; such "
+                "models are not supported"
+            )
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The repeated blocks that FSDP shards one by one, as the model's own class names them."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} names no decoder layers to shard; it is not supported")
+    return layers
+
+
+def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None) -> PreTrainedModel:
+    """Adapters, activation checkpointing and compilation as configured, in place, before sharding."""
+    layers = decoder_layers(model)
+    if lora is not None:
+        add_adapters(model, lora)
+    for layer in layers:
+        if config.activation_checkpointing:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        if config.compile:
+            layer.compile(dynamic=True)
+    return model
+
+
+def layers_apart(model: PreTrainedModel, config: LearnerConfig) -> list[nn.Module]:
+    """The layers that FSDP gathers one by one; the rest is its root. Small ones (`min_num_params`) are with the rest,
+    unless that computes in another type than they do."""
+    mixed = config.fp32_head and config.dtype == "bfloat16"
+    least = 0 if mixed else config.min_num_params
+    return [layer for layer in decoder_layers(model) if sum(p.numel() for p in layer.parameters()) >= least]
+
+
+def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
+    """Apply FSDP2 in place: decoder layers one by one, then the rest (embedding, norm, head, small layers) as the root.
+
+    With `fp32_head` the root computes in float32, and its output is rounded where it enters a layer.
+    """
+    compute = torch.bfloat16 if config.dtype == "bfloat16" else None
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
+    inner, outer = (
+        MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=cast)
+        for kind, cast in ((compute, config.fp32_head), (None if config.fp32_head else compute, False))
+    )
+    several = mesh.size() > 1
+    for layer in layers_apart(policy.model, config):
+        fully_shard(layer, mesh=mesh, mp_policy=inner, reshard_after_forward=several, offload_policy=offload)
+    fully_shard(policy, mesh=mesh, mp_policy=outer, reshard_after_forward=False, offload_policy=offload)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return policy
+
+
+@contextmanager
+def one_layer_at_a_time(policy: Policy) -> Iterator[None]:
+    """Forward passes inside hold gathered, beside FSDP's root, one layer: a rank that is alone keeps all otherwise."""
+    alone = dist.get_world_size() == 1
+    layers = [m for m in policy.modules() if alone and isinstance(m, FSDPModule) and m is not policy]
+    for layer in layers:
+        layer.set_reshard_after_forward(True, recurse=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_reshard_after_forward(False, recurse=False)
+        reshard(policy)
+
+
+def reshard(policy: Policy) -> None:
+    """Free gathered parameters; without a backward pass (which does it) those of the root would stay gathered."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

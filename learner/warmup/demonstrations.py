@@ -1,0 +1,90 @@
+"""Demonstrations: episodes played in the real environment by its own demonstrator, as text and as training sequences.
+
+Invariants:
+
+- A demonstration is played through `envs.episode.Episode`, so its observations are those its own actions led to.
+- Its sequence is built by the codec exactly as a rollout's is: fed parts and sampled parts encoded each on its own, the
+  end token last in every sampled part. The loss mask covers the sampled parts only.
+- The last turn that an episode may have is said and not played: nothing that came of it would be fed.
+- Everything follows from (environment, seed, quality): the k-th demonstration is the same in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.play.codec import ChatCodec, Message
+from envs.base import TextEnv, make
+from envs.config import EnvironmentConfig
+from envs.episode import Episode
+from envs.format import well_formed
+from envs.wording import DemonstrationQuality
+
+_NOISE_SALT = 7_919
+"""Separates the environment's noise from the demonstrator's choices under one seed."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One demonstration as text: the opening messages, then per turn what was said and what came back."""
+
+    opening: list[Message]
+    turns: list[tuple[str, Message | None]]
+
+    def texts(self) -> list[str]:
+        """Every text of the episode, fed and said."""
+        fed = [message["content"] for message in self.opening]
+        fed += [message["content"] for _, message in self.turns if message is not None]
+        return fed + [said for said, _ in self.turns]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One training sequence. `token_ids`: (length,) int32; `loss_mask`: (length,) bool, true at what was said."""
+
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+def play(env: TextEnv, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality) -> Transcript:
+    """One demonstration of the task with this seed."""
+    rng = np.random.default_rng([seed, _NOISE_SALT])
+    episode = Episode(env, seed, int(rng.integers(2**31)), environment.format)
+    opening: list[Message] = episode.start()
+    turns: list[tuple[str, Message | None]] = []
+    max_turns = environment.format.max_turns or env.max_turns
+    max_actions = environment.format.max_actions_per_turn or env.max_actions_per_turn
+    quality = quality.model_copy(update={"max_actions": min(quality.max_actions, max_actions)})
+    for turn in range(1, max_turns + 1):
+        said = well_formed(*env.demonstrate(rng, quality))
+        message = episode.act(said).next_message if turn < max_turns else None
+        turns.append((said, message))
+        if message is None:
+            break
+    return Transcript(opening, turns)
+
+
+def transcripts(environment: EnvironmentConfig, quality: DemonstrationQuality, first_seed: int) -> Iterator[Transcript]:
+    """Demonstrations of the training tasks `first_seed`, `first_seed + 1`, ... without end."""
+    env = make(environment.name, "train", environment.options)
+    seed = first_seed
+    while True:
+        yield play(env, environment, seed, quality)
+        seed += 1
+
+
+def encode(codec: ChatCodec, transcript: Transcript) -> Demonstration:
+    """The sequence that a rollout with these texts would have left."""
+    parts, sampled = [codec.first_turn(transcript.opening)], [False]
+    end = np.array([codec.stop_ids[0]], dtype=np.int32)
+    for said, message in transcript.turns:
+        parts.append(np.concatenate([codec.encode(said), end]))
+        sampled.append(True)
+        if message is not None:
+            parts.append(codec.next_turn(message, closed=True))
+            sampled.append(False)
+    mask = np.concatenate([np.full(len(part), flag) for part, flag in zip(parts, sampled, strict=True)])
+    return Demonstration(np.concatenate(parts), mask)

@@ -1,0 +1,346 @@
+"""What must hold of the filter's statistics and rules."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from actors.config import FilterConfig
+from actors.filter.windows import GroupStatistics, describe, measure, score, select
+
+RULES = ["none", "top_p", "top_p_softmax", "top_k", "min_p", "band"]
+SCORES = st.lists(st.sampled_from([0.0, 0.0, 0.0625, 0.125, 0.1875, 0.25, 0.25, 1.0, 3.5]), min_size=1, max_size=12)
+
+
+def config(rule: str = "top_p", **changes: object) -> FilterConfig:
+    return FilterConfig(rule=rule, **changes)
+
+
+def group(rewards: list[float], **columns: list[float]) -> GroupStatistics:
+    arrays = {key: np.array(value) for key, value in columns.items()}
+    return GroupStatistics.from_row("g", 0, np.array(rewards), **arrays)
+
+
+def kept(scores: list[float], cfg: FilterConfig, order: list[int] | None = None) -> tuple[int, ...]:
+    return select(np.array(scores), None if order is None else np.array(order), cfg).kept
+
+
+def naive_top_p(scores: list[float], rho: float, epsilon: float) -> tuple[int, ...]:
+    """Section 3.3 in plain Python."""
+    ranked = sorted((i for i, s in enumerate(scores) if s > 1e-10), key=lambda i: (-scores[i], i))
+    threshold = rho * sum(scores) - epsilon
+    taken: list[int] = []
+    for i in ranked if threshold > 0 else []:
+        if math.fsum(scores[j] for j in taken) >= threshold * (1 - 1e-12):
+            break
+        taken.append(i)
+    return tuple(sorted(taken))
+
+
+# Statistics
+
+
+def test_reward_variance_is_a_sample_variance_without_the_format_penalty() -> None:
+    found = group([1, 0, 0, 1], penalties=[-0.1, 0, 0, -0.3])
+    assert score("reward_variance", found) == pytest.approx(1 / 3)
+    assert score("reward_std", found) == pytest.approx(math.sqrt(1 / 3))
+
+
+def test_ragen_scores_the_standard_deviation_with_penalties_inside() -> None:
+    found = group([1, 1, 1, 1], penalties=[-0.1, 0, 0, -0.1])
+    assert score("reward_variance", found) == pytest.approx(0, abs=1e-20)
+    assert score("reward_variance", found, "ragen") == pytest.approx(np.std([0.9, 1, 1, 0.9], ddof=1))
+
+
+@pytest.mark.parametrize(
+    ("statistic", "value"),
+    [("reward_sum", 2.5), ("reward_mean", 1.25), ("entropy", 0.75), ("entropy_variance", 0.125), ("length", 15)],
+)
+def test_the_other_statistics(statistic: str, value: float) -> None:
+    found = group([1, 1.5], lengths=[10, 20], surprisals=[0.5, 1.0])
+    assert score(statistic, found) == pytest.approx(value)
+
+
+def test_a_statistic_without_its_column_names_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="`lengths`"):
+        score("length", group([1, 0]))
+    with pytest.raises(ValueError, match="`surprisals`"):
+        score("entropy", group([1, 0]))
+
+
+def test_failed_trajectories_leave_the_survivors_to_count() -> None:
+    found = group([1, math.nan, 0, math.nan], lengths=[5, 99, 7, 99])
+    assert found.num_failed == 2
+    assert score("reward_variance", found) == pytest.approx(0.5)
+    assert score("length", found) == 6
+
+
+def test_refused_groups_say_why() -> None:
+    rows = [[1, math.nan, math.nan], [math.nan] * 3, [0, 1, math.inf], [0, 1, 1]]
+    groups = [group(row) for row in rows]
+    found = measure(groups, "reward_variance")
+    assert found.refusals == [
+        "1 survivor of 3, needs 2",
+        "0 survivors of 3, needs 2",
+        "non-finite reward in trajectory 2",
+        None,
+    ]
+    assert np.isnan(found.scores).tolist() == [True, True, True, False]
+
+
+def test_a_trajectory_is_named_by_its_index_in_the_group_not_among_survivors() -> None:
+    assert measure([group([math.nan, 0, 1, -math.inf])], "reward_mean").refusals[0].endswith("trajectory 3")
+
+
+def test_a_group_of_one_is_valid_only_without_a_rule_that_needs_variance() -> None:
+    alone = group([1.0], lengths=[4])
+    assert measure([alone], "reward_variance", rule="none").refusals == [None]
+    assert measure([alone], "length", rule="top_k").refusals == [None]
+    assert measure([alone], "reward_variance", rule="top_k").refusals == ["1 survivor of 1, needs 2"]
+
+
+def test_groups_of_unequal_size_score_as_each_alone() -> None:
+    rng = np.random.default_rng(0)
+    groups = [group(list(rng.normal(size=size))) for size in (2, 5, 3, 5, 2, 7)]
+    together = measure(groups, "reward_variance").scores
+    assert together.tolist() == [score("reward_variance", one) for one in groups]
+
+
+def test_rewards_too_large_to_square_are_refused() -> None:
+    found = measure([group([1e200, -1e200])], "reward_variance")
+    assert "too large" in found.refusals[0]
+
+
+# Rules, by hand
+
+
+def test_top_p_takes_the_shortest_prefix_that_reaches_the_mass() -> None:
+    assert kept([0.2, 0.1, 0.4, 0.3], config(rho=0.9, epsilon=0.0)) == (0, 2, 3)
+    assert kept([0.2, 0.1, 0.4, 0.3], config(rho=0.7, epsilon=0.0)) == (2, 3)
+
+
+def test_top_p_epsilon_is_absolute() -> None:
+    assert kept([0.5, 0.4, 0.01], config(rho=0.999, epsilon=0.01)) == (0, 1)
+    assert kept([50, 40, 1], config(rho=0.999, epsilon=0.01)) == (0, 1, 2)
+
+
+def test_top_p_rejects_a_weak_window() -> None:
+    found = select(np.array([0.004, 0.004]), None, config(rho=0.9))
+    assert found.kept == ()
+    assert found.threshold == pytest.approx(0.9 * 0.008 - 0.01)
+    assert set(found.codes) == {"no_signal"}
+
+
+def test_top_p_at_one_keeps_all_that_are_left() -> None:
+    assert kept([0.0, 0.001, 3, 0], config(rho=1.0)) == (1, 2)
+    assert kept([0.0, 0.001, 3, 0], config(rho=1.0, include_zero=True)) == (0, 1, 2, 3)
+
+
+def test_top_p_does_not_lose_an_exact_tie_with_its_threshold_to_rounding() -> None:
+    assert 0.07 * 100 > 7  # in floating point
+    assert len(kept([1.0] * 100, config(rho=0.07, epsilon=0.0))) == 7
+
+
+def test_reverse_top_p_takes_the_smallest_first() -> None:
+    smallest = config(rho=0.3, epsilon=0.0, keep="smallest")
+    assert kept([0.1, 0.2, 0.3, 0.4], smallest) == (0, 1)
+    with_zero = config(rho=0.3, epsilon=0.0, keep="smallest", include_zero=True)
+    assert kept([0.1, 0.2, 0.3, 0.4, 0.0], with_zero) == (0, 1, 4)
+
+
+def test_ragen_reverse_top_p_with_a_zero_returns_nothing() -> None:
+    reverse = config(rho=0.3, keep="smallest", include_zero=True, compat="ragen")
+    assert kept([0.1, 0.2, 0.3, 0.4, 0.0], reverse) == ()
+
+
+def test_top_k_is_a_share_of_all_groups_by_floor() -> None:
+    scores = [float(i + 1) for i in range(100)]
+    assert len(kept(scores, config("top_k", rho=0.29))) == 29
+    assert len(kept(scores, config("top_k", rho=0.29, compat="ragen"))) == 28
+    assert kept([3.0, 0, 0, 0], config("top_k", rho=0.5)) == (0,)
+    assert kept([3.0, 1.0, 0, math.nan], config("top_k", rho=0.5)) == (0, 1)
+
+
+def test_top_k_of_less_than_one_group_selects_nothing_but_one_under_ragen() -> None:
+    assert kept([1.0, 2.0, 3.0], config("top_k", rho=0.3)) == ()
+    assert kept([1.0, 2.0, 3.0], config("top_k", rho=0.3, compat="ragen")) == (2,)
+
+
+def test_min_p_keeps_a_share_of_the_largest() -> None:
+    assert kept([0.1, 0.05, 0.04, 0.0], config("min_p", rho=0.5)) == (0, 1)
+    assert kept([0.1, 0.2, 0.21], config("min_p", rho=0.5, keep="smallest")) == (0, 1)
+
+
+def test_min_p_on_std_is_its_square_on_variance() -> None:
+    rng = np.random.default_rng(1)
+    variances = rng.random(30)
+    on_std = kept(list(np.sqrt(variances)), config("min_p", rho=0.6, statistic="reward_std"))
+    assert on_std == kept(list(variances), config("min_p", rho=0.36))
+
+
+def test_band_keeps_between_two_quantiles_and_counts_from_the_top_for_the_smallest() -> None:
+    scores = [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert kept(scores, config("band", band=(0.25, 0.75))) == (1, 2, 3)
+    assert kept(scores, config("band", band=(0.0, 0.25))) == (0, 1)
+    assert kept(scores, config("band", band=(0.0, 0.25), keep="smallest")) == (3, 4)
+
+
+def test_softmax_depends_on_the_reward_scale_and_linear_does_not() -> None:
+    scores = [0.1, 0.2, 0.3, 0.4]
+    soft, linear = config("top_p_softmax", rho=0.6), config(rho=0.6, epsilon=0.0)
+    weights = np.exp(scores)[::-1] / np.exp(scores).sum()
+    assert len(kept(scores, soft)) == int(np.searchsorted(np.cumsum(weights), 0.6)) + 1 == 3
+    assert kept([s * 64 for s in scores], soft) == (3,)
+    assert kept([s * 64 for s in scores], linear) == kept(scores, linear)
+
+
+def test_top_p_over_std_and_over_variance_may_keep_different_sets() -> None:
+    variances = np.array([0.25, 0.0625, 0.0625])
+    assert kept(list(variances), config(rho=0.66, epsilon=0.0)) == (0,)
+    assert kept(list(np.sqrt(variances)), config(rho=0.66, epsilon=0.0)) == (0, 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("include_zero", [False, True])
+@pytest.mark.parametrize("keep", ["largest", "smallest"])
+def test_an_all_zero_window_selects_nothing_under_every_rule_but_none(rule: str, include_zero: bool, keep: str) -> None:
+    found = kept([0.0, 1e-11, 0.0], config(rule, include_zero=include_zero, keep=keep, rho=1.0))
+    assert found == ((0, 1, 2) if rule == "none" else ())
+
+
+def test_ragen_keeps_an_all_zero_window_when_zeros_are_included() -> None:
+    ragen = {"compat": "ragen", "include_zero": True}
+    assert kept([0.0, 0.0], config("top_k", rho=0.5, **ragen)) == (0,)
+    assert kept([0.0, 0.0], config("top_p", rho=0.9, **ragen)) == ()
+    assert kept([0.0, 0.0], config("top_p", rho=1.0, **ragen)) == (0, 1)
+
+
+def test_a_mass_rule_refuses_a_negative_statistic_and_names_it() -> None:
+    with pytest.raises(ValueError, match=r"statistic=reward_sum.*-2"):
+        select(np.array([1.0, -2.0]), None, config(statistic="reward_sum"))
+    assert kept([1.0, -2.0], config("top_k", rho=0.5, statistic="reward_sum")) == (0,)
+
+
+def test_kept_mass_is_of_the_reward_variance_whatever_the_statistic() -> None:
+    lengths, variances = np.array([10.0, 30.0]), np.array([0.3, 0.1])
+    found = select(lengths, None, config("top_k", rho=0.5, statistic="length"), variances=variances)
+    assert found.kept == (1,)
+    assert found.kept_mass == pytest.approx(0.25)
+
+
+def test_kept_mass_is_null_when_there_is_no_variance() -> None:
+    found = select(np.array([0.0, 0.0, math.nan]), None, config())
+    assert found.kept_mass is None
+    assert (found.num_zero, found.kept_fraction) == (2, 0.0)
+    assert found.codes == ("zero", "zero", "refused")
+
+
+def test_reasons_tell_the_numbers() -> None:
+    found = select(np.array([1.0, 0.05, 0.0]), None, config(rho=0.9), refusals=[None, None, None])
+    assert found.codes == ("selected", "below_threshold", "zero")
+    assert found.reasons[1] == "below top_p cut 1: score 0.05, threshold 0.935"
+    assert found.reasons[2] == "zero variance"
+
+
+@pytest.mark.parametrize(
+    "bad", [{"rho": 0}, {"rho": 1.5}, {"band": (0.7, 0.2)}, {"band": (0.0, 1.2)}, {"rule": "top_q"}, {"rhoo": 0.5}]
+)
+def test_settings_outside_their_range_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        FilterConfig(**bad)
+
+
+def test_the_description_holds_every_setting_that_decides() -> None:
+    assert describe(config()) == (
+        "top_p statistic=reward_variance keep=largest include_zero=false rho=0.9 epsilon=0.01 window=whole compat=paper"
+    )
+
+
+# Rules, as properties
+
+
+@given(SCORES, st.sampled_from([0.1, 0.5, 0.9, 0.99]), st.sampled_from([0.0, 0.01]))
+def test_top_p_equals_a_plain_reading_of_the_paper(scores: list[float], rho: float, epsilon: float) -> None:
+    assert kept(scores, config(rho=rho, epsilon=epsilon)) == naive_top_p(scores, rho, epsilon)
+
+
+@given(SCORES, st.floats(0.01, 0.999))
+def test_top_p_reaches_its_mass_and_no_shorter_prefix_does(scores: list[float], rho: float) -> None:
+    chosen = kept(scores, config(rho=rho, epsilon=0.0))
+    assume(sum(scores) > 0)
+    mass = [scores[i] for i in chosen]
+    assert sum(mass) >= rho * sum(scores) * (1 - 1e-9)
+    assert sum(mass) - min(mass) < rho * sum(scores)
+
+
+@given(SCORES, st.sampled_from(RULES), st.sampled_from(["largest", "smallest"]), st.booleans(), st.randoms())
+@settings(max_examples=200)
+def test_the_kept_set_does_not_depend_on_the_order_of_arrival(
+    scores: list[float], rule: str, keep: str, include_zero: bool, random: object
+) -> None:
+    cfg = config(rule, keep=keep, include_zero=include_zero, rho=0.5, band=(0.2, 0.8))
+    order = list(range(len(scores)))
+    random.shuffle(order)
+    shuffled = kept([scores[i] for i in order], cfg, order)
+    assert {order[i] for i in shuffled} == set(kept(scores, cfg))
+
+
+@given(SCORES, st.sampled_from(["top_p", "top_k", "min_p"]), st.integers(-8, 8))
+def test_scaling_the_rewards_changes_nothing_without_an_absolute_slack(
+    scores: list[float], rule: str, power: int
+) -> None:
+    cfg = config(rule, rho=0.7, epsilon=0.0)
+    assert kept([s * 2.0**power for s in scores], cfg) == kept(scores, cfg)
+
+
+@given(SCORES, st.sampled_from(RULES), st.floats(0.05, 1), st.floats(0.05, 1))
+def test_a_larger_rho_never_keeps_less_but_under_min_p_never_more(
+    scores: list[float], rule: str, one: float, other: float
+) -> None:
+    low, high = sorted((one, other))
+    small, large = set(kept(scores, config(rule, rho=low))), set(kept(scores, config(rule, rho=high)))
+    assert (large <= small) if rule == "min_p" else (small <= large)
+
+
+@given(SCORES, st.sampled_from(["top_p", "top_p_softmax", "top_k", "min_p"]), st.floats(0.05, 1))
+def test_what_is_kept_outranks_what_is_not(scores: list[float], rule: str, rho: float) -> None:
+    chosen = kept(scores, config(rule, rho=rho))
+    left = [scores[i] for i in range(len(scores)) if i not in chosen]
+    assert not chosen or not left or min(scores[i] for i in chosen) >= max(left)
+
+
+@given(st.integers(1, 12), st.integers(1, 20))
+def test_ties_go_to_the_earlier_ticket(count: int, tenths: int) -> None:
+    chosen = kept([0.25] * count, config("top_k", rho=min(1.0, tenths / 20)))
+    assert chosen == tuple(range(len(chosen)))
+
+
+def test_equal_variances_of_unequal_groups_tie_though_their_sums_were_rounded() -> None:
+    scores = [score("reward_variance", group(row)) for row in ([1, 1, 0, 0], [1, 0, 1])]
+    assert scores[0] != scores[1]  # both are 1/3
+    assert kept(scores, config("top_k", rho=0.5)) == (0,)
+    assert kept(scores[::-1], config("top_k", rho=0.5)) == (0,)
+    assert kept(scores, config("min_p", rho=1.0)) == (0, 1)
+
+
+@given(SCORES, st.sampled_from(RULES), st.booleans())
+def test_every_group_has_one_code_and_reason(scores: list[float], rule: str, include_zero: bool) -> None:
+    holed = [*scores, math.nan]
+    found = select(np.array(holed), None, config(rule, include_zero=include_zero, rho=0.5))
+    assert len(found.codes) == len(found.reasons) == len(holed)
+    assert all(found.reasons)
+    assert [i for i, code in enumerate(found.codes) if code == "selected"] == list(found.kept)
+    assert found.codes[-1] == "refused"
+
+
+def test_importing_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, actors.filter.windows; print([m for m in ('torch', 'ray', 'vllm', 'pyarrow') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"

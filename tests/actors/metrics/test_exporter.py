@@ -1,0 +1,113 @@
+"""The endpoint serves every series from the start, cleanly, on loopback, and refuses a port in use."""
+
+import shutil
+import socket
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.config import RecorderConfig
+from actors.metrics.exporter import Recorder
+from actors.metrics.registry import SPECS
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder(RecorderConfig(port=0), seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
+    recorder.start()
+    yield recorder
+    recorder.close()
+
+
+def scrape(recorder: Recorder) -> str:
+    with urllib.request.urlopen(recorder.url, timeout=10) as reply:
+        return reply.read().decode()
+
+
+def samples(recorder: Recorder) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Values by (name, label values in order of the labels' names)."""
+    families = text_string_to_metric_families(scrape(recorder))
+    return {
+        (s.name, tuple(s.labels[name] for name in sorted(s.labels))): s.value
+        for family in families
+        for s in family.samples
+    }
+
+
+def test_every_metric_of_the_registry_is_served_before_the_first_step(recorder: Recorder) -> None:
+    text = scrape(recorder)
+    assert [name for name in SPECS if f"# TYPE {name} " not in text] == []
+    assert "process_resident_memory_bytes" in text and "_created" not in text
+
+
+def test_a_step_is_served_as_the_registry_maps_it(recorder: Recorder) -> None:
+    recorder.step(3, {"success": 0.4, "kept_groups": 5, "first_turn/recall@4": 0.9, "seconds/step": 2.0, "time": 50.0})
+    recorder.step(4, {"success": 0.5, "kept_groups": 6, "time": 60.0})
+    got = samples(recorder)
+    assert got["squelch_step", ()] == 4
+    assert got["squelch_last_step_timestamp_seconds", ()] == 60.0
+    assert got["squelch_success_ratio", ()] == 0.5
+    assert got["squelch_groups_total", ("kept",)] == 11
+    assert got["squelch_recall_ratio", ("4", "first_turn")] == 0.9
+    assert got["squelch_step_duration_seconds_count", ()] == 1
+    assert got["squelch_step_duration_seconds_bucket", ("2.0",)] == 1
+
+
+def test_set_is_for_gauges_and_add_for_counters(recorder: Recorder) -> None:
+    recorder.set("squelch_actor_up", 1, actor="learner-0")
+    recorder.add("squelch_actor_restarts_total", 2, actor="learner-0")
+    recorder.add("squelch_actor_restarts_total", 1, actor="learner-0")
+    got = samples(recorder)
+    assert got["squelch_actor_up", ("learner-0",)] == 1
+    assert got["squelch_actor_restarts_total", ("learner-0",)] == 3
+    with pytest.raises(ValueError, match="is a counter"):
+        recorder.set("squelch_actor_restarts_total", 1, actor="learner-0")
+    with pytest.raises(ValueError, match="did you mean `squelch_actor_up`"):
+        recorder.set("squelch_actr_up", 1, actor="learner-0")
+
+
+def test_a_port_in_use_is_refused_by_its_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"recorder\.port={port}.*another number"):
+            Recorder(RecorderConfig(port=port)).start()
+
+
+def test_the_default_listens_on_loopback_only(recorder: Recorder) -> None:
+    assert RecorderConfig().host == "127.0.0.1"
+    assert recorder.url.startswith("http://127.0.0.1:") and recorder.port > 0
+
+
+def test_closing_frees_the_port_and_may_be_repeated() -> None:
+    recorder = Recorder(RecorderConfig(port=0))
+    recorder.start()
+    recorder.close()
+    recorder.close()
+    with socket.create_server(("127.0.0.1", recorder.port)):
+        pass
+
+
+def test_concurrent_writers_lose_nothing(recorder: Recorder) -> None:
+    def work() -> None:
+        for _ in range(200):
+            recorder.add("squelch_tokens_total", 1, kind="sampled")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert samples(recorder)["squelch_tokens_total", ("sampled",)] == 800
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+def test_promtool_finds_nothing_to_complain_about(recorder: Recorder) -> None:
+    recorder.step(1, {"weights/rollout-0/seconds_paused": 0.1, "wait/learner/filter": 1.0, "success": 0.5})
+    check = subprocess.run(
+        ["promtool", "check", "metrics"], input=scrape(recorder), capture_output=True, text=True, timeout=30
+    )
+    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")

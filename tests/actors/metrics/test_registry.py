@@ -1,0 +1,129 @@
+"""The registry names every figure once, and a step's dict lands in the right series."""
+
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.metrics.lookup import known_keys, series_of
+from actors.metrics.registry import SPECS
+from actors.metrics.series import MetricStore
+
+
+def test_importing_the_registry_imports_no_heavy_package() -> None:
+    code = "import sys, actors.metrics.series; print([m for m in ('ray', 'torch', 'vllm') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_names_follow_prometheus_conventions() -> None:
+    for spec in SPECS.values():
+        assert re.fullmatch(r"squelch_[a-z0-9_]+", spec.name)
+        assert (spec.kind == "counter") == spec.name.endswith("_total"), spec.name
+        assert ("seconds" in spec.name) == (spec.unit == "seconds"), spec.name
+        assert spec.help and not spec.help.endswith(".")
+
+
+def test_no_two_families_share_a_base_name() -> None:
+    bases = [name.removesuffix("_total") for name in SPECS]
+    assert len(set(bases)) == len(bases)
+
+
+def test_every_seeded_series_exists_from_the_start_gauges_nan_and_counters_zero() -> None:
+    store = MetricStore({"worker": ["rollout-0"]})
+    for spec in SPECS.values():
+        if spec.kind == "histogram":
+            assert spec.name in store.histograms
+            continue
+        series = store.scalars[spec.name]
+        assert set(series) >= set(spec.seeds if spec.labels else ((),))
+        for value in series.values():
+            assert value == 0 if spec.kind == "counter" else math.isnan(value)
+    assert ("rollout-0",) in store.scalars["squelch_weight_parity_nats"]
+
+
+def test_every_known_key_lands_in_each_series_that_it_feeds() -> None:
+    store = MetricStore()
+    keys = list(known_keys())
+    store.step({key: i + 1 for i, key in enumerate(keys)})
+    for i, key in enumerate(keys):
+        for spec, values in series_of(key):
+            if spec.kind != "histogram":
+                assert store.scalars[spec.name][values] == i + 1, key
+
+
+def test_no_series_is_fed_by_two_keys() -> None:
+    fed = [(spec.name, values) for key in known_keys() for spec, values in series_of(key)]
+    assert len(set(fed)) == len(fed)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20))
+def test_counters_add_up_what_the_steps_report(amounts: list[int]) -> None:
+    store = MetricStore()
+    for amount in amounts:
+        store.step({"tokens/sampled": amount, "kept_groups": amount})
+    assert store.scalars["squelch_tokens_total"][("sampled",)] == sum(amounts)
+    assert store.scalars["squelch_groups_total"][("kept",)] == sum(amounts)
+    if amounts:
+        assert store.scalars["squelch_step_groups"][("kept",)] == amounts[-1]
+
+
+@given(st.lists(st.floats(0, 2000), max_size=30))
+def test_histogram_buckets_are_cumulative_and_end_at_the_count(seconds: list[float]) -> None:
+    store = MetricStore()
+    for value in seconds:
+        store.step({"seconds/step": value})
+    histogram = store.histograms["squelch_step_duration_seconds"]
+    rows = histogram.cumulative()
+    assert rows[-1] == ("+Inf", len(seconds))
+    for bound, count in rows[:-1]:
+        assert count == sum(value <= float(bound) for value in seconds)
+    assert histogram.total == pytest.approx(sum(seconds))
+
+
+def test_open_keys_take_new_workers_and_reasons() -> None:
+    store = MetricStore()
+    store.step({"weights/rollout-7/seconds_paused": 0.5, "ledger/failed/worker_died": 2, "wait/learner/scorer": 1.5})
+    assert store.scalars["squelch_weight_update_seconds"][("rollout-7", "paused")] == 0.5
+    assert store.scalars["squelch_ended_tickets"][("failed", "worker_died")] == 2
+    assert store.scalars["squelch_wait_seconds_total"][("learner", "scorer")] == 1.5
+
+
+def test_null_makes_a_gauge_nan_and_leaves_a_counter() -> None:
+    store = MetricStore()
+    store.step({"kept_mass": 0.9, "tokens/sampled": 5})
+    store.step({"kept_mass": None, "tokens/sampled": None})
+    assert math.isnan(store.scalars["squelch_kept_mass_ratio"][()])
+    assert store.scalars["squelch_tokens_total"][("sampled",)] == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("kept_mas", "kept_mass"), ("first_turn/retrieval_acuracy", "retrieval_accuracy"), ("ledger/isued", "issued")],
+)
+def test_an_unknown_key_names_the_nearest(key: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        MetricStore().step({key: 1})
+
+
+def test_a_wrong_key_or_value_changes_nothing() -> None:
+    store = MetricStore()
+    for bad in ({"no_such_key_at_all": 1}, {"trajectories": -1}, {"kept_mass": "much"}):
+        with pytest.raises(ValueError):
+            store.step({"tokens/sampled": 7, **bad})
+    assert store.scalars["squelch_tokens_total"][("sampled",)] == 0
+
+
+def test_a_wrong_name_or_label_is_refused_with_the_nearest() -> None:
+    store = MetricStore()
+    with pytest.raises(ValueError, match="squelch_kept_mass_ratio"):
+        store.observe("squelch_kept_mass", 1.0)
+    with pytest.raises(ValueError, match="did you mean `scope`"):
+        store.observe("squelch_mi_zscore", 1.0, scop="first_turn")
+    with pytest.raises(ValueError, match="missing"):
+        store.observe("squelch_mi_zscore", 1.0)
+    with pytest.raises(ValueError, match="did you mean `first_turn`"):
+        store.observe("squelch_mi_zscore", 1.0, scope="first-turn")

@@ -1,0 +1,172 @@
+"""The two ways out of the environment actor's event loop: batched generation and batched environment steps."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from actors.messages import Completion, GenerationRequest
+from actors.play.generation import GenerationClient, GenerationFailed
+from actors.play.step_pool import CallFailed, StepPool
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(name, np.arange(3, dtype=np.int32), 4, 1.0, 1)
+
+
+class Worker:
+    """A port to a worker that finishes what it is given at the next collect; counts calls."""
+
+    def __init__(self, deaf: bool = False) -> None:
+        self.submitted: list[list[str]] = []
+        self.aborted: list[str] = []
+        self.collects = 0
+        self.most_collects = 0
+        self.deaf = deaf
+        self.dead: Exception | None = None
+        self._ready: list[Completion] = []
+
+    async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        if self.dead:
+            raise self.dead
+        self.submitted.append([one.request_id for one in requests])
+        none = np.zeros(1)
+        self._ready += [Completion(one.request_id, none, none, "stop", 0, 0) for one in requests]
+
+    async def collect(self, client: str, timeout_s: float) -> list[Completion]:
+        self.collects += 1
+        self.most_collects = max(self.most_collects, self.collects)
+        try:
+            await asyncio.sleep(0.01 if not self.deaf else 30)
+        finally:
+            self.collects -= 1
+        if self.dead:
+            raise self.dead
+        ready, self._ready = self._ready, []
+        return ready
+
+    async def abort(self, client: str, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+
+
+async def gather(client: GenerationClient, names: list[str], worker: str = "w"):
+    return await asyncio.gather(*(client.generate(worker, request(name)) for name in names), return_exceptions=True)
+
+
+def test_requests_of_one_tick_leave_in_one_call_a_worker():
+    workers = {"w": Worker(), "v": Worker()}
+    client = GenerationClient("env-0", workers.__getitem__)
+
+    async def two_rounds():
+        for _ in range(2):
+            await asyncio.gather(gather(client, ["a", "b", "c"], "w"), gather(client, ["d", "e"], "v"))
+
+    asyncio.run(two_rounds())
+    assert workers["w"].submitted == [["a", "b", "c"]] * 2 and workers["v"].submitted == [["d", "e"]] * 2
+    assert workers["w"].most_collects == 1
+
+
+def test_a_worker_that_dies_fails_every_request_by_name_and_serves_again_when_replaced():
+    workers = {"w": Worker()}
+    client = GenerationClient("env-0", lambda name: workers[name])
+
+    async def die_and_come_back():
+        workers["w"].dead = RuntimeError("Traceback ...\n  File x\nRuntimeError: its vLLM engine has died")
+        failed = await gather(client, ["a", "b"])
+        workers["w"] = Worker()
+        return failed, await gather(client, ["c"])
+
+    failed, served = asyncio.run(die_and_come_back())
+    assert all(isinstance(one, GenerationFailed) for one in failed)
+    assert str(failed[0]) == "rollout worker w: RuntimeError: its vLLM engine has died"
+    assert served[0].request_id == "c"
+
+
+def test_a_worker_that_does_not_answer_fails_its_requests_within_the_bound():
+    client = GenerationClient("env-0", {"w": Worker(deaf=True)}.__getitem__, poll_s=0.1, grace_s=0.2)
+    (failed,) = asyncio.run(gather(client, ["a"]))
+    assert str(failed) == "rollout worker w: no answer to collect for 0.3 s"
+
+
+def test_an_unknown_worker_is_a_failure_and_not_a_wait():
+    def port(name: str) -> Worker:
+        raise GenerationFailed(f"{name} is not known here")
+
+    (failed,) = asyncio.run(gather(GenerationClient("env-0", port), ["a"]))
+    assert "w is not known here" in str(failed)
+
+
+def test_a_completion_that_carries_an_error_is_a_failure():
+    class Refuses(Worker):
+        async def collect(self, client, timeout_s):
+            return [
+                Completion(c.request_id, c.token_ids, c.log_probs, "error", 0, 0, "too long")
+                for c in await super().collect(client, timeout_s)
+            ]
+
+    (failed,) = asyncio.run(gather(GenerationClient("env-0", {"w": Refuses()}.__getitem__), ["a"]))
+    assert str(failed) == "rollout worker w: too long"
+
+
+def test_giving_up_a_request_tells_the_worker():
+    worker = Worker(deaf=True)
+    client = GenerationClient("env-0", {"w": worker}.__getitem__)
+
+    async def give_up():
+        task = asyncio.create_task(client.generate("w", request("a")))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.sleep(0.02)
+
+    asyncio.run(give_up())
+    assert worker.submitted == [["a"]] and worker.aborted == ["a"]
+
+
+# --- step pool ---
+
+
+def run(pool: StepPool, *functions):
+    async def together():
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*(pool.run(function) for function in functions), return_exceptions=True)
+
+    try:
+        return asyncio.run(together())
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_every_call_gets_its_own_value(num_threads):
+    assert run(StepPool(5.0, num_threads), *(lambda i=i: i * i for i in range(50))) == [i * i for i in range(50)]
+
+
+def test_a_call_that_raises_anything_reports_it_and_the_others_go_on():
+    def raises(error):
+        raise error
+
+    values = run(StepPool(5.0), lambda: 1, lambda: raises(StopIteration(4)), lambda: raises(SystemExit(3)), lambda: 2)
+    assert [values[0], values[3]] == [1, 2]
+    assert [str(one) for one in values[1:3]] == ["StopIteration: 4", "SystemExit: 3"]
+    assert all(isinstance(one, CallFailed) for one in values[1:3])
+
+
+def test_a_hung_call_is_given_up_and_those_before_and_behind_it_are_not():
+    release = threading.Event()
+    pool = StepPool(0.2)
+    try:
+        values = run(pool, lambda: 1, lambda: release.wait(20), lambda: 2, lambda: release.wait(20), lambda: 3)
+    finally:
+        release.set()
+    assert [values[0], values[2], values[4]] == [1, 2, 3]
+    assert [type(values[1]), type(values[3])] == [TimeoutError, TimeoutError] and pool.num_abandoned == 2
+
+
+def test_slow_neighbours_are_not_a_time_out():
+    pool = StepPool(0.3)
+    assert run(pool, *(lambda i=i: time.sleep(0.1) or i for i in range(6))) == list(range(6))
+    assert pool.num_abandoned == 0

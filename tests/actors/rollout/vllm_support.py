@@ -1,0 +1,103 @@
+"""For the tests that run a real vLLM engine: tiny policies made on the spot, and one event loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from actors.config import RolloutConfig
+from actors.messages import Completion, GenerationRequest, WeightBundle
+from actors.rollout.worker import Engine
+from actors.weights import checksum
+
+VOCABULARY = 64
+STOP_ID = 2
+CALL_TIMEOUT_S = 120.0
+T = TypeVar("T")
+
+CONFIG = RolloutConfig(max_model_len=256, max_num_seqs=64, kv_cache_gib=0.1, num_threads=1, update_timeout_s=60.0)
+
+
+def make_policy(seed: int, tied: bool = True) -> Qwen2ForCausalLM:
+    """A small random Qwen2 whose log-probabilities are far from uniform."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        eos_token_id=STOP_ID,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def save(policy: Qwen2ForCausalLM, folder: Path) -> str:
+    policy.save_pretrained(folder)
+    return str(folder)
+
+
+def log_probs(policy: Qwen2ForCausalLM, ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """(num_tokens - 1,) float64: log-probabilities of tokens 1.. at the temperature."""
+    with torch.no_grad():
+        logits = policy(torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]).logits[0, :-1].double() / temperature
+    targets = torch.from_numpy(np.asarray(ids[1:], dtype=np.int64))[:, None]
+    return torch.log_softmax(logits, dim=-1).gather(1, targets)[:, 0].numpy()
+
+
+def arrays_of(policy: Qwen2ForCausalLM) -> list[tuple[str, np.ndarray]]:
+    return [(name, parameter.detach().numpy().copy()) for name, parameter in policy.named_parameters()]
+
+
+def bundle_of(
+    policy: Qwen2ForCausalLM, version: int, arrays: list[tuple[str, np.ndarray]] | None = None
+) -> WeightBundle:
+    probe = np.random.default_rng(0).integers(3, VOCABULARY, 48).astype(np.int32)
+    digest = checksum(arrays_of(policy) if arrays is None else arrays)
+    return WeightBundle(version, (), digest, probe, log_probs(policy, probe).astype(np.float32))
+
+
+def request(name: str, seed: int, max_tokens: int = 24, prompt: np.ndarray | None = None, temperature: float = 0.8):
+    ids = prompt if prompt is not None else np.random.default_rng(seed).integers(3, VOCABULARY, 20)
+    return GenerationRequest(name, ids.astype(np.int32), max_tokens, temperature, seed)
+
+
+class Loop:
+    """An event loop in a thread, so that plain test functions share one engine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+async def sample(engine: Engine, requests: list[GenerationRequest], client: str = "test") -> dict[str, Completion]:
+    """Submit together, collect all."""
+    engine.submit(client, requests)
+    found: dict[str, Completion] = {}
+    for _ in range(len(requests) + 5):
+        for completion in await engine.collect(client, 1.0):
+            found[completion.request_id] = completion
+        if len(found) == len(requests):
+            break
+    return found

@@ -1,0 +1,522 @@
+"""The scorer's figures, its one-version rule, its state, its pace, and its death."""
+
+import json
+import math
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.exceptions import RayActorError
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from actors.config import ScorerConfig
+from actors.diagnosis.proxies import proxies_of_samples
+from actors.messages import WeightBundle
+from actors.metrics.lookup import series_of
+from actors.metrics.registry import SPECS
+from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from actors.scorer.drawing import draw_first_turn
+from actors.scorer.fixed_model import check_scorer_model
+from actors.scorer.scorer import (
+    NICENESS,
+    PARITY_BOUND,
+    SCOPES,
+    Scorer,
+    ScorerActor,
+    ScoringPace,
+    _step_back,
+    by_group,
+    load_model,
+)
+from actors.weights import checksum
+
+CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
+CALL_TIMEOUT_S = 60.0
+PROXY_KEYS = (
+    *("retrieval_accuracy", "retrieval_chance", "recall@2", "recall@4", "recall@8", "mi_est", "mi_seq_est"),
+    *("mi_zscore", "mi_zscore_ema", "conditional_entropy", "marginal_entropy", "upper_bound"),
+    *("num_prompts", "num_samples", "num_excluded", "version_mismatch"),
+)
+
+
+class Oracle:
+    """Reasonings whose first id names their prompt's first id: depends on the input as far as `strength` says."""
+
+    context_length = 100
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+
+    def matrix(
+        self, prompts: list[np.ndarray], reasonings: list[np.ndarray], wanted: np.ndarray | None = None
+    ) -> np.ndarray:
+        own = np.array([[z[0] == x[0] for x in prompts] for z in reasonings])
+        found = -1.0 * np.array([[len(z)] for z in reasonings]) - self.strength * ~own
+        return found if wanted is None else np.where(wanted, found, np.nan)
+
+
+def trajectory(index: int, prompt: int, version: int = 0, vocabulary: int = 1000) -> Trajectory:
+    ids = np.array([prompt, 3, 4, prompt, index % vocabulary, 5, 6, 7], dtype=np.int32)
+    turn = Turn(3, 8, 3, 6, 0.0, 0.0, True, False, 1, version, version)
+    return Trajectory(index, ids, np.arange(8) >= 3, np.zeros(8, dtype=np.float32), [turn], False, False)
+
+
+def window(version: int = 0, num_groups: int = 8) -> dict[str, list[Trajectory]]:
+    return {f"g{g}": [trajectory(i, 10 + g, version) for i in range(4)] for g in range(num_groups)}
+
+
+def test_every_key_is_there_and_known_to_the_registry() -> None:
+    figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
+    assert {f"{scope}/{key}" for scope in SCOPES for key in PROXY_KEYS} <= figures.keys()
+    assert all(isinstance(value, float) for value in figures.values())
+    known = {key for spec in SPECS.values() for key in spec.flat_keys()}
+    assert figures.keys() <= known
+
+
+def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> None:
+    grounded = Scorer(Oracle(50.0), CONFIG, seed=1).score(1, 0, window())
+    template = Scorer(Oracle(0.0), CONFIG, seed=1).score(1, 0, window())
+    for scope in SCOPES:
+        num = grounded[f"{scope}/num_prompts"]
+        assert grounded[f"{scope}/retrieval_accuracy"] == 1.0
+        assert template[f"{scope}/retrieval_accuracy"] == pytest.approx(1 / num)
+        assert template[f"{scope}/retrieval_chance"] == pytest.approx(1 / num)
+        assert template[f"{scope}/mi_est"] == pytest.approx(0.0, abs=1e-12)
+    assert grounded["first_turn/mi_seq_est"] == pytest.approx(np.log(8))
+    assert grounded["first_turn/num_prompts"] == 8 and grounded["first_turn/num_samples"] == 16
+
+
+def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:
+    figures = Scorer(Oracle(0.7), CONFIG, seed=1).score(1, 0, window())
+    for scope in SCOPES:
+        difference = figures[f"{scope}/marginal_entropy"] - figures[f"{scope}/conditional_entropy"]
+        assert difference == pytest.approx(figures[f"{scope}/mi_est"])
+
+
+def test_the_authors_normalisation_is_an_option_that_changes_what_it_says_and_nothing_else() -> None:
+    paper, ragen = (
+        Scorer(Oracle(3.0), CONFIG.model_copy(update={"compat": compat}), seed=1).score(1, 0, window())
+        for compat in ("paper", "ragen")
+    )
+    assert ragen["first_turn/mi_est"] > paper["first_turn/mi_est"] + 0.01
+    assert ragen["first_turn/mi_est_low"] <= ragen["first_turn/mi_est"] <= ragen["first_turn/mi_est_high"]
+    same = ("retrieval_accuracy", "mi_seq_est", "mi_seq_est_low", "conditional_entropy", "mi_seq_est_p_value")
+    assert all(paper[f"first_turn/{key}"] == ragen[f"first_turn/{key}"] for key in same)
+
+
+def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_average_alone() -> None:
+    groups = window()
+    groups["g0"][0].failure = "step_timeout"
+    for trajectories in groups.values():
+        trajectories[1].turns[0].reasoning_end = trajectories[1].turns[0].reasoning_start
+    cut = groups["g1"][2].turns[0]
+    cut.reasoning_start = cut.reasoning_end = cut.sample_end
+    scorer = Scorer(Oracle(1.0), CONFIG, seed=1)
+    figures = scorer.score(1, 0, groups)
+    assert figures["first_turn/excluded/failed"] == figures["first_turn/excluded/unclosed"] == 1
+    assert figures["first_turn/excluded/empty"] == 8 and figures["first_turn/num_excluded"] == 10
+    state = scorer.state()
+    for t in (t for trajectories in groups.values() for t in trajectories):
+        t.turns[0].reasoning_end = t.turns[0].reasoning_start
+    empty = scorer.score(2, 0, groups)
+    assert empty["first_turn/num_samples"] == 0 and math.isnan(empty["first_turn/mi_est"])
+    assert empty["first_turn/regime/unknown"] == 1.0 and empty.keys() == figures.keys()
+    assert scorer.state() == state
+
+
+def test_weights_further_than_the_staleness_bound_are_refused_with_both_versions() -> None:
+    with pytest.raises(ValueError, match=r"newest tokens are of version 4, .* version 6; max_staleness=1"):
+        Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 6, window(4))
+    figures = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 5, window(4))
+    assert figures["scorer/version"] == 5 and figures["first_turn/version_mismatch"] == 1.0
+
+
+def test_turns_older_than_the_bound_are_left_out_and_counted() -> None:
+    groups = window(5) | {"old": [trajectory(i, 99, version=2) for i in range(4)]}
+    figures = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(6, 5, groups)
+    assert figures["first_turn/excluded/stale"] == 4
+    assert figures["first_turn/num_prompts"] == 8 and figures["first_turn/version_mismatch"] == 0.0
+
+
+def test_a_restored_scorer_continues_its_averages_exactly() -> None:
+    def run(scorer: Scorer, steps: range) -> list[float]:
+        return [scorer.score(s, 0, window(num_groups=2 + s))["first_turn/mi_zscore_ema"] for s in steps]
+
+    whole = run(Scorer(Oracle(2.0), CONFIG, seed=1), range(1, 7))
+    first, second = Scorer(Oracle(2.0), CONFIG, seed=1), Scorer(Oracle(2.0), CONFIG, seed=1)
+    head = run(first, range(1, 4))
+    second.restore(json.loads(json.dumps(first.state())))
+    assert head + run(second, range(4, 7)) == whole
+    assert run(Scorer(Oracle(2.0), CONFIG, seed=1), range(4, 7)) != whole[3:]
+
+
+def two_turns(index: int, prompt: int) -> Trajectory:
+    """A first turn that names its prompt and a second that never does."""
+    first = trajectory(index, prompt)
+    ids = np.concatenate([first.token_ids, [90 + prompt, 8, 8, 8, 2, 3]]).astype(np.int32)
+    second = Turn(11, 14, 11, 13, 0.0, 0.0, True, False, 1, 0, 0)
+    flat = np.zeros(14, dtype=np.float32)
+    return Trajectory(index, ids, np.arange(14) >= 3, flat, [*first.turns, second], False, False)
+
+
+def test_the_turn_profile_says_which_turns_stopped_reacting() -> None:
+    groups = {f"g{g}": [two_turns(i, 10 + g) for i in range(4)] for g in range(8)}
+    scorer = Scorer(Oracle(30.0), CONFIG.model_copy(update={"trajectory_draws": 64}), seed=1)
+    figures = scorer.score(1, 0, groups)
+    assert figures["turn/1/retrieval_accuracy"] == 1.0 and figures["turn/1/mi_est_p_value"] <= 0.002
+    assert figures["turn/2/mi_est"] == pytest.approx(0.0, abs=1e-12) and figures["turn/2/mi_est_p_value"] == 1.0
+    assert figures["turn/1/num_samples"] + figures["turn/2/num_samples"] == figures["trajectory/num_samples"]
+    assert figures["turn/2/retrieval_accuracy"] == pytest.approx(1 / figures["turn/2/num_prompts"])
+    assert all(series_of(key) for key in figures)
+    later = scorer.score(2, 0, window())
+    assert later["turn/2/num_samples"] == 0 and math.isnan(later["turn/2/mi_est"]), "no stale gauge"
+
+
+def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None:
+    class OneSided(Oracle):
+        """Prompts from 14 on leave no trace in their reasonings."""
+
+        def matrix(self, prompts: list[np.ndarray], reasonings: list[np.ndarray]) -> np.ndarray:
+            blind = np.array([z[0] >= 14 for z in reasonings])
+            return np.where(blind[:, None], -3.0, super().matrix(prompts, reasonings))
+
+    names = {f"g{g}": "FrozenLake" if g < 4 else "Sokoban" for g in range(8)}
+    figures = Scorer(OneSided(40.0), CONFIG, seed=1).score(1, 0, window(), names)
+    assert figures["environment/FrozenLake/retrieval_accuracy"] == 1.0
+    assert figures["environment/FrozenLake/num_prompts"] == figures["environment/Sokoban/num_prompts"] == 4
+    assert figures["environment/Sokoban/mi_est"] == pytest.approx(0.0, abs=1e-12)
+    assert figures["environment/Sokoban/retrieval_accuracy"] == pytest.approx(1 / 4)
+    plain = Scorer(OneSided(40.0), CONFIG, seed=1).score(1, 0, window(), dict.fromkeys(names, "Sokoban"))
+    assert not any(key.startswith("environment/") for key in plain)
+
+
+def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
+    figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window(num_groups=1))
+    for scope, samples in (("first_turn", 2), ("trajectory", 12)):
+        assert figures[f"{scope}/excluded/one_prompt"] == figures[f"{scope}/num_excluded"] == samples
+        assert math.isnan(figures[f"{scope}/mi_est"]) and figures[f"{scope}/num_prompts"] == 1
+        assert figures[f"{scope}/regime/unknown"] == 1.0
+
+
+def test_a_model_that_gives_nan_is_counted_and_named_in_no_figure() -> None:
+    class Broken(Oracle):
+        def matrix(self, prompts: list[np.ndarray], reasonings: list[np.ndarray]) -> np.ndarray:
+            return np.full((len(reasonings), len(prompts)), np.nan)
+
+    scorer = Scorer(Broken(1.0), CONFIG, seed=1)
+    before = scorer.state()
+    figures = scorer.score(1, 0, window())
+    assert figures["first_turn/excluded/non_finite"] == 16 and figures["first_turn/num_samples"] == 0
+    assert math.isnan(figures["first_turn/mi_est"]) and math.isnan(figures["first_turn/mi_est_low"])
+    assert scorer.state()["ema"] == before["ema"] and scorer.state()["regime"] == before["regime"]
+    assert figures.keys() == Scorer(Oracle(1.0), CONFIG, seed=1).score(1, 0, window()).keys()
+
+
+def test_a_context_too_small_for_any_pair_leaves_counts_not_silence() -> None:
+    oracle = Oracle(1.0)
+    oracle.context_length = 5
+    figures = Scorer(oracle, CONFIG, seed=1).score(1, 0, window())
+    assert figures["first_turn/excluded/too_long"] == 16 and figures["trajectory/excluded/too_long"] == 12
+    assert math.isnan(figures["first_turn/retrieval_accuracy"])
+
+
+def test_the_regime_falls_with_the_dependence_and_outlives_a_restart() -> None:
+    scorer, figures = Scorer(Oracle(30.0), CONFIG, seed=1), {}
+    for step in (1, 2, 3):
+        figures = scorer.score(step, 0, window())
+    assert figures["first_turn/regime/diverse"] == 1.0
+    template = Scorer(Oracle(0.0), CONFIG, seed=1)
+    template.restore(json.loads(json.dumps(scorer.state())))
+    fallen = template.score(4, 0, window())
+    assert fallen["first_turn/regime/template_collapse"] == 1.0 and fallen["first_turn/regime/diverse"] == 0.0
+
+
+def test_the_judge_reads_the_very_reasonings_that_are_scored() -> None:
+    grid = {10 + g: "\n".join(("P _ _", "_ G _", "_ _ O")) if g % 2 else "_ _ G\n_ P _\n_ _ _" for g in range(8)}
+
+    def text(ids: np.ndarray) -> str:
+        return grid[int(ids[0])] if len(ids) == 3 and ids[1] == 3 and ids[2] == 4 else "i am at 0 0 so left"
+
+    names = dict.fromkeys(window(), "FrozenLake")
+    figures = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), names)
+    assert figures["judge/names"] == 1.0 and figures["judge/right"] == 0.5
+    assert 0.4 < figures["judge/right_elsewhere"] < 0.6
+    other = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), dict.fromkeys(window(), "Countdown"))
+    assert math.isnan(other["judge/right"]), "no grid world, nothing to judge"
+
+
+def test_tables_come_apart_into_their_groups() -> None:
+    tables = [to_table(Group(ticket(name), "k", trajectories)) for name, trajectories in window().items()]
+    groups = by_group(tables)
+    assert groups.keys() == window().keys()
+    assert all(len(trajectories) == 4 for trajectories in groups.values())
+    assert np.array_equal(groups["g3"][2].token_ids, window()["g3"][2].token_ids)
+
+
+def test_pace_scores_the_first_step_and_every_kth() -> None:
+    pace = ScoringPace(every=5, timeout_s=10)
+    assert [step for step in range(1, 16) if pace.due(step)] == [1, 5, 10, 15]
+
+
+def test_a_busy_scorer_is_skipped_and_counted_and_then_goes_on() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    assert pace.begin(1, now=0.0)
+    assert not pace.begin(2, now=1.0) and not pace.begin(3, now=2.0)
+    assert pace.end("done") is None
+    assert pace.begin(4, now=3.0)
+    assert pace.outcomes == {"skipped": 2, "done": 1}
+
+
+def test_a_late_scorer_is_reported_once_by_step_and_limit() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    assert pace.check(100.0) is None, "nothing is under way"
+    pace.begin(3, now=0.0)
+    assert pace.check(10.0) is None
+    assert "step 3: over 10 s (scorer.timeout_s)" in pace.check(10.1)
+    assert pace.check(20.0) is None
+    pace.end("done")
+    pace.begin(4, now=20.0)
+    assert "step 4" in pace.check(31.0)
+    assert pace.outcomes["late"] == 2
+
+
+def test_ending_what_is_not_under_way_or_with_another_word_is_an_error() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    with pytest.raises(RuntimeError, match="no scoring is under way"):
+        pace.end("done")
+    pace.begin(1, now=0.0)
+    with pytest.raises(ValueError, match="'finished' is none of"):
+        pace.end("finished")
+
+
+def ticket(name: str) -> Ticket:
+    return Ticket(name, 1, Task("none", 1), 4, 0)
+
+
+def tiny(folder: Path) -> tuple[str, Qwen2ForCausalLM]:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return str(folder), model
+
+
+def bundle_of(model: Qwen2ForCausalLM, version: int) -> WeightBundle:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        ids = torch.arange(3, 27)
+        log_probs = model.eval()(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    arrays = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    chunks = (ray.put(dict(list(arrays.items())[:5])), ray.put(dict(list(arrays.items())[5:])))
+    return WeightBundle(version, chunks, checksum(arrays.items()), ids.numpy(), log_probs.numpy())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    path = str(Path(__file__).parents[3])
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(cluster: None, tmp_path: Path) -> None:
+    model_dir, model = tiny(tmp_path)
+    bundle = bundle_of(model, 3)
+    scorer = ScorerActor.remote(model_dir, CONFIG, 0.7, 1)
+    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(3, 20).items()]
+
+    figures = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
+    assert figures["scorer/parity"] < 1e-4 and figures["scorer/version"] == 3
+    assert 0 <= figures["first_turn/retrieval_accuracy"] <= 1 and figures["first_turn/num_prompts"] == 20
+
+    forged = WeightBundle(4, bundle.chunks, "00", bundle.probe_ids, bundle.probe_log_probs)
+    with pytest.raises(RuntimeError, match="version 4 have checksum"):
+        ray.get(scorer.score.remote(2, forged, tables), timeout=CALL_TIMEOUT_S)
+    for log_probs in (bundle.probe_log_probs - 1, bundle.probe_log_probs * np.nan):
+        stale = WeightBundle(4, bundle.chunks, bundle.checksum, bundle.probe_ids, log_probs)
+        with pytest.raises(RuntimeError, match="version 4 fail the scorer's parity probe"):
+            ray.get(scorer.score.remote(2, stale, tables), timeout=CALL_TIMEOUT_S)
+    with pytest.raises(ValueError, match="newest tokens are of version 9"):
+        ray.get(
+            scorer.score.remote(2, bundle, [ray.put(to_table(Group(ticket("a"), "k", [trajectory(0, 5, 9)])))]),
+            timeout=CALL_TIMEOUT_S,
+        )
+
+    pace = ScoringPace(every=1, timeout_s=CALL_TIMEOUT_S)
+    assert pace.begin(3, time.monotonic())
+    under_way = scorer.score.remote(3, bundle, tables * 200)
+    health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    while health["busy_step"] != 3:
+        assert ray.wait([under_way], timeout=0.02)[1], "the scoring ended before it could be interrupted"
+        health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    ray.kill(scorer)
+    with pytest.raises(RayActorError) as death:
+        ray.get(under_way, timeout=CALL_TIMEOUT_S)
+    assert "scoring of step 3 failed" in pace.end("failed", str(death.value))
+    assert not pace.busy and pace.begin(4, time.monotonic()), "training goes on and the next scorer may score"
+
+
+def with_tokenizer(folder: Path, words: list[str]) -> Path:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    folder.mkdir(exist_ok=True)
+    Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])).save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_fixed_scorer_with_another_tokenizer_or_none_is_refused_by_name(tmp_path: Path) -> None:
+    policy, same = with_tokenizer(tmp_path / "policy", ["a", "b"]), with_tokenizer(tmp_path / "same", ["a", "b"])
+    check_scorer_model(None, policy)
+    check_scorer_model(str(same), policy)
+    other = with_tokenizer(tmp_path / "other", ["b", "a"])
+    with pytest.raises(
+        ValueError, match=r"scorer\.model=.*other: its tokenizer is not the policy's \(2 pieces differ; 'a'"
+    ):
+        check_scorer_model(str(other), policy)
+    (same / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"scorer\.model=.*same: no config\.json there"):
+        check_scorer_model(str(same), policy)
+
+
+def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
+    cluster: None, tmp_path: Path, tiny_policy: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "fixed"
+    shutil.copytree(tiny_policy, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(0.5)
+    model.save_pretrained(folder)
+    unusable = WeightBundle(3, (), "00", np.zeros(2, dtype=np.int64), np.zeros(1))
+    config = CONFIG.model_copy(update={"model": str(folder)})
+    scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1)
+    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(5, 6).items()]
+    figures = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
+    assert figures["scorer/version"] == -1 and math.isnan(figures["scorer/parity"])
+    assert figures["first_turn/num_samples"] == 12 and figures["first_turn/version_mismatch"] == 0.0
+
+    from actors.scorer.cross_scoring import CrossScorer
+
+    draw = draw_first_turn(window(5, 6), CONFIG.max_prompts, CONFIG.samples_per_prompt, (1, 1, 0), 5)
+    matrix = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
+    lengths = np.array([len(z) for z in draw.reasonings])
+    expected = proxies_of_samples(matrix, lengths, draw.source, column_weights=draw.weights)
+    assert figures["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
+    ray.kill(scorer)
+
+
+@pytest.mark.parametrize(("started", "runs"), [(0, NICENESS), (15, 15)])
+def test_the_scorer_takes_a_low_priority_and_never_raises_the_one_it_was_given(
+    started: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    found: list[int] = []
+
+    def thread() -> None:  # niceness is a thread's own on Linux
+        os.setpriority(os.PRIO_PROCESS, 0, max(started, os.getpriority(os.PRIO_PROCESS, 0)))
+        _step_back()
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    worker = threading.Thread(target=thread)
+    worker.start()
+    worker.join()
+    assert found == [max(runs, os.getpriority(os.PRIO_PROCESS, 0))]
+
+
+def test_bfloat16_weights_score_nearly_as_float32_does(tmp_path: Path) -> None:
+    from actors.scorer.cross_scoring import CrossScorer
+
+    folder, _ = tiny(tmp_path)
+    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(folder, CONFIG.model_copy(update={"dtype": dtype}))
+        assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
+        found[dtype] = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
+    lengths = np.array([[len(z)] for z in draw.reasonings])
+    difference = np.abs(found["bfloat16"] - found["float32"]) / lengths
+    assert 0 < difference.mean() < PARITY_BOUND
+
+
+def test_a_scorer_that_is_to_use_a_gpu_where_there_is_none_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"scorer\.num_gpus=0\.5, but .* no CUDA device .*scorer\.num_gpus=0"):
+        load_model(tiny(tmp_path)[0], CONFIG.model_copy(update={"num_gpus": 0.5}))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_matrix_is_that_of_the_cpu(tmp_path: Path) -> None:
+    from actors.scorer.cross_scoring import CrossScorer
+
+    folder, _ = tiny(tmp_path)
+    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
+    models = [load_model(folder, CONFIG.model_copy(update={"num_gpus": gpus})) for gpus in (0, 1)]
+    cpu, gpu = (CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings) for model in models)
+    assert np.allclose(cpu, gpu, atol=1e-3)
+
+
+def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing() -> None:
+    groups = window(num_groups=32)
+    whole = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, groups)
+    config = CONFIG.model_copy(update={"max_pairs": 64 * 8})
+    scorer = Scorer(Oracle(5.0), config, seed=1)
+    found = scorer.score(1, 0, groups)
+    assert found.keys() == whole.keys()
+    assert (whole["first_turn/pairs_ratio"], found["first_turn/pairs_ratio"]) == (1.0, 0.25)
+    assert found["trajectory/pairs_ratio"] == 1.0, "a scope within the budget is scored whole"
+    assert found["first_turn/mi_est_low"] <= whole["first_turn/mi_est"] <= found["first_turn/mi_est_high"]
+    assert found["first_turn/conditional_entropy"] == whole["first_turn/conditional_entropy"]
+    assert found["first_turn/retrieval_chance"] == 1 / 8
+    assert found["first_turn/retrieval_accuracy"] == 1.0
+    assert math.isnan(found["first_turn/mi_est_p_value"]) and found["first_turn/regime/unknown"] == 1.0
+    assert scorer.state()["ema"]["first_turn"]["value"] is not None
+
+
+def test_under_a_budget_a_reasoning_the_model_gives_nan_is_counted_and_left_out() -> None:
+    class Broken(Oracle):
+        def matrix(self, prompts, reasonings, wanted=None) -> np.ndarray:
+            found = super().matrix(prompts, reasonings, wanted)
+            found[0, np.flatnonzero(wanted[0])[0]] = np.nan
+            return found
+
+    config = CONFIG.model_copy(update={"max_pairs": 64, "trajectory_draws": 40})
+    found = Scorer(Broken(5.0), config, seed=1).score(1, 0, window(num_groups=32))
+    for scope in SCOPES:
+        assert found[f"{scope}/excluded/non_finite"] == 1.0
+        assert math.isfinite(found[f"{scope}/mi_est"])
+
+
+def test_a_budget_is_refused_where_its_estimator_does_not_apply() -> None:
+    with pytest.raises(ValueError, match="max_pairs estimates Eq"):
+        ScorerConfig(max_pairs=100, compat="ragen")

@@ -1,0 +1,145 @@
+"""The snippets of docs/use-with-other-trainers.md run on files of the forms that these trainers write."""
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from cluster.cli import main
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "use-with-other-trainers.md"
+NUM_PROMPTS, GROUP_SIZE = 6, 4
+
+
+def snippet(name: str) -> str:
+    """The fenced block that follows `<!-- run: NAME -->`."""
+    found = re.search(rf"<!-- run: {name} -->\n```\w*\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+def module(tmp_path: Path, *names: str) -> ModuleType:
+    """The snippets, one after another, as a module."""
+    path = tmp_path / "snippets.py"
+    path.write_text("\n\n".join(snippet(name) for name in names))
+    spec = importlib.util.spec_from_file_location("snippets", path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture
+def here(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder in which the document's model folders are the tiny policy."""
+    for name in ("out/checkpoint-100", "merged", "ckpt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(tiny_policy)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def texts(tiny_policy: Path) -> list[tuple[str, str]]:
+    """(prompt, reasoning) of every sample, groups side by side, in words that the tiny policy has."""
+    vocabulary = Tokenizer.from_file(str(tiny_policy / "tokenizer.json")).get_vocab()
+    words = [" " + piece[1:] for piece in sorted(vocabulary) if piece.startswith("Ġ") and piece[1:].isalpha()]
+    rng = np.random.default_rng(1)
+    prompts = ["".join(rng.choice(words, 8)) for _ in range(NUM_PROMPTS)]
+    return [(prompt, "".join(rng.choice(words, 5))) for prompt in prompts for _ in range(GROUP_SIZE)]
+
+
+def scored(name: str, capsys: pytest.CaptureFixture[str]) -> dict:
+    """What the document's command prints as JSON."""
+    program, *words = shlex.split(snippet(name))
+    assert program == "squelch"
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_prompts"], found["num_samples"]) == (NUM_PROMPTS, NUM_PROMPTS * GROUP_SIZE)
+    assert found["interval_95"]["mi_est"][0] <= found["mi_est"] <= found["interval_95"]["mi_est"][1]
+    assert len(found["templates"]) == 5
+    return found
+
+
+def write_trl(folder: Path, prompts: list, completions: list) -> None:
+    size = len(prompts)
+    columns = {"step": [100] * size, "prompt": prompts, "completion": completions}
+    columns |= {"accuracy_reward": np.arange(size) % 2 * 1.0, "advantage": np.zeros(size)}
+    path = folder / "out" / "completions" / "completions_00100.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_trl_completions_as_text_and_as_messages(here, texts, capsys) -> None:
+    completions = [f"<think>{z}</think> <answer>" for _, z in texts]
+    write_trl(here, [f"<|user|>{x}<|end|><|assistant|>" for x, _ in texts], completions)
+    plain = scored("trl", capsys)
+    messages = [[{"role": "user", "content": x}] for x, _ in texts]
+    write_trl(here, messages, [[{"role": "assistant", "content": each}] for each in completions])
+    spoken = scored("trl", capsys)
+    assert spoken["mi_est"] == plain["mi_est"]
+
+
+def test_trl_ids_from_a_reward_function(here, texts, tiny_policy, capsys) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_policy)
+    prompts = [[{"role": "user", "content": x}] for x, _ in texts]
+    ids = [tokenizer.encode(f"<think>{z}</think> <answer>", add_special_tokens=False) for _, z in texts]
+    ids[0] = ids[0][:3]  # cut: never closed
+    keep = module(here, "trl_ids").keep_ids
+    assert keep(prompts, ids, SimpleNamespace(global_step=100), tokenizer) == [0.0] * len(ids)
+    assert main(["score", "out/ids_100.parquet", "--model", "ckpt", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_samples"], found["excluded"]) == (len(ids) - 1, {"empty reasoning": 1})
+    write_trl(here, [f"<|user|>{x}<|end|><|assistant|>" for x, _ in texts], [f"<think>{z}</think>" for _, z in texts])
+    whole = scored("trl", capsys)
+    by_text = {each["text"]: each["gap"] for each in whole["templates"]}
+    same = [each for each in found["templates"] if each["text"] in by_text]
+    assert same and all(each["gap"] == pytest.approx(by_text[each["text"]], abs=1e-3) for each in same)
+
+
+@pytest.mark.parametrize("extra", [{}, {"gts": "Right", "acc": True}])
+def test_verl_rollouts(here, texts, capsys, extra) -> None:
+    """Special tokens are gone from both texts."""
+    (here / "rollouts").mkdir()
+    rows = [
+        {"input": f"user{x} assistant", "output": f"<think>{z}</think> <answer>", "score": 1.0, "step": 100} | extra
+        for x, z in texts
+    ]
+    lines = "\n".join(json.dumps(row).replace("user ", " ").replace(" assistant", " .") for row in rows)
+    (here / "rollouts" / "100.jsonl").write_text(lines + "\n")
+    scored("verl", capsys)
+
+
+def test_openrlhf_samples(here, texts, capsys) -> None:
+    rows = [{"input": f"<|user|>{x}<|end|><|assistant|>", "output": f"<think>{z}</think><|end|>"} for x, z in texts]
+    (here / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scored("openrlhf", capsys)
+
+
+REWARDS = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [np.nan, np.nan, np.nan, 1]])
+
+
+def test_the_filter_as_a_function(tmp_path) -> None:
+    kept_groups = module(tmp_path, "filter").kept_groups
+    assert kept_groups(REWARDS).tolist() == [False, True, False, True, False]
+
+
+def test_the_filter_on_flat_rewards_and_advantages(tmp_path) -> None:
+    masked = module(tmp_path, "filter", "filter_trl").mask_advantages
+    found = masked(np.ones(12), REWARDS[:3].ravel(), 4)
+    assert found.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 4
+
+
+def test_the_filter_on_rows_with_a_uid_in_any_order_and_number(tmp_path) -> None:
+    rows = module(tmp_path, "filter", "filter_verl").kept_rows
+    uids = ["b", "a", "b", "c", "a", "b", "c"]
+    assert rows(uids, [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0]).tolist() == [0, 2, 3, 5, 6]

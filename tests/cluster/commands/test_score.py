@@ -1,0 +1,240 @@
+"""`squelch score`: what any trainer wrote is read as it was meant, scored, and its templates are named."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from actors.diagnosis.templates import gaps, ranked
+from cluster.cli import main
+from cluster.commands.score_files import EMPTY, TEXT_BEFORE, TOO_LONG, UNCLOSED, split_completion
+
+
+@pytest.fixture(scope="module")
+def words(tiny_policy: Path) -> list[str]:
+    """Words of the tiny policy's vocabulary, with the space before them."""
+    vocabulary = Tokenizer.from_file(str(tiny_policy / "tokenizer.json")).get_vocab()
+    plain = sorted(piece for piece in vocabulary if piece.startswith("Ġ") and piece[1:].isalpha())
+    return [" " + piece[1:] for piece in plain]
+
+
+@pytest.fixture(scope="module")
+def rows(words: list[str]) -> list[dict[str, object]]:
+    """Seven prompts with three reasonings each; the third is the same text everywhere."""
+    rng = np.random.default_rng(0)
+
+    def text(size: int) -> str:
+        return "".join(rng.choice(words, size))
+
+    template = text(6)
+    prompts = [f"<|user|>{text(9)}<|end|><|assistant|>" for _ in range(7)]
+    return [
+        {"prompt": each, "completion": f"<think>{reasoning}</think> <answer>{words[0]}</answer>", "step": 4}
+        for each in prompts
+        for reasoning in (text(5), text(8), template)
+    ]
+
+
+def jsonl(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def output(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    assert main([*argv, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The paragraph of an error with exit code 2."""
+    assert main(list(argv)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.strip().count("\n") == 0
+    return captured.err
+
+
+def test_the_matrix_is_the_models_and_squelch_mi_reads_it_to_the_same_figures(tmp_path, tiny_policy, rows, capsys):
+    out = tmp_path / "scores.npz"
+    file = jsonl(tmp_path / "r.jsonl", rows[:-1])  # the last prompt has one reasoning less
+    found = output(capsys, "score", file, "--model", str(tiny_policy), "--out", str(out), "--temperature", "0.8")
+    read = output(capsys, "mi", str(out))
+    for key in ("mi_est", "mi_seq_est", "retrieval_accuracy", "conditional_entropy", "interval_95", "null", "recall"):
+        assert found[key] == read[key], key
+    assert (found["num_samples"], found["num_prompts"], found["num_excluded"]) == (20, 7, 0)
+    data = np.load(out)
+    assert data["rows"].tolist()[-1] == [19, 20, 0] and data["lengths"][-1, 2] == 0
+
+    tokenizer = Tokenizer.from_file(str(tiny_policy / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy)
+    x = tokenizer.encode(rows[6]["prompt"] + "<think>", add_special_tokens=False).ids
+    z = tokenizer.encode(rows[1]["completion"].split("<think>")[1].split("</think>")[0], add_special_tokens=False).ids
+    with torch.inference_mode():
+        log_probs = (model(torch.tensor([x + z])).logits[0].float() / 0.8).log_softmax(-1)
+    expected = sum(float(log_probs[len(x) - 1 + i, token]) for i, token in enumerate(z))
+    assert data["log_likelihood"][0, 1, 2] == pytest.approx(expected, abs=1e-4 * len(z))
+
+
+def test_the_template_is_named_first_with_its_text_and_its_rows(tmp_path, tiny_policy, rows, capsys):
+    """Under a model that reads its input little, the shared text fits every prompt; it is one entry, not seven."""
+    file = jsonl(tmp_path / "r.jsonl", rows)
+    found = output(capsys, "score", file, "--model", str(tiny_policy), "--templates", "100")["templates"]
+    assert [each["gap"] for each in found] == sorted(each["gap"] for each in found)
+    (shared,) = [each for each in found if each["count"] == 7]
+    assert (shared["num_prompts"], shared["rows"]) == (7, [3, 6, 9, 12, 15, 18, 21])
+    assert f"<think>{shared['text']}</think>" in rows[2]["completion"]
+    assert main(["score", file, "--model", str(tiny_policy)]) == 0
+    table = capsys.readouterr().out
+    assert "MI-Est" in table and "fit the other prompts" in table and " ".join(found[0]["text"].split()) in table
+
+
+def test_text_in_either_form_and_ids_score_the_same(tmp_path, tiny_policy, rows, capsys):
+    tokenizer = Tokenizer.from_file(str(tiny_policy / "tokenizer.json"))
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    parts = [(row["prompt"], row["completion"].split("<think>")[1].split("</think>")[0]) for row in rows]
+    opened = [{"input": f"{x}<think>", "output": f"{z}</think> rest", "group_id": x} for x, z in parts]
+    plain = [{"prompt": f"{x}<think>", "reasoning": z} for x, z in parts]
+    exact = {"prompt_ids": [ids(f"{x}<think>") for x, _ in parts], "reasoning_ids": [ids(z) for _, z in parts]}
+    pq.write_table(pa.table(exact), tmp_path / "ids.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "text.parquet")
+    files = [jsonl(tmp_path / "a.jsonl", rows), jsonl(tmp_path / "b.jsonl", opened), jsonl(tmp_path / "c.jsonl", plain)]
+    files += [str(tmp_path / "text.parquet"), str(tmp_path / "ids.parquet")]
+    found = [output(capsys, "score", file, "--model", str(tiny_policy), "--templates", "3") for file in files]
+    for one in found:
+        assert one["mi_est"] == found[0]["mi_est"]
+        assert [t["rows"] for t in one["templates"]] == [t["rows"] for t in found[0]["templates"]]
+
+
+def test_messages_are_rendered_by_the_models_template(tmp_path, tiny_policy, rows, capsys):
+    text = [row["prompt"].removeprefix("<|user|>").removesuffix("<|end|><|assistant|>") for row in rows]
+    spoken = [
+        {
+            "prompt": [{"role": "user", "content": x}],
+            "completion": [{"role": "assistant", "content": row["completion"]}],
+        }
+        for x, row in zip(text, rows, strict=True)
+    ]
+    parsed = copy.deepcopy(spoken)
+    for row in parsed:
+        reasoning, rest = row["completion"][0]["content"].removeprefix("<think>").split("</think>")
+        row["completion"][0] |= {"reasoning_content": reasoning, "content": rest}
+    files = [jsonl(tmp_path / f"{i}.jsonl", each) for i, each in enumerate((rows, spoken, parsed))]
+    found = [output(capsys, "score", file, "--model", str(tiny_policy)) for file in files]
+    assert found[0]["mi_est"] == found[1]["mi_est"] == found[2]["mi_est"]
+
+
+def test_what_cannot_be_scored_is_left_out_under_its_reason(tmp_path, tiny_policy, rows, words, capsys):
+    x = rows[0]["prompt"]
+    bad = [
+        {"prompt": x, "completion": "<think>   </think> <answer></answer>"},
+        {"prompt": x, "completion": f"<think>{words[0]}"},
+        {"prompt": x, "completion": f"{words[0]} <think>{words[1]}</think>"},
+        {"prompt": x, "reasoning": ""},
+        {"prompt": words[0] * 2000, "completion": f"<think>{words[1]}</think>"},
+    ]
+    found = output(capsys, "score", jsonl(tmp_path / "r.jsonl", rows + bad), "--model", str(tiny_policy))
+    assert found["excluded"] == {EMPTY: 2, UNCLOSED: 1, TEXT_BEFORE: 1, TOO_LONG: 1}
+    assert (found["num_samples"], found["num_excluded"]) == (21, 5)
+    alone = output(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(tiny_policy))
+    assert alone["mi_est"] == found["mi_est"]
+
+
+def test_a_choice_of_prompts_is_seeded_and_counted(tmp_path, tiny_policy, rows, capsys):
+    file, flags = jsonl(tmp_path / "r.jsonl", rows), ("--model", str(tiny_policy), "--max-prompts", "4")
+    found = [output(capsys, "score", file, *flags, "--seed", seed) for seed in ("0", "0", "1")]
+    assert found[0] == found[1] != found[2]
+    assert (found[0]["num_prompts"], found[0]["num_samples"], found[0]["num_excluded"]) == (4, 12, 9)
+
+
+ROW = {"prompt": "a", "completion": "<think>b</think>"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"prompt": '], "row 1: not JSON"),
+        (["[1, 2]"], "row 1: a JSON list; each line must be one JSON object"),
+        ([json.dumps({"prompt": "a"})], "row 1: holds `prompt`; it needs `prompt` with `reasoning`"),
+        ([json.dumps(ROW | {"completion": 3})], "row 1: `completion` must be text or a list of messages"),
+        ([json.dumps(ROW | {"reasoning": [1]})], "row 1: `reasoning` is a list; it must be text"),
+        ([json.dumps({"prompt_ids": [1, -2], "reasoning_ids": [1]})], "row 1: `prompt_ids` must be a list of token"),
+        (["", json.dumps(ROW | {"prompt": [{"role": "user"}, 3]})], "row 2: `prompt` must be text or a list of"),
+        ([""], "holds no rows"),
+        ([json.dumps(ROW | {"step": 1}), json.dumps(ROW | {"step": 2})], "holds the steps 1, 2, which different"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_row(tmp_path, tiny_policy, capsys, lines, said):
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join(lines))
+    message = refusal(capsys, "score", str(path), "--model", str(tiny_policy))
+    assert said in message and str(path) in message
+
+
+def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
+    file = jsonl(tmp_path / "r.jsonl", [*rows, *({**row, "step": 5} for row in rows[:-3])])
+    assert output(capsys, "score", file, "--model", str(tiny_policy), "--step", "5")["num_samples"] == 18
+    assert "no rows of step 9; it has 4, 5" in refusal(
+        capsys, "score", file, "--model", str(tiny_policy), "--step", "9"
+    )
+
+
+def test_one_prompt_only_is_refused_with_what_was_left_out(tmp_path, tiny_policy, rows, capsys):
+    rows = [*rows[:3], {"prompt": "x", "completion": "never closed"}]
+    message = refusal(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(tiny_policy))
+    assert "3 reasonings of 1 distinct prompts" in message and f"{UNCLOSED}: 1" in message
+
+
+def test_another_models_tokens_are_refused(tmp_path, tiny_policy, rows, capsys):
+    pq.write_table(pa.table({"prompt_ids": [[1], [2]], "reasoning_ids": [[3], [150_000]]}), tmp_path / "ids.parquet")
+    message = refusal(capsys, "score", str(tmp_path / "ids.parquet"), "--model", str(tiny_policy))
+    assert "row 2: token id 150000 is outside the vocabulary" in message
+    foreign = jsonl(tmp_path / "r.jsonl", [*rows, {"prompt": "x", "reasoning": " Schrödinger"}])
+    message = refusal(capsys, "score", foreign, "--model", str(tiny_policy))
+    assert "row 22" in message and "cannot express" in message
+
+
+def test_one_prompt_id_with_two_prompts_is_refused(tmp_path, tiny_policy, rows, capsys):
+    file = jsonl(tmp_path / "r.jsonl", [{**row, "prompt_id": 7} for row in rows])
+    assert "row 4: `prompt_id` 7 is that of row 1" in refusal(capsys, "score", file, "--model", str(tiny_policy))
+
+
+def test_folders_that_hold_no_model_are_refused(tmp_path, tiny_policy, rows, capsys):
+    file = jsonl(tmp_path / "r.jsonl", rows)
+    assert "no config.json" in refusal(capsys, "score", file, "--model", str(tmp_path))
+    assert "does not exist" in refusal(capsys, "score", str(tmp_path / "none"), "--model", str(tiny_policy))
+    out = str(tmp_path / "none" / "m.npz")
+    assert "its folder does not" in refusal(capsys, "score", file, "--model", str(tiny_policy), "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<think> a b</think> c", (" a b", None)),
+        ("\n<think>a</think>", ("a", None)),
+        (" a </think><answer>", (" a ", None)),
+        ("<think>a</think> b <think>c</think>", ("a", None)),
+        ("<think>a", (None, UNCLOSED)),
+        ("a", (None, UNCLOSED)),
+        ("</think>a", (None, EMPTY)),
+        ("so <think>a</think>", (None, TEXT_BEFORE)),
+    ],
+)
+def test_a_reasoning_is_what_stands_between_the_markers(text, found):
+    assert split_completion(text, "<think>", "</think>") == found
+
+
+def test_gap_is_own_less_the_mean_likelihood_of_the_others():
+    matrix = np.log([[0.4, 0.1, 0.3], [0.2, 0.2, 0.2], [0.1, 0.5, np.nan]])
+    found = gaps(matrix, np.array([0, 1, 1]))
+    assert found[:2] == pytest.approx([np.log(0.4 / 0.2), 0.0]) and np.isnan(found[2])
+    named = ranked(found, np.array([0, 1, 1]), ["a", "b", "c"], np.array([2, 3, 4]), np.array([5, 6, 7]))
+    assert [(each.text, each.rows, each.num_tokens) for each in named] == [("b", (6,), 3), ("a", (5,), 2)]

@@ -1,0 +1,245 @@
+"""Status and live view read a run's folder and say what is so: starting, running, stopped, finished, or late."""
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from actors.archive.writer import Archive
+from cluster.commands import watch as watching
+from cluster.commands.watch import SPARKS, duration, read_status, seconds_per_step, sparkline, status, step_text, watch
+from cluster.errors import UserError
+
+NOW = 1_000_000.0
+
+
+def step_figures(step: int) -> dict[str, Any]:
+    flat = {
+        "total_steps": 10,
+        "success": 0.3 + step / 100,
+        "kept_mass": 0.9,
+        "kept_groups": 5,
+        "num_groups": 8,
+        "reward_variance_mean": 0.05,
+        "format_validity": 0.95,
+        "no_signal_streak": 0,
+        "seconds/step": 2.0,
+        "seconds/rollout": 1.25,
+        "tokens/per_second": 800.0,
+        "staleness_max": 0.0,
+        "ledger/issued": 8 * step,
+        "ledger/trained": 5 * step,
+        "ledger/dropped/zero": 3 * step,
+        "ledger/dropped": 3 * step,
+    }
+    if step % 2:
+        flat |= {"first_turn/retrieval_accuracy": 0.5, "first_turn/retrieval_chance": 0.125, "first_turn/mi_est": 0.3}
+    return flat
+
+
+VALIDATION = {"validation/success": 0.35, "validation/success_low": 0.31, "validation/success_high": 0.39}
+
+
+def some_run(folder: Path, steps: int) -> Archive:
+    archive = Archive(folder)
+    archive.metrics(0, VALIDATION | {"total_steps": 10}, at=NOW - 100)
+    for step in range(1, steps + 1):
+        archive.metrics(step, step_figures(step), at=NOW - 100 + 3 * step)
+    return archive
+
+
+def finish(folder: Path, **facts: Any) -> None:
+    (folder / "summary.json").write_text(json.dumps({"finished": True, "stopped": None} | facts))
+
+
+def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> None:
+    some_run(tmp_path, 4).event("learner", "train", NOW - 7, NOW - 5)
+    now = read_status(tmp_path, NOW)
+    assert (now.state, now.step, now.total_steps) == ("running", 4, 10)
+    assert now.seconds_per_step == pytest.approx(3.0) and now.seconds_left == pytest.approx(18.0)
+    assert now.seconds_since_step == pytest.approx(88.0)
+    assert (now.validation_success, now.validation_step, now.first_validation_success) == (0.35, 0, 0.35)
+    assert (now.retrieval_accuracy, now.retrieval_chance) == (0.5, 0.125), "of the step scored last, not the last step"
+    assert now.ledger == {"issued": 32, "trained": 20, "dropped": 12}
+    assert now.seconds == {"step": 2.0, "rollout": 1.25}
+    assert now.last_event == "learner train took 2.0 s, 5 s ago"
+
+
+def test_a_raised_alarm_is_a_line_of_its_own_while_it_lasts(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 4)
+    assert "ALARM" not in status(tmp_path)
+    raised = {"alarm/raised": 1.0, "alarm/since": 2.0, "alarm/reward_trend": 1.0}
+    archive.metrics(5, step_figures(5) | raised, at=NOW)
+    text = "input dependence falling since step 2, reward still rising"
+    assert f"ALARM                {text}" in status(tmp_path)
+    assert json.loads(status(tmp_path, as_json=True))["dependence"] == text
+    assert step_text(step_figures(5) | raised | {"step": 5}).endswith(text)
+    archive.metrics(6, step_figures(6) | {"alarm/raised": 0.0, "alarm/since": None}, at=NOW)
+    assert "ALARM" not in status(tmp_path)
+
+
+def test_a_run_without_a_line_is_starting(tmp_path: Path) -> None:
+    now = read_status(tmp_path, NOW)
+    assert (now.state, now.step, now.success, now.seconds_left) == ("starting", 0, None, None)
+    assert "starting, step 0/?" in status(tmp_path)
+
+
+def test_a_summary_ends_a_run_and_says_why_it_stopped(tmp_path: Path) -> None:
+    some_run(tmp_path, 4)
+    finish(tmp_path, finished=False, stopped="SIGTERM")
+    now = read_status(tmp_path, NOW)
+    assert (now.state, now.stopped, now.seconds_left) == ("stopped", "SIGTERM", None)
+    assert "stopped (SIGTERM)" in status(tmp_path)
+
+
+def test_a_summary_older_than_the_metrics_is_of_an_earlier_process(tmp_path: Path) -> None:
+    some_run(tmp_path, 4)
+    finish(tmp_path)
+    assert read_status(tmp_path, NOW).state == "finished"
+    os.utime(tmp_path / "summary.json", (1, 1))
+    assert read_status(tmp_path, NOW).state == "running"
+
+
+def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"summary\.json"):
+        read_status(tmp_path, NOW)
+
+
+def test_a_damaged_line_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("nonsense\n")
+    for call in (status, watch):
+        with pytest.raises(UserError, match=r"metrics\.jsonl line 1"):
+            call(tmp_path)
+
+
+def test_status_as_json_is_one_object_with_null_for_the_unknown(tmp_path: Path) -> None:
+    some_run(tmp_path, 2)
+    found = json.loads(status(tmp_path, as_json=True))
+    assert found["kept_mass"] == 0.9 and found["conditional_entropy"] is None and found["run"] == tmp_path.name
+
+
+def test_status_as_text_shows_interval_chance_and_throughput(tmp_path: Path) -> None:
+    some_run(tmp_path, 3)
+    text = status(tmp_path)
+    for part in ("step 3/10", "0.350  [0.310, 0.390]", "chance 0.125  (4.0 x)", "800 tokens/s", "groups 5/8"):
+        assert part in text
+
+
+def test_a_step_without_signal_is_said_loudly(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 1)
+    archive.metrics(2, step_figures(2) | {"kept_mass": None, "kept_groups": 0, "no_signal_streak": 2})
+    assert "-  groups 0/8  NO SIGNAL for 2 steps" in status(tmp_path)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    for call in (status, watch):
+        with pytest.raises(UserError, match="not a run's folder"):
+            call(tmp_path / "nowhere")
+
+
+@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=30))
+def test_speed_lies_between_the_fastest_and_the_slowest_step(gaps: list[float]) -> None:
+    times = [sum(gaps[:i]) for i in range(len(gaps) + 1)]
+    pace = seconds_per_step(times)
+    recent = gaps[-watching.RECENT_STEPS :]
+    assert pace is not None and min(recent) - 1e-9 <= pace <= max(recent) + 1e-9
+
+
+def test_a_pause_between_two_processes_hardly_moves_the_speed() -> None:
+    times = [float(i) for i in range(11)] + [100_000.0 + i for i in range(10)]
+    assert seconds_per_step(times) == pytest.approx(1.45)
+
+
+@given(st.lists(st.floats(-10, 10), max_size=50))
+def test_a_sparkline_is_as_long_as_what_it_shows_and_rises_with_the_values(values: list[float]) -> None:
+    text = sparkline(values)
+    shown = values[-watching.SPARK_WIDTH :]
+    assert len(text) == len(shown)
+    heights = [SPARKS.index(block) for block in text]
+    for (a, low), (b, high) in itertools.pairwise(zip(shown, heights, strict=True)):
+        assert a > b or low <= high
+
+
+def test_values_outside_the_bounds_of_a_sparkline_are_clamped() -> None:
+    assert sparkline([-1, 0, 0.5, 1, 2], 0, 1) == "▁▁▅██"
+
+
+def test_durations_read_as_people_say_them() -> None:
+    said = {0: "0 s", 59.4: "59 s", 59.6: "1 min 00 s", 200: "3 min 20 s", 7500: "2 h 05 min"}
+    assert {seconds: duration(seconds) for seconds in said} == said
+
+
+def test_a_line_of_text_leaves_out_what_the_step_lacks() -> None:
+    assert step_text({"step": 3, "success": 0.5, "kept_mass": None}) == "step 3: success 0.500"
+
+
+def follow(folder: Path, terminal: bool, sleep: Callable[[float], None]) -> str:
+    out = io.StringIO()
+    watch(folder, console=Console(file=out, force_terminal=terminal, width=140), sleep=sleep)
+    return out.getvalue()
+
+
+def playing(folder: Path, archive: Archive, until: int) -> Callable[[float], None]:
+    """A sleep during which the run makes its next step, and at last its summary."""
+    steps = iter(range(3, until + 1))
+
+    def sleep(_: float) -> None:
+        step = next(steps, None)
+        if step is None:
+            finish(folder)
+        else:
+            archive.metrics(step, step_figures(step))
+
+    return sleep
+
+
+def test_without_a_terminal_each_step_is_one_line_and_the_end_is_said(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 2)
+    lines = follow(tmp_path, False, playing(tmp_path, archive, 5)).splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("step")] == [f"step {i}" for i in range(6)]
+    assert "\x1b" not in "".join(lines)
+    assert "finished, step 5/10" in lines[-1]
+
+
+def test_on_a_terminal_the_last_frame_shows_the_finished_run(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 2)
+    text = follow(tmp_path, True, playing(tmp_path, archive, 4))
+    last = text[text.rindex(": finished, ") :]
+    for part in ("step 4/10", "validation success", "kept mass", "retrieval accuracy", "tokens/s", "▃"):
+        assert part in last
+
+
+def test_a_run_that_falls_silent_is_named_with_what_it_did_last(tmp_path: Path) -> None:
+    some_run(tmp_path, 2).event("learner", "train", NOW, NOW + 1)
+    with pytest.raises(UserError, match=r"late with the step after 2.*learner train"):
+        watch(tmp_path, interval_s=1000.0, console=Console(file=io.StringIO()), sleep=lambda _: None)
+
+
+def test_a_run_that_never_starts_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"late with its first step"):
+        watch(tmp_path, interval_s=1000.0, console=Console(file=io.StringIO()), sleep=lambda _: None)
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path: Path) -> None:
+    some_run(tmp_path, 2)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    assert "the run goes on" in follow(tmp_path, False, interrupt)
+
+
+def test_watching_imports_neither_ray_nor_torch() -> None:
+    code = "import sys, cluster.commands.watch; print([m for m in ('ray', 'torch', 'vllm') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.control.admission import Admission, TicketSource
+
+
+@given(
+    max_staleness=st.integers(0, 4),
+    published=st.lists(st.booleans(), min_size=1, max_size=30),
+    waits=st.randoms(use_true_random=False),
+)
+def test_staleness_never_exceeds_the_bound_whatever_the_schedule(max_staleness, published, waits):
+    admission = Admission(max_staleness, len(published))
+    sampled_from = {}
+    for step, publish in enumerate(published, start=1):
+        while admission.open() and (step not in sampled_from or waits.random() < 0.5):
+            sampled_from[admission.issue()] = admission.version
+        staleness = admission.check_staleness(sampled_from[step])
+        assert 0 <= staleness <= max_staleness
+        admission.complete(step, publish)
+    assert sorted(sampled_from) == list(range(1, len(published) + 1))
+
+
+def test_synchronous_admission_issues_one_step_at_a_time():
+    admission = Admission(0, 3)
+    assert admission.issue() == 1 and not admission.open()
+    with pytest.raises(RuntimeError, match="not open"):
+        admission.issue()
+    admission.complete(1, published=False)
+    assert admission.version == 0 and admission.issue() == 2
+
+
+def test_a_group_older_than_the_bound_is_a_broken_invariant():
+    admission = Admission(1, 9, clock=5, version=5)
+    assert admission.check_staleness(4) == 1
+    with pytest.raises(RuntimeError, match="staleness 2"):
+        admission.check_staleness(3)
+
+
+def test_tickets_walk_through_the_tasks_without_repeating_one():
+    source = TicketSource("FrozenLake", {"size": 4}, 100, 16, 0, 1.0)
+    first, refill, second = source.take(1, 8), source.take(1, 2, first_index=8), source.take(2, 8)
+    seeds = [t.task.seed for t in first + refill + second]
+    ids = [t.ticket_id for t in first + refill + second]
+    assert seeds == list(range(100, 118)) and len(set(ids)) == 18

@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.control.ledger import CANCELLED, DROPPED, FAILED, IN_FLIGHT, OPEN, STATES, TRANSITIONS, Ledger
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(STATES)), max_size=120))
+def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(events):
+    ledger, known = Ledger(), {}
+    for number, state in events:
+        ticket = f"t{number}"
+        if ticket not in known:
+            ledger.issue(ticket)
+            known[ticket] = IN_FLIGHT
+        elif state in TRANSITIONS.get(known[ticket], set()):
+            ledger.move(ticket, state, "cause")
+            known[ticket] = state
+        else:
+            with pytest.raises(RuntimeError, match="cannot become"):
+                ledger.move(ticket, state, "cause")
+        counts = ledger.counts()
+        assert counts["issued"] == len(known) == sum(counts[s] for s in STATES)
+        assert all(counts[s] == list(known.values()).count(s) for s in STATES)
+
+
+def test_cancelling_leaves_nothing_open():
+    ledger = Ledger()
+    for i in range(4):
+        ledger.issue(f"t{i}")
+    ledger.move("t0", FAILED, "step_timeout")
+    ledger.move("t1", "buffered")
+    assert not ledger.balanced()
+    assert ledger.cancel_open() == 3
+    assert ledger.balanced() and ledger.count(CANCELLED) == 3 and ledger.reasons(FAILED) == {"step_timeout": 1}
+
+
+def test_a_ticket_is_issued_once_and_a_drop_names_its_reason():
+    ledger = Ledger()
+    ledger.issue("t")
+    with pytest.raises(RuntimeError, match="issued twice"):
+        ledger.issue("t")
+    ledger.move("t", "buffered")
+    with pytest.raises(RuntimeError, match="without a reason"):
+        ledger.move("t", DROPPED)
+
+
+def test_ended_tickets_survive_a_restore_and_open_ones_do_not():
+    ledger = Ledger()
+    for i in range(3):
+        ledger.issue(f"t{i}")
+    ledger.move("t0", FAILED, "x")
+    again = Ledger.restore(ledger.state())
+    assert again.counts()["issued"] == 1 and again.reasons(FAILED) == {"x": 1}
+    assert not any(again.count(state) for state in OPEN)
+    again.issue("t1")

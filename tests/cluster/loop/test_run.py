@@ -1,0 +1,135 @@
+"""How a run ends that meets an error or a signal on the way: one paragraph for the user; no trace of a fault lost."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from actors.archive.writer import ArchiveError
+from cluster.config import load
+from cluster.errors import UserError
+from cluster.loop import run
+from cluster.loop.state import LoopState, check_folder
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[..., int]:
+    """`train` of a run whose loop raises the error; nothing is started. Takes whom it speaks to."""
+
+    async def fail(*_: object) -> int:
+        raise error
+
+    for name in ("check_address", "connect", "disconnect", "_check_scorer"):
+        monkeypatch.setattr(run, name, lambda *_: None)
+    monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
+    monkeypatch.setattr(run, "_open_recorder", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(run, "_train", fail)
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
+    return lambda say=lambda _: None: run.train(config, False, say)
+
+
+def test_a_value_error_that_may_be_ours_is_one_paragraph_that_says_where_its_trace_is(monkeypatch, tmp_path) -> None:
+    train = ending(monkeypatch, tmp_path, ValueError("operands could not be broadcast\n  together"))
+    with pytest.raises(UserError) as ended:
+        train()
+    kept = tmp_path / "it" / "failure.log"
+    assert str(ended.value) == f"operands could not be broadcast together (trace: {kept})"
+    assert "in fail\n    raise error" in kept.read_text()
+
+
+def test_the_trace_of_another_process_is_kept_and_its_last_word_said(monkeypatch, tmp_path) -> None:
+    remote = RayTaskError("step", "Traceback:\n  File 'far.py', line 7", ValueError("too wide")).as_instanceof_cause()
+    train = ending(monkeypatch, tmp_path, remote)
+    with pytest.raises(UserError, match=r"^too wide \(trace: .*failure\.log\)$"):
+        train()
+    assert "File 'far.py', line 7" in (tmp_path / "it" / "failure.log").read_text()
+
+
+@pytest.mark.parametrize("error", [UserError("filter: no"), ArchiveError("no space is left")])
+def test_what_is_surely_the_users_is_said_as_it_is_and_leaves_no_trace(monkeypatch, tmp_path, error) -> None:
+    with pytest.raises(UserError, match=f"^{error}$"):
+        ending(monkeypatch, tmp_path, error)()
+    assert not (tmp_path / "it" / "failure.log").exists()
+
+
+def test_a_trace_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path) -> None:
+    (tmp_path / "it" / "failure.log").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"^too wide \(its trace cannot be written to .*: Is a directory\)$"):
+        ending(monkeypatch, tmp_path, ValueError("too wide"))()
+
+
+def test_a_cluster_found_too_small_is_left(monkeypatch, tmp_path) -> None:
+    train = ending(monkeypatch, tmp_path, ValueError("not reached"))
+    left: list[bool] = []
+
+    def too_small(*_: object) -> None:
+        raise UserError("the cluster has 1 CPUs")
+
+    monkeypatch.setattr(run, "connect", too_small)
+    monkeypatch.setattr(run, "disconnect", lambda: left.append(True))
+    with pytest.raises(UserError, match="the cluster has 1 CPUs"):
+        train()
+    assert left == [True]
+
+
+class LoadingFleet:
+    """A fleet whose learner loads until the fleet is stopped; the signal comes while it does."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number, self.stopped = number, threading.Event()
+        self.learner = SimpleNamespace(load=self.load)
+
+    async def start(self) -> None:
+        pass
+
+    def load(self, _: Path) -> None:
+        os.kill(os.getpid(), self.number)
+        self.stopped.wait(2.0)
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeypatch, tmp_path, number) -> None:
+    fleet = LoadingFleet(number)
+    monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
+    monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
+    recorder = SimpleNamespace(url="")
+    with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
+        asyncio.run(run._train(config, tmp_path, LoopState(clock=3), tmp_path, recorder, 0.0, lambda _: None))
+
+
+def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:
+    train, said = ending(monkeypatch, tmp_path, run.Interrupted(signal.SIGTERM)), []
+    assert train(said.append) == 128 + signal.SIGTERM
+    assert said[-1] == "stopped by SIGTERM before the actors were ready"
+
+
+@pytest.mark.parametrize("folder", ["/proc/none", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(monkeypatch, tmp_path, folder) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(run, "prepare_model", lambda *_: pytest.fail("a warm-up was begun"))
+    config = load("frozenlake", [f"runs_dir={tmp_path / folder}", "name=it"])
+    with pytest.raises(UserError, match=f"^runs_dir: .*{folder}/it cannot be written"):
+        run.train(config, False, lambda _: None)
+    config = load("frozenlake", [f"runs_dir={tmp_path / 'new'}"])
+    check_folder(config.run_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("before", "said"), [([], []), ([signal.SIGTERM], ["stopped by SIGTERM"])])
+def test_a_signal_that_came_as_the_start_up_ended_stops_the_run(before, said) -> None:
+    reasons: list[str] = []
+
+    async def begin() -> None:
+        run._stop_on_signals(SimpleNamespace(stop=reasons.append), list(before))
+
+    asyncio.run(begin())
+    assert reasons == said

@@ -1,0 +1,190 @@
+"""The coordinator's side of the scorer: what it makes of figures that have come in."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.metrics.lookup import series_of
+from cluster.config import load
+from cluster.errors import UserError
+from cluster.fleet.fleet import Fleet
+from cluster.loop.run import _check_scorer
+from cluster.loop.scoring import Scoring
+
+
+def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
+    said: list[str] = []
+    events: list[dict[str, Any]] = []
+
+    def on_event(actor: str, name: str, start: float, end: float, **facts: Any) -> None:
+        events.append({"actor": actor, "name": name, **facts})
+
+    return Scoring(load("frozenlake"), SimpleNamespace(scorer=None), on_event, said.append), said, events
+
+
+def feed(watched: Scoring, step: int, mi: float, reward: float) -> dict[str, float]:
+    """One step that takes the figures of its own scoring."""
+    scope = {"retrieval_accuracy": 0.8, "retrieval_chance": 0.125, "conditional_entropy": 1.0, "mi_seq_est": mi}
+    scope |= {"mi_seq_est_p_value": 0.001, "mi_seq_est_standard_error": 0.1}
+    pending = {f"first_turn/{key}": value for key, value in scope.items()} | {"scorer/step": float(step)}
+    asyncio.run(watched.restore(None, [pending]))
+    return watched.take_figures(step, reward)
+
+
+def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> None:
+    watched, said, events = scoring()
+    for step in range(1, 7):
+        assert feed(watched, step, 1.5, 0.01 * step)["alarm/raised"] == 0.0
+    figures = {}
+    for step in range(7, 14):
+        figures = feed(watched, step, 0.5, 0.01 * step)
+    text = "input dependence falling since step 6, reward flat (MI-Seq-Est 1.50 -> 0.50 nats a sequence)"
+    assert said == [f"step    8  ALARM: {text}"], "two scorings after the fall, two rewards: no trend yet"
+    assert [(e["name"], e["since"], e["step"]) for e in events] == [("input_dependence_falling", 6, 8)]
+    assert (figures["alarm/raised"], figures["alarm/since"], figures["alarm/reward_trend"]) == (1.0, 6.0, 1.0)
+    assert all(series_of(key) for key in figures)
+
+
+def test_steps_without_a_scoring_and_unknown_figures_leave_the_alarm_as_it_is() -> None:
+    watched, said, _ = scoring()
+    feed(watched, 1, 1.5, 0.1)
+    before = watched.alarm.state()["recent"]
+    figures = watched.take_figures(2, 0.2)
+    assert figures["alarm/armed"] == 0.0 and math.isnan(figures["alarm/since"])
+    feed(watched, 3, math.nan, math.nan)
+    assert watched.alarm.state()["recent"] == before and len(watched.alarm.rewards) == 2 and said == []
+
+
+def test_scorings_that_end_between_two_records_are_recorded_one_after_the_other() -> None:
+    watched, *_ = scoring()
+    asyncio.run(watched.restore(None, [{"scorer/step": 1.0}, {"scorer/step": 2.0}]))
+    assert watched.pending() == [{"scorer/step": 1.0}, {"scorer/step": 2.0}]
+    assert [watched.take_figures(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
+
+
+def test_a_resumed_run_goes_on_with_its_alarm() -> None:
+    watched, _, _ = scoring()
+    for step, mi in enumerate([1.5] * 6 + [0.5], start=1):
+        feed(watched, step, mi, 0.1)
+    resumed, said, _ = scoring()
+    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm.state()))))
+    feed(resumed, 8, 0.5, 0.1)
+    assert len(said) == 1 and "falling since step 6" in said[0]
+
+
+class OneScorer:
+    """A scorer actor as the coordinator sees it: `answer` settles the scoring under way."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.asked: list[int] = []
+        self.restored: list[dict[str, Any]] = []
+        self._state = state
+        self._answer: asyncio.Future[dict[str, float]] | None = None
+        self.score = SimpleNamespace(remote=self._score)
+        self.state = SimpleNamespace(remote=lambda: self._now(self._state))
+        self.restore = SimpleNamespace(remote=lambda state: self._now(self.restored.append(state)))
+
+    def _score(self, step: int, *_: Any) -> asyncio.Future[dict[str, float]]:
+        self.asked.append(step)
+        self._answer = asyncio.get_running_loop().create_future()
+        return self._answer
+
+    async def _now(self, value: Any) -> Any:
+        return value
+
+    async def answer(self, result: dict[str, float] | Exception) -> None:
+        if isinstance(result, Exception):
+            self._answer.set_exception(result)
+        else:
+            self._answer.set_result(result)
+        for _ in range(10):  # a few turns of the event loop: the coordinator's task takes it in
+            await asyncio.sleep(0)
+
+
+class OneScorerFleet:
+    """Holds a scorer, and puts the next in its place when told of its death."""
+
+    def __init__(self) -> None:
+        self.scorer, self.causes = OneScorer({"of": "the first"}), list[str]()
+
+    def replace_scorer(self, cause: str) -> None:
+        self.causes.append(cause)
+        self.scorer = OneScorer({"of": "the second"})
+
+
+def watching(fleet: OneScorerFleet) -> Scoring:
+    return Scoring(load("frozenlake", ["scorer.every=1"]), fleet, lambda *_, **__: None, lambda _: None)
+
+
+def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies_in_it() -> None:
+    async def run() -> None:
+        fleet = OneScorerFleet()
+        first, watched = fleet.scorer, watching(fleet)
+        watched.offer(1, None, [])
+        await asyncio.sleep(0)
+        assert "scorer/step" not in watched.take_figures(1, 0.1), "nothing waits for the first scoring"
+        await first.answer({"scorer/version": 1.0})
+        assert watched.take_figures(2, 0.1)["scorer/step"] == 1.0
+        watched.offer(2, None, [])
+        await asyncio.sleep(0)
+        await first.answer(RayActorError())
+        figures = watched.take_figures(3, 0.1)
+        assert figures["scorer/failed"] == 1.0 and "scorer/step" not in figures
+        assert len(fleet.causes) == 1 and fleet.scorer.restored == [{"of": "the first"}]
+        watched.offer(3, None, [])
+        await asyncio.sleep(0)
+        await fleet.scorer.answer({"scorer/version": 3.0})
+        figures = watched.take_figures(4, 0.1)
+        assert (figures["scorer/step"], figures["scorer/version"], figures["scorer/done"]) == (3.0, 3.0, 1.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(ValueError("its newest tokens are of version 9"), "refused"), (RuntimeError("the weights fail"), "failed")],
+)
+def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error: Exception, outcome: str) -> None:
+    async def run() -> None:
+        fleet = OneScorerFleet()
+        first, watched = fleet.scorer, watching(fleet)
+        watched.offer(1, None, [])
+        await asyncio.sleep(0)
+        await first.answer(RayTaskError("score", "trace", error).as_instanceof_cause())
+        assert watched.take_figures(1, 0.1)[f"scorer/{outcome}"] == 1.0
+        assert fleet.scorer is first and not fleet.causes
+        watched.offer(2, None, [])
+        await asyncio.sleep(0)
+        assert first.asked == [1, 2]
+        await first.answer({})
+
+    asyncio.run(run())
+
+
+def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, float]] = []
+
+    class Shell:
+        @staticmethod
+        def options(runtime_env: dict[str, Any], **resources: float) -> Any:
+            assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
+            asked.append(resources)
+            return SimpleNamespace(remote=lambda *_: "scorer")
+
+    monkeypatch.setattr("cluster.fleet.fleet.ScorerActor", Shell)
+    for overrides in ([], ["scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
+        Fleet(load("frozenlake", overrides), Path("policy"), lambda *_, **__: None).replace_scorer("test")
+    assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0}, {"num_cpus": 2.0, "num_gpus": 0.5}]
+
+
+def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_starts(tmp_path: Path) -> None:
+    config = load("frozenlake", [f"scorer.model={tmp_path / 'absent'}"])
+    with pytest.raises(UserError, match=r"scorer\.model=.*absent: no config\.json there"):
+        _check_scorer(config, tmp_path)
+    _check_scorer(load("frozenlake", ["scorer.model=absent", "scorer.enabled=false"]), tmp_path)

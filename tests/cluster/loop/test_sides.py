@@ -1,0 +1,262 @@
+"""The coordinator's sides of the filter service, the archive and the record, on fakes."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import OutOfMemoryError, RayActorError
+
+from actors.archive.writer import Archive
+from actors.config import FilterConfig, RecorderConfig
+from actors.filter.rules import GroupStatistics
+from actors.filter.windows import make_window
+from actors.metrics.exporter import Recorder
+from cluster.errors import UserError
+from cluster.loop.archiving import Archiving
+from cluster.loop.filtering import Filtering
+from cluster.loop.journal import Journal
+
+
+@dataclass
+class Service:
+    """Stands in for a filter service: notes its calls, takes a while for each, and dies or fails on demand."""
+
+    failure: Exception | None = None
+    dies_at: str = ""
+    slow: bool = False
+    answer: dict[str, Any] = field(default_factory=dict)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            await asyncio.sleep(5 if self.slow else 0.01)
+            if method == self.dies_at:
+                self.failure = RayActorError()
+            if self.failure is not None:
+                raise self.failure
+            self.calls.append((method, *arguments))
+            decisions = [SimpleNamespace(group_id=summary.group_id) for summary in self.groups()]
+            decision = SimpleNamespace(closed=True, decisions=decisions)
+            return {"close": decision, "state": self.answer}.get(method)
+
+        return SimpleNamespace(remote=call)
+
+    def groups(self) -> list[Any]:
+        return [summary for method, *rest in self.calls if method == "admit" for summary in rest[0]]
+
+
+class RealService:
+    """A filter's own window, called as the actor is."""
+
+    def __init__(self, config: FilterConfig) -> None:
+        self.window, self.failure = make_window(config), None
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(*arguments: Any) -> Any:
+            if self.failure is not None:
+                raise self.failure
+            if method == "admit":
+                return [self.window.admit(summary) for summary in arguments[0]]
+            return getattr(self.window, method)(*arguments)
+
+        return SimpleNamespace(remote=call)
+
+
+class Fleet:
+    """Hands out one service after another."""
+
+    def __init__(self, *services: Service) -> None:
+        self.filter, *self.spares = services
+
+    def replace_filter(self, cause: str) -> None:
+        self.filter = self.spares.pop(0)
+
+
+def group(group_id: str, step: int = 3) -> Any:
+    return SimpleNamespace(
+        summary=SimpleNamespace(group_id=group_id), ticket=SimpleNamespace(ticket_id=group_id, step=step)
+    )
+
+
+def test_a_group_is_handed_to_the_filter_once() -> None:
+    service, groups = Service(), [group("a"), group("b")]
+
+    async def hand_over() -> None:
+        filtering = Filtering(Fleet(service), None, list, 1.0)
+        await filtering.admit(groups[:1])
+        await asyncio.gather(filtering.admit(groups), filtering.admit(groups))
+
+    asyncio.run(hand_over())
+    assert service.calls == [("admit", [groups[0].summary]), ("admit", [groups[1].summary])]
+
+
+@pytest.mark.parametrize("death", [RayActorError(), OutOfMemoryError("killed by the memory monitor")])
+def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_anything_is_asked_of_the_new_one(
+    death: Exception,
+) -> None:
+    first, second = Service(), Service()
+    opened = [group("a"), group("b"), group("c", step=4)]
+
+    async def die_between_calls() -> None:
+        filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: opened, 1.0)
+        await filtering.admit(opened[:1])
+        first.failure = death
+        await asyncio.gather(filtering.admit(opened[2:]), filtering.close(3, True, 2), filtering.admit(opened[1:2]))
+
+    asyncio.run(die_between_calls())
+    summaries = [g.summary for g in opened]
+    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state",)]
+    assert second.calls == wanted
+
+
+@pytest.mark.parametrize("dies_at", ["restore", "admit", "close", "state"])
+def test_a_filter_that_dies_while_it_takes_over_is_replaced_too(dies_at: str) -> None:
+    first, second, third = Service(failure=RayActorError()), Service(dies_at=dies_at), Service(answer={"totals": 6})
+    opened = [group("a")]
+    filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened, 1.0)
+    asyncio.run(filtering.close(3, True, 2))
+    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2), ("state",)]
+    assert third.calls == wanted
+    assert filtering.state == {"totals": 6, "steps": {}}
+
+
+def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
+    first, second = Service(answer={"totals": 6}), Service()
+    played = [group("a", step=3), group("b", step=4)]
+
+    async def close_then_die() -> None:
+        filtering = Filtering(Fleet(first, second), None, lambda: played, 1.0)
+        await filtering.close(3, True, 2)
+        first.failure = RayActorError()
+        await filtering.close(4, True, 2)
+
+    asyncio.run(close_then_die())
+    assert second.calls[:2] == [("restore", {"totals": 6, "steps": {}}), ("admit", [played[1].summary])]
+
+
+def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -> None:
+    first, second = Service(failure=RayActorError()), Service(slow=True)
+
+    async def die() -> list[Any]:
+        filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: [group("a")], 0.05)
+        calls = (filtering.admit([group("b", step=4)]), filtering.close(3, True, 2), filtering.admit([group("c")]))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    started = time.monotonic()
+    found = asyncio.run(die())
+    assert time.monotonic() - started < 1
+    assert isinstance(found[0], TimeoutError) and all("filter failed before" in str(error) for error in found[1:])
+    assert second.calls == [], "nothing was decided by a service that knows nothing"
+
+
+def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decides_as_it_would_have() -> None:
+    config = FilterConfig(rule="top_k", rho=0.75, refill=True, max_refill_rounds=3)
+    groups = [group(f"3-{k}") for k in range(14)]
+    for k, one in enumerate(groups):  # each worse than those before it: no refill helps
+        one.summary = GroupStatistics(one.ticket.ticket_id, 3, 2, (0, 1), np.array([0.0, 14.0 - k]))
+
+    async def decide(dies: bool) -> tuple[list[str], float]:
+        first, played = RealService(config), groups[:8]
+        filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played, 1.0)
+        await filtering.admit(played)
+        for more in (10, 12, 14):
+            decision = await filtering.close(3, False, 8)
+            assert decision.wanted
+            played = groups[:more]
+            first.failure = RayActorError() if dies and more == 12 else first.failure
+            await filtering.admit(played)
+        decision = await filtering.close(3, True, 8)
+        return [d.group_id for d in decision.kept], decision.metrics["refill_rounds"]
+
+    assert asyncio.run(decide(True)) == asyncio.run(decide(False)) == ([f"3-{k}" for k in range(6)], 3.0)
+
+
+def test_what_the_filter_refuses_is_the_users_to_mend_and_other_failures_are_not() -> None:
+    service = Service(failure=ValueError("line\nfilter.rule=top_p needs scores that are not negative"))
+    with pytest.raises(UserError, match=r"^filter: filter\.rule=top_p needs"):
+        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
+    service.failure = RuntimeError("something broke")
+    with pytest.raises(RuntimeError, match="something broke"):
+        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
+
+
+def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
+    service = Service(failure=ValueError("filter.rule=top_p needs scores that are not negative"))
+
+    async def both() -> list[Any]:
+        filtering = Filtering(Fleet(service), None, list, 1.0)
+        calls = filtering.admit([group("a", step=4)]), filtering.close(3, True, 2)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(both())] == [UserError, UserError]
+
+
+def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() -> None:
+    service = Service(answer={"steps": {"2": {}}, "recent": [["a", 0.1], ["b", 0.2]]})
+    filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)], 1.0)
+    asyncio.run(filtering.close(1, True, 2))
+    assert filtering.state == {"steps": {}, "recent": [["a", 0.1]]}
+
+
+def test_a_part_is_on_disk_before_the_next_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def write(step: int, *_: Any) -> None:
+        time.sleep(0.05)
+        written.append(step)
+
+    async def fetch(groups: list[Any]) -> list[Any]:
+        return groups
+
+    monkeypatch.setattr("cluster.loop.archiving.fetch", fetch)
+    archive = SimpleNamespace(write_groups=write, event=lambda *_, **__: None)
+    archiving = Archiving(archive)
+
+    async def two_steps() -> None:
+        for step in (1, 2):
+            await archiving.begin(SimpleNamespace(step=step, decisions=[], filter=""), [])
+            assert written == list(range(1, step))
+        await archiving.finish()
+        await archiving.finish()
+
+    asyncio.run(two_steps())
+    assert written == [1, 2]
+
+
+def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:
+    archive, recorder = Archive(tmp_path), Recorder(RecorderConfig(port=0))
+    journal = Journal(archive, recorder, 9, {}, lambda line: None)
+    with pytest.raises(RuntimeError, match=r"figures of step 0: .*`kept_mas`.*`kept_mass`"):
+        journal.before_training({"kept_mas": 1.0})
+    archive.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
+    lines: list[str] = []
+    archive = Archive(tmp_path)
+    totals: dict[str, float] = {}
+    recorder = SimpleNamespace(step=lambda step, flat: None)
+    journal = Journal(archive, recorder, 9, totals, lines.append)
+    scoring = SimpleNamespace(spans=lambda now: [])
+    began = start = time.time()
+    for step in (1, 2, 3):
+        time.sleep(0.02)
+        journal.worked("learner", began, began + 0.01)
+        flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5}
+        journal.step(step, flat, began, scoring)
+        assert flat["seconds/orchestration"] == pytest.approx(flat["seconds/step"] - 0.01, abs=1e-3)
+        began = journal.recorded
+        journal.carried["seconds/checkpoint"] = float(step)
+    archive.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["seconds/step"] for row in rows) == pytest.approx(began - start)
+    assert [row.get("seconds/checkpoint") for row in rows] == [None, 1.0, 2.0]
+    assert totals["tokens/sampled"] == 30.0 and len(lines) == 3
+    assert journal.last["seconds/checkpoint"] == 2.0

@@ -1,0 +1,66 @@
+import json
+import resource
+from dataclasses import asdict
+
+import pytest
+
+from actors.records import Task, Ticket
+from cluster.errors import UserError
+from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
+
+
+def save(run_dir, step, **state):
+    folder = checkpoint_dir(run_dir, step)
+    folder.mkdir(parents=True)
+    (folder / "loop.json").write_text(json.dumps(asdict(LoopState(clock=step, **state))))
+
+
+def test_open_tickets_survive_json_unchanged(tmp_path):
+    ticket = Ticket("000003-001", 3, Task("FrozenLake", 17, "train", (("size", 4),)), 16, 0, 1.0, "rollout-0")
+    save(tmp_path, 2, open_tickets=[pack_ticket(ticket)])
+    assert read_state(checkpoint_dir(tmp_path, 2)).tickets() == [ticket]
+
+
+def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_path):
+    for step in (2, 4, 10, 30):
+        save(tmp_path, step)
+    (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
+    prune(tmp_path, keep=2, best_step=4)
+    assert [step for step, _ in checkpoints(tmp_path)] == [4, 10, 30]
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_what_became_known_late_is_added_and_nothing_else_changes(tmp_path):
+    save(tmp_path, 3, cursor=7)
+    amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5}, scorer_figures=[{"first_turn/mi_est": 1.0}])
+    state = read_state(checkpoint_dir(tmp_path, 3))
+    assert (state.clock, state.cursor, state.scorer) == (3, 7, {"ema": 0.5})
+    assert state.scorer_figures == [{"first_turn/mi_est": 1.0}]
+    assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
+
+
+def test_a_full_disk_leaves_the_loop_state_as_it_was(tmp_path):
+    save(tmp_path, 3, cursor=7)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(UserError, match=r"step-3.*The checkpoint is whole"):
+            amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_state(checkpoint_dir(tmp_path, 3)).cursor == 7
+    assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
+
+
+def test_a_folder_without_its_loop_state_is_no_checkpoint(tmp_path):
+    save(tmp_path, 3)
+    checkpoint_dir(tmp_path, 9).mkdir()
+    assert [step for step, _ in checkpoints(tmp_path)] == [3]
+
+
+@pytest.mark.parametrize("text", ["{", "{}x", '{"unknown": 1}', "[]"])
+def test_a_damaged_loop_state_is_named_with_the_way_out(tmp_path, text):
+    save(tmp_path, 3)
+    (checkpoint_dir(tmp_path, 3) / "loop.json").write_text(text)
+    with pytest.raises(UserError, match=r"step-3.*damaged"):
+        read_state(checkpoint_dir(tmp_path, 3))

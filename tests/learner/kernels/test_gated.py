@@ -1,0 +1,78 @@
+"""The gated block as one function is the model's own, and where it could not be it is left alone."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen2Config
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+from learner.kernels import gated, linear
+from learner.kernels.gated import use_gated_blocks
+from learner.kernels.linear import outer, use_fast_products
+
+needs_onednn = pytest.mark.skipif(not linear.AVAILABLE, reason="the block is the model's own on this processor")
+
+
+def block(kind: type[nn.Module] = Qwen2MLP) -> nn.Module:
+    torch.manual_seed(0)
+    made = kind(Qwen2Config(hidden_size=32, intermediate_size=80))
+    use_fast_products(made)
+    return made
+
+
+def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Of a loss that is not linear: by the input, then by each parameter; the output first."""
+    x = x.clone().requires_grad_()
+    module.zero_grad()
+    out = module(x)
+    out.square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad.clone() for p in module.parameters())]
+
+
+@needs_onednn
+@pytest.mark.parametrize("tokens", [9, 32, 75])
+def test_output_and_every_gradient_are_the_models_own(tokens, monkeypatch):
+    monkeypatch.setattr(gated, "TILE", 32)
+    module, x = block(), torch.randn(1, tokens, 32)
+    wanted = gradients(module, x)
+    use_gated_blocks(module)
+    assert "forward" in vars(module)
+    for found, own in zip(gradients(module, x), wanted, strict=True):
+        assert float((found - own).norm() / own.norm()) < 1e-5
+
+
+@needs_onednn
+def test_two_numbers_a_token_and_inner_width_are_kept_between_the_passes():
+    module, kept = block(), []
+    use_gated_blocks(module)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        module(torch.randn(64, 32))
+    weights = sum(p.numel() for p in module.parameters())
+    assert sum(x.numel() for x in kept) - weights == 64 * (32 + 2 * 80)
+
+
+class Scaled(Qwen2MLP):
+    """The same parts, put together otherwise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(2 * self.gate_proj(x)) * self.up_proj(x))
+
+
+def test_a_block_that_computes_something_else_is_left_alone():
+    module = block(Scaled)
+    use_gated_blocks(module)
+    assert "forward" not in vars(module)
+
+
+@needs_onednn
+def test_a_block_with_an_adapter_is_the_models_own():
+    module, x = block(), torch.randn(16, 32)
+    use_gated_blocks(module)
+    module.up_proj = nn.Sequential(module.up_proj, nn.Linear(80, 80))
+    assert torch.equal(module(x), Qwen2MLP.forward(module, x))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(48, 16), (16, 48), (16, 16)])
+def test_a_weights_gradient_is_the_plain_product_whichever_side_is_longer(outputs, inputs):
+    grad, x = torch.randn(1500, outputs), torch.randn(1500, inputs)
+    assert torch.allclose(outer(grad, x), grad.t() @ x, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,366 @@
+"""What must hold of the tiny policy: its tokenizer, its demonstrations, its warm-up, its folder and its sampler.
+
+A miniature recipe stands for the shipped ones; what those reach is measured by `benchmarks/tiny.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from actors.play.codec import ChatCodec
+from envs.base import environment_class, environment_names, resolved
+from envs.config import EnvironmentConfig, FormatConfig
+from learner.warmup import tiny, tiny_eval
+from learner.warmup.demonstrations import Demonstration, encode, transcripts
+from learner.warmup.tiny import TinyRecipe, batch_loss, batches, build_tiny, learning_rate_factor, shared_prefix
+from learner.warmup.tiny_tokenizer import CONTROL_TOKENS, make_tokenizer, vocabulary
+
+LAKE = EnvironmentConfig(name="FrozenLake")
+WORD_READERS = [name for name in environment_names() if environment_class(name).tokenizer == "words"]
+SMALL = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, batch_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "policy"
+    assert not build_tiny(path, LAKE, seed=3, recipe=SMALL).reused
+    return path
+
+
+@pytest.fixture(scope="module")
+def codec(folder: Path) -> ChatCodec:
+    return ChatCodec(folder)
+
+
+def demonstrations(codec: ChatCodec, count: int, first_seed: int = 0) -> list[Demonstration]:
+    some = itertools.islice(transcripts(LAKE, SMALL.quality, first_seed), count)
+    return [encode(codec, one) for one in some]
+
+
+# --- the tokenizer ---
+
+
+@pytest.mark.parametrize("name", WORD_READERS)
+def test_every_text_of_an_environment_encodes_word_by_word_and_comes_back(name: str, tmp_path: Path) -> None:
+    """Also on tasks, and with wordings, that the vocabulary was not collected from."""
+    environment = EnvironmentConfig(name=name)
+    codec = tiny.write_tokenizer(tmp_path, environment, 0, SMALL)
+    unseen = itertools.islice(transcripts(environment, SMALL.quality, 5), 150)
+    texts = {text for one in unseen for text in one.texts()}
+    codec.check(sorted(texts))
+    for text in sorted(texts)[:50]:
+        assert len(codec.encode(text)) == len(text.replace("\n", " \n ").split(" ")) - text.startswith(" ")
+
+
+def test_markers_cells_and_numbers_are_one_token_each(codec: ChatCodec) -> None:
+    pieces = [codec.token_bytes(i).decode() for i in codec.encode(" up </think> <answer> Up || Left </answer>")]
+    assert pieces == [" up", " </think>", " <answer>", " Up", " ||", " Left", " </answer>"]
+    pieces = [codec.token_bytes(i).decode() for i in codec.encode("reward 0.0\n_ P\nG O\nactions left 10")]
+    assert pieces == ["reward", " 0.0", "\n", "_", " P", "\n", "G", " O", "\n", "actions", " left", " 10"]
+
+
+def test_vocabulary_follows_from_the_texts_and_not_from_their_order() -> None:
+    texts = ["go up", " go down then up", "P _\nG O"]
+    shuffled = random.Random(1).sample(texts * 2, 6)
+    assert vocabulary(texts) == vocabulary(shuffled)
+    assert vocabulary(texts) != vocabulary(texts[:2])
+    tokenizer = make_tokenizer(vocabulary(texts), multiple=64)
+    assert tokenizer.get_vocab_size() == 64
+    assert [tokenizer.token_to_id(name) for name in CONTROL_TOKENS] == list(range(len(CONTROL_TOKENS)))
+
+
+# --- demonstrations ---
+
+
+def test_a_demonstration_is_the_sequence_that_its_rollout_would_leave(codec: ChatCodec) -> None:
+    for transcript in itertools.islice(transcripts(LAKE, SMALL.quality, 40), 20):
+        one = encode(codec, transcript)
+        starts = np.flatnonzero(np.diff(one.loss_mask.astype(int)) == 1) + 1
+        ends = [*(np.flatnonzero(np.diff(one.loss_mask.astype(int)) == -1) + 1), len(one.token_ids)]
+        assert len(starts) == len(transcript.turns)
+        assert one.token_ids[: starts[0]].tolist() == codec.first_turn(transcript.opening).tolist()
+        for turn, (said, message) in enumerate(transcript.turns):
+            sampled = one.token_ids[starts[turn] : ends[turn]]
+            assert codec.text(sampled) == said and sampled[-1] == codec.stop_ids[0]
+            assert codec.text(one.token_ids[: starts[turn]]).endswith("<think>")
+            if message is not None:
+                fed = one.token_ids[ends[turn] : starts[turn + 1]]
+                assert fed.tolist() == codec.next_turn(message, closed=True).tolist()
+
+
+def test_demonstrations_follow_from_the_seed() -> None:
+    first, again, other = (
+        [one.texts() for one in itertools.islice(transcripts(LAKE, SMALL.quality, seed), 5)] for seed in (7, 7, 8)
+    )
+    assert first == again and first[1:] == other[:-1] and first != other
+
+
+def test_reasoning_is_grounded_in_part_only(codec: ChatCodec) -> None:
+    """Input dependence is there to be lost: most reasonings name coordinates, some fit any state."""
+    some = list(itertools.islice(transcripts(LAKE, SMALL.quality, 0), 200))
+    said = [text.split("</think>")[0] for one in some for text, _ in one.turns]
+    grounded = sum(any(char.isdigit() for char in text) for text in said) / len(said)
+    assert 0.5 < grounded < 0.8
+    assert len(set(said)) > 0.5 * len(said)
+
+
+# --- the warm-up ---
+
+
+def fake(length: int, start: int) -> Demonstration:
+    return Demonstration(np.arange(length, dtype=np.int32), np.arange(length) >= start)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(3, 90), min_size=1, max_size=80),
+    budget=st.integers(64, 400),
+    seed=st.integers(0, 9),
+)
+def test_a_pass_holds_every_demonstration_once_and_keeps_the_token_budget(
+    lengths: list[int], budget: int, seed: int
+) -> None:
+    all_of_them = [fake(length, 2) for length in lengths]
+    passed = list(batches(all_of_them, budget, np.random.default_rng(seed)))
+    assert sorted(id(one) for batch in passed for one in batch) == sorted(map(id, all_of_them))
+    for batch in passed:
+        assert len(batch) * max(len(one.token_ids) for one in batch) <= budget or len(batch) == 1
+
+
+def test_the_shared_prefix_ends_where_sequences_part_and_before_what_is_demonstrated() -> None:
+    assert shared_prefix([fake(10, 6), fake(12, 6)]) == 5
+    parted = fake(10, 6)
+    parted.token_ids[3] = 99
+    assert shared_prefix([fake(10, 6), parted]) == 3
+    parted.token_ids[0] = 99
+    assert shared_prefix([fake(10, 6), parted]) == 0
+
+
+def test_reading_the_shared_prefix_once_changes_neither_loss_nor_gradient(codec: ChatCodec) -> None:
+    model = tiny.new_model(codec, SMALL, seed=1)
+    some = demonstrations(codec, 6)
+    prefix = shared_prefix(some)
+    assert prefix > 20
+    gradients = []
+    for shared in (0, prefix):
+        model.zero_grad()
+        loss = batch_loss(model, some, codec.pad_id, shared)
+        loss.backward()
+        gradients.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for plain, once in zip(*gradients, strict=True):
+        torch.testing.assert_close(once, plain, rtol=1e-3, atol=1e-6)
+
+
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(codec: ChatCodec) -> None:
+    """Also where parts differ in size: a mean of the parts' means would be wrong."""
+    model, some = tiny.new_model(codec, SMALL, seed=1), demonstrations(codec, 5)
+    prefix = shared_prefix(some)
+    whole = batch_loss(model, some, codec.pad_id, prefix)
+    wanted = torch.autograd.grad(whole, list(model.parameters()))
+    with closing(tiny.Gradients(model, codec.pad_id, prefix)) as gradients:
+        for count in (5, 1):
+            loss = gradients.backward(some[:count])
+            assert count == 1 or loss == pytest.approx(whole.item(), rel=1e-5)
+            for parameter, one in zip(model.parameters(), wanted, strict=True):
+                near = torch.allclose(parameter.grad, one, rtol=1e-3, atol=1e-6)
+                assert near == (count == 5), "one sequence alone has another gradient"
+
+
+def test_weights_do_not_depend_on_the_number_of_threads(codec: ChatCodec) -> None:
+    before, weights = torch.get_num_threads(), []
+    some = demonstrations(codec, 20)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        model = tiny.new_model(codec, SMALL, seed=1)
+        tiny.warm_up(model, some, SMALL, 0, codec.pad_id)
+        assert torch.get_num_threads() == threads
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.set_num_threads(before)
+    assert torch.equal(*weights)
+
+
+def test_the_loss_covers_demonstrated_tokens_only(codec: ChatCodec) -> None:
+    """It equals the sum over demonstrated tokens of a plain forward of each sequence alone."""
+    model, some = tiny.new_model(codec, SMALL, seed=1), demonstrations(codec, 4)
+    total, count = 0.0, 0
+    for one in some:
+        ids = torch.from_numpy(one.token_ids.astype(np.int64))
+        scores = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
+        for position in np.flatnonzero(one.loss_mask):
+            total -= float(scores[position - 1, ids[position]].detach())
+            count += 1
+    assert batch_loss(model, some, codec.pad_id, shared_prefix(some)).item() == pytest.approx(total / count, rel=1e-4)
+
+
+def test_learning_rate_rises_then_falls_to_its_floor() -> None:
+    factors = [learning_rate_factor(k / 100, SMALL) for k in range(101)]
+    peak = int(np.argmax(factors))
+    assert factors[0] == 0 and factors[peak] == pytest.approx(1, abs=0.01) and peak <= 4
+    assert factors[peak:] == sorted(factors[peak:], reverse=True)
+    assert factors[-1] == pytest.approx(SMALL.final_learning_rate)
+
+
+# --- the folder ---
+
+
+def test_the_folder_is_a_plain_hugging_face_folder_and_the_warm_up_taught_something(
+    folder: Path, codec: ChatCodec
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    assert model.config.model_type == "qwen2" and model.config.vocab_size == codec.vocab_size
+    assert model.config.vocab_size % SMALL.vocabulary_multiple == 0
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not list(folder.glob("*.bin")) and not list(folder.parent.glob(".*building*"))
+    report = json.loads((folder / tiny.STAMP).read_text())["report"]
+    fresh = batch_loss(tiny.new_model(codec, SMALL, 3), demonstrations(codec, 8), codec.pad_id, 0).item()
+    assert report["loss"] < fresh - 1 and report["tokens"] >= SMALL.tokens
+
+
+def test_the_same_build_is_reused_and_a_changed_recipe_seed_or_environment_rebuilds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = SMALL.model_copy(update={"tokens": 1_000})
+    path = tmp_path / "a"
+    build_tiny(path, LAKE, seed=1, recipe=recipe)
+    weights = (path / "model.safetensors").read_bytes()
+    with monkeypatch.context() as frozen:
+        frozen.setattr(tiny, "_build", lambda *_: pytest.fail("an unchanged build must be reused"))
+        assert build_tiny(path, LAKE, seed=1, recipe=recipe).reused
+    for environment, seed, changed in (
+        (LAKE, 1, recipe.model_copy(update={"learning_rate": 1e-3})),
+        (LAKE, 2, recipe),
+        (EnvironmentConfig(options={"slip_rate": 0.5}), 1, recipe),
+        (EnvironmentConfig(format=FormatConfig(max_turns=3)), 1, recipe),
+    ):
+        assert not build_tiny(path, environment, seed, changed).reused
+        assert (path / "model.safetensors").read_bytes() != weights
+    build_tiny(path, LAKE, seed=1, recipe=recipe)
+    assert (path / "model.safetensors").read_bytes() == weights, "the same seed gives the same bytes"
+
+
+def test_settings_that_change_no_task_do_not_rebuild() -> None:
+    """Where the run's own task seeds begin is no matter of the policy's."""
+    moved = EnvironmentConfig(train_seed=5, validation_seed=6)
+    assert tiny.build_digest(moved, 0, SMALL) == tiny.build_digest(LAKE, 0, SMALL)
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"squelch_tiny\.json") as error:
+        build_tiny(tmp_path, LAKE, recipe=SMALL)
+    assert str(tmp_path) in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_build_that_fails_leaves_nothing_behind_and_the_old_policy_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = SMALL.model_copy(update={"tokens": 1_000})
+    build_tiny(tmp_path / "a", LAKE, recipe=recipe)
+    before = (tmp_path / "a" / tiny.STAMP).read_text()
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(tiny, "warm_up", fail)
+    with pytest.raises(OSError, match="disk full"):
+        build_tiny(tmp_path / "a", LAKE, seed=1, recipe=recipe)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / tiny.STAMP).read_text() == before
+
+
+def test_the_next_build_removes_what_killed_ones_left_and_nothing_of_those_that_go_on(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    target, other = tmp_path / "a", tmp_path / "b"
+    abandoned = [tiny.building_path(path, ended.pid) for path in (target, other)]
+    abandoned.append(tiny.building_path(target, os.getpid()))  # a killed process's number, given out again
+    going_on = [tiny.building_path(other, os.getppid()), tmp_path / f".b.building-elsewhere-{ended.pid}"]
+    for path in (*abandoned, *going_on):
+        (path / "part").mkdir(parents=True)
+    build_tiny(target, LAKE, recipe=SMALL.model_copy(update={"tokens": 1_000}))
+    assert sorted(tmp_path.iterdir()) == sorted([target, *going_on])
+
+
+def test_a_build_of_a_machine_whose_name_begins_like_this_ones_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(tiny.socket, "gethostname", lambda: "node")
+    here, there = (tmp_path / f".a.building-{host}-{ended.pid}" for host in ("node", "node-1"))
+    for path in (here, there):
+        path.mkdir()
+    tiny.remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [there]
+
+
+def test_a_build_that_comes_second_leaves_the_first_ones_folder_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, recipe, build = tmp_path / "a", SMALL.model_copy(update={"tokens": 1_000}), tiny._build
+
+    def overtaken(building: Path, *rest: object) -> tiny.TinyReport:
+        report = build(building, *rest)
+        shutil.copytree(building, target)
+        return report
+
+    monkeypatch.setattr(tiny, "_build", overtaken)
+    monkeypatch.setattr(tiny.shutil, "rmtree", lambda path, **_: pytest.fail("removed") if path == target else None)
+    assert build_tiny(target, LAKE, recipe=recipe).reused
+
+
+# --- the sampler ---
+
+
+def test_sampled_log_probabilities_are_those_of_a_plain_forward(folder: Path) -> None:
+    """Whatever the padding beside a prompt, at the temperature that was sampled at."""
+    model, codec = tiny_eval.load(folder)
+    prompts = [one.token_ids[: int(one.loss_mask.argmax())] for one in demonstrations(codec, 3)]
+    prompts[1] = demonstrations(codec, 1, first_seed=9)[0].token_ids[:-5]
+    turns = tiny_eval.sample_turn(model, prompts, codec, 0.7, 12, torch.Generator().manual_seed(0))
+    for prompt, (ids, log_probs) in zip(prompts, turns, strict=True):
+        whole = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))
+        with torch.inference_mode():
+            scores = torch.log_softmax(model(whole[None]).logits[0] / 0.7, dim=-1)
+        rows = scores[len(prompt) - 1 : -1].gather(1, whole[len(prompt) :, None])[:, 0]
+        np.testing.assert_allclose(log_probs, rows.numpy(), atol=1e-4)
+        inner = [i for i in ids[:-1].tolist() if i in codec.stop_ids]
+        assert not inner and (len(ids) == 12 or ids[-1] in codec.stop_ids)
+
+
+def test_play_follows_from_its_seed_and_groups_stay_together(folder: Path) -> None:
+    model, codec = tiny_eval.load(folder)
+    first, again, other = (
+        tiny_eval.play_tasks(model, codec, LAKE, range(3), group_size=2, temperature=1.0, max_tokens=8, seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert [one.seed for one in first] == [0, 0, 1, 1, 2, 2]
+    assert [one.token_ids.tolist() for one in first] == [one.token_ids.tolist() for one in again]
+    assert [one.token_ids.tolist() for one in first] != [one.token_ids.tolist() for one in other]
+
+
+@pytest.mark.parametrize("name", WORD_READERS)
+def test_the_shipped_recipe_holds_the_longest_episode_of_its_environment(name: str, tmp_path: Path) -> None:
+    """A turn that is cut after 48 sampled tokens (the default), in every turn, still fits the positions."""
+    environment, recipe = resolved(EnvironmentConfig(name=name)), tiny.recipe_for(name)
+    codec = tiny.write_tokenizer(tmp_path, environment, 0, recipe)
+    some, turns = itertools.islice(transcripts(environment, recipe.quality, 0), 20), environment.format.max_turns
+    turn = max(len(codec.next_turn(m, False)) for one in some for _, m in one.turns if m) if turns > 1 else 0
+    opening = next(transcripts(environment, recipe.quality, 0)).opening
+    assert len(codec.first_turn(opening)) + turns * (48 + turn) <= recipe.max_position
