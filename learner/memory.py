@@ -1,15 +1,12 @@
-"""What a rank will need of memory, from shapes alone, and whether it has it, before any weight is read.
+"""The memory that a learner rank will need, estimated from shapes before any weight is read, against what it has.
 
-    python -m learner.memory RECIPE [KEY=VALUE ...]
-
-prints the estimate of a recipe's model and learner. Every figure is bytes of one rank at the peak of a step: FSDP's
-shards (float32 masters, gradients, two Adam moments), on CPU the copies that a step can be taken back to, what FSDP
-gathers, activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and the gradients that the
-decomposition holds where a run takes it. Allocator overhead and the runtime's own hundreds of MiB are not in it. The
-tests hold it against a step's measured peak.
+Every figure is bytes of one rank at the peak of a step: FSDP's shards (float32 masters, gradients, two Adam moments),
+on CPU the copies to which a refused step is taken back, the parameters that FSDP gathers, the activations of one
+micro-batch of `learner.token_budget` tokens, the head's tiles, and the gradients that the decomposition holds where a
+run takes it. Allocator overhead and the runtime's own hundreds of MiB are left out. The tests compare the estimate with
+a step's measured peak; `python -m cluster.commands.memory RECIPE` prints it for a recipe.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,6 @@ from learner.decomposition.statistics import MAX_GRADIENTS
 from learner.kernels import block_attention
 from learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
 from learner.policy.model import layers_apart
-from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
 GIB = 2**30
 
@@ -155,27 +151,3 @@ def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, d
 
 def read_model_config(model_dir: Path) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-
-
-def main(arguments: list[str]) -> int:
-    """The estimate of a recipe's model, by its folder or by its published shape; 2 for one that cannot be read."""
-    from cluster.config import load
-    from cluster.errors import UserError
-
-    try:
-        if not arguments:
-            raise UserError("usage: python -m learner.memory RECIPE [KEY=VALUE ...]")
-        run = load(arguments[0], arguments[1:])
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    path = Path(run.model.path or "")
-    known = path.name in QWEN2_SHAPES or path.name in LLAMA_SHAPES
-    config = published(path.name) if known else read_model_config(path)
-    needed = estimate(config, run.learner, run.learner.ranks, run.gradients.every > 0)
-    sys.stdout.write(f"{path.name}: {needed.line()}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,38 +1,26 @@
-"""The scorer: measures, step by step, how far the reasoning depends on its input; it never delays training.
+"""The scorer's figures: how far a step's reasoning depends on its input. Imports neither torch nor Ray.
 
-`Scorer` is the logic, `ScorerActor` its Ray shell, `ScoringPace` what the coordinator decides about it. Who waits: the
-coordinator for nobody here; it fires `score` and looks later. The actor waits for weights and payload in the object
-store, at most `scorer.timeout_s`, and names what was late. A scorer that is busy is skipped, one that is late is
-reported, one that died is an alarm: none of them stops training.
+`Scorer` is the logic; `actors.scorer.actor` is its Ray shell, `actors.scorer.pace` decides when a step is scored.
 
 Invariants:
 
 - One matrix, one version q: the weights that were given with the step. The newest version that sampled in the window
   must be within `max_staleness` of q, else the step is refused; turns older than q - max_staleness are excluded and
   counted.
-- Weights are checked before they are used (checksum, then the learner's own log-probabilities on the probe); weights
-  that fail either are never scored with.
 - Every key of every scope is there at every scoring; what is not known is NaN, and why is counted.
 - Figures depend on the step, the seed and the window only. State: the moving averages, the regime's baseline, and
   which turns and environments have been reported.
-- With `scorer.model` set the weights never change: any version may have sampled, and the version reported is -1.
-
-Torch and transformers are imported by the actor alone, so that the coordinator reads this module at no cost.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
-import ray
-from ray.exceptions import GetTimeoutError
 
 from actors.config import ScorerConfig
 from actors.diagnosis.budget import draw_pairs, estimate, others_within
@@ -40,9 +28,7 @@ from actors.diagnosis.grounding import JUDGED, judge_of
 from actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
 from actors.diagnosis.regime import Reading, RegimeGauge, one_hot
 from actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
-from actors.messages import WeightBundle
 from actors.metrics.reasoning import EXCLUSIONS, PART_FIGURES, SCOPES
-from actors.records import Trajectory, from_table
 from actors.scorer.drawing import (
     Draw,
     Groups,
@@ -54,13 +40,6 @@ from actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
-from actors.scorer.fixed_model import FIXED_VERSION
-from actors.weights import checksum
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from actors.play.codec import ChatCodec
 
 UNKNOWN = (
     dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed"), math.nan)
@@ -68,11 +47,6 @@ UNKNOWN = (
     | {"num_samples": 0.0, "pairs_ratio": math.nan}
 )
 """A scope's figures when nothing could be scored."""
-NICENESS = 10
-"""Of the scoring thread: rollout and learner come first on a machine whose cores are all in use."""
-PARITY_BOUND = 0.1
-"""Largest mean absolute difference (nats a token) to the learner on the probe. bfloat16 on one side and float32 on the
-other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
 
 
 class Engine(Protocol):
@@ -265,192 +239,3 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
-
-
-class ScoringPace:
-    """When a step is scored, and what is said of a scorer that is behind, late or dead. Pure; times are seconds of one
-    clock. At most one scoring is under way; `outcomes` counts done, skipped, refused, late and failed ones."""
-
-    def __init__(self, every: int, timeout_s: float) -> None:
-        self.every, self.timeout_s = every, timeout_s
-        self.outcomes: Counter[str] = Counter()
-        self._step: int | None = None
-        self._started = 0.0
-        self._late_said = False
-
-    @property
-    def busy(self) -> bool:
-        return self._step is not None
-
-    def due(self, step: int) -> bool:
-        """Step 1 and every `every`-th."""
-        return step == 1 or step % self.every == 0
-
-    def begin(self, step: int, now: float) -> bool:
-        """True when this step is to be scored now; a due step that meets a busy scorer is skipped and counted."""
-        if not self.due(step):
-            return False
-        if self.busy:
-            self.outcomes["skipped"] += 1
-            return False
-        self._step, self._started, self._late_said = step, now, False
-        return True
-
-    def check(self, now: float) -> str | None:
-        """The alarm of a scoring that is past its time, once for each."""
-        if not self.busy or self._late_said or now - self._started <= self.timeout_s:
-            return None
-        self._late_said = True
-        self.outcomes["late"] += 1
-        return f"the scorer is late with step {self._step}: over {self.timeout_s:g} s (scorer.timeout_s)"
-
-    def end(self, outcome: str, cause: str = "") -> str | None:
-        """Ends the scoring under way as `done`, `refused` or `failed`; the alarm unless it is done. Never raises for a
-        scorer's failure: training goes on unscored."""
-        if outcome not in ("done", "refused", "failed"):
-            raise ValueError(f"outcome={outcome!r} is none of done, refused, failed")
-        if self._step is None:
-            raise RuntimeError(f"no scoring is under way to end as {outcome}")
-        step, self._step = self._step, None
-        self.outcomes[outcome] += 1
-        return None if outcome == "done" else f"scoring of step {step} {outcome}: {cause}"
-
-
-def by_group(tables: Sequence[pa.Table]) -> dict[str, list[Trajectory]]:
-    """Trajectories by group id, of tables of `TRAJECTORY_SCHEMA` with any number of groups each."""
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for table in tables:
-        for name, trajectory in zip(table.column("group_id").to_pylist(), from_table(table), strict=True):
-            groups[name].append(trajectory)
-    return dict(groups)
-
-
-def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
-    """The environment's name by group id."""
-    pairs = (zip(t.column("group_id").to_pylist(), t.column("environment").to_pylist(), strict=True) for t in tables)
-    return {group: environment for table in pairs for group, environment in table}
-
-
-@ray.remote(concurrency_groups={"health": 1})
-class ScorerActor:
-    """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
-
-    `health` is answered while a scoring is under way.
-    """
-
-    def __init__(
-        self, model_dir: str, config: ScorerConfig, temperature: float, seed: int, max_staleness: int = 0
-    ) -> None:
-        from actors.scorer.cross_scoring import CrossScorer  # torch, for which only this process may pay
-
-        _step_back()
-        model = load_model(config.model or model_dir, config)
-        self._engine = CrossScorer(model, config.token_budget, temperature)
-        self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
-        self._model_dir = model_dir
-        self._codec: ChatCodec | None = None
-        self._fixed = config.model is not None
-        self._timeout_s = config.timeout_s
-        self._loaded: tuple[int, str] | None = None
-        self._parity = 0.0
-        self._busy: tuple[int, float] | None = None
-
-    def score(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
-        """Figures of the step whose groups the references resolve to, under the bundle's weights (fetched only here),
-        or under the fixed model."""
-        _step_back()
-        self._busy = (step, time.monotonic())
-        try:
-            if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
-                self._load(bundle)
-            tables = self._fetch(table_refs, f"groups of step {step}")
-            groups, environments = by_group(tables), environments_of(tables)
-            if self._fixed:
-                figures = self._scorer.score(step, max(newest_version(groups), 0), groups, environments)
-                return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
-            return self._scorer.score(step, bundle.version, groups, environments) | {"scorer/parity": self._parity}
-        finally:
-            self._busy = None
-
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint; plain JSON."""
-        return self._scorer.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        self._scorer.restore(state)
-
-    @ray.method(concurrency_group="health")
-    def health(self) -> dict[str, float]:
-        """`version` of the weights (-1: none yet), `busy_step` (-1: idle) and for how many seconds."""
-        step, since = self._busy or (-1, time.monotonic())
-        version = self._loaded[0] if self._loaded else -1
-        return {"version": float(version), "busy_step": float(step), "busy_seconds": time.monotonic() - since}
-
-    def _text(self, ids: np.ndarray) -> str:
-        """Decodes for the outside judge; the tokenizer is read when a grid world is first judged."""
-        from actors.play.codec import ChatCodec
-
-        if self._codec is None:
-            self._codec = ChatCodec(self._model_dir)
-        return self._codec.text(ids)
-
-    def _load(self, bundle: WeightBundle) -> None:
-        from actors.scorer.cross_scoring import load_arrays
-
-        chunks = self._fetch(list(bundle.chunks), f"weights of version {bundle.version}")
-        arrays = {name: array for chunk in chunks for name, array in chunk.items()}
-        found = checksum(arrays.items())
-        if found != bundle.checksum:
-            raise RuntimeError(
-                f"weights of version {bundle.version} have checksum {found}, the learner's {bundle.checksum}"
-            )
-        self._loaded = None
-        load_arrays(self._engine.model, arrays, bundle.bfloat16_names)
-        own = self._engine.token_log_probs(bundle.probe_ids[:1], bundle.probe_ids[1:], temperature=1.0)
-        self._parity = float(np.abs(own - bundle.probe_log_probs).mean())
-        if not self._parity <= PARITY_BOUND:
-            raise RuntimeError(
-                f"weights of version {bundle.version} fail the scorer's parity probe: {self._parity:.3g} nats a token, "
-                f"bound {PARITY_BOUND:g}"
-            )
-        self._loaded = (bundle.version, bundle.checksum)
-
-    def _fetch(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
-        try:
-            return ray.get(refs, timeout=self._timeout_s)
-        except GetTimeoutError as error:
-            raise TimeoutError(f"{what} did not reach the scorer within {self._timeout_s:g} s") from error
-
-
-def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
-    """The causal model of a folder, in the type and on the device that the settings name.
-
-    Raises RuntimeError when that is a GPU and this process sees none.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    if config.num_gpus > 0 and not torch.cuda.is_available():
-        raise RuntimeError(
-            f"scorer.num_gpus={config.num_gpus:g}, but the scorer's process finds no CUDA device (torch "
-            f"{torch.__version__}): set Squelch up with KIND=gpu on the nodes that have GPUs, or set "
-            "scorer.num_gpus=0 to score on a CPU thread, or scorer.enabled=false"
-        )
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, config.dtype),
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
-    return model.to("cuda") if config.num_gpus > 0 else model
-
-
-def _step_back() -> None:
-    """Low priority and one thread for the calling thread; both are a thread's own on Linux, and Ray may change threads.
-    A run that was started with a lower priority keeps it: only root may raise one."""
-    import torch
-
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    torch.set_num_threads(1)

@@ -25,7 +25,7 @@ from actors.play.player import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.ray_errors import DEAD
 from actors.rollout.worker import RolloutWorker
-from actors.scorer.scorer import ScorerActor
+from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
 from learner.actor import LearnerGroup
 

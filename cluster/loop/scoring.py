@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.diagnosis.alarm import DependenceAlarm, scoring_of
 from actors.messages import WeightBundle
 from actors.process.ray_errors import DEAD
-from actors.scorer.scorer import ScoringPace
+from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
 from cluster.fleet.fleet import Fleet, bounded
 from cluster.loop.playing import PlayedGroup

@@ -1,0 +1,186 @@
+"""The scorer in a process of its own: fetches weights and groups, checks the weights, and scores them.
+
+Who waits: the coordinator for nobody here; it fires `score` and looks later. The actor waits for weights and payload in
+the object store, at most `scorer.timeout_s`, and names what was late.
+
+Invariants:
+
+- Weights are checked before they are used (checksum, then the learner's own log-probabilities on the probe); weights
+  that fail either are never scored with.
+- With `scorer.model` set the weights never change: any version may have sampled, and the version reported is -1.
+
+Only the actor's process imports torch and transformers, so that the coordinator reads this module at no cost.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.exceptions import GetTimeoutError
+
+from actors.config import ScorerConfig
+from actors.messages import WeightBundle
+from actors.records import Trajectory, from_table
+from actors.scorer.drawing import newest_version
+from actors.scorer.fixed_model import FIXED_VERSION
+from actors.scorer.scorer import Scorer
+from actors.weights import checksum
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from actors.play.codec import ChatCodec
+
+NICENESS = 10
+"""Of the scoring thread: rollout and learner come first on a machine whose cores are all in use."""
+PARITY_BOUND = 0.1
+"""Largest mean absolute difference (nats a token) to the learner on the probe. bfloat16 on one side and float32 on the
+other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
+
+
+def by_group(tables: Sequence[pa.Table]) -> dict[str, list[Trajectory]]:
+    """Trajectories by group id, of tables of `TRAJECTORY_SCHEMA` with any number of groups each."""
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for table in tables:
+        for name, trajectory in zip(table.column("group_id").to_pylist(), from_table(table), strict=True):
+            groups[name].append(trajectory)
+    return dict(groups)
+
+
+def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
+    """The environment's name by group id."""
+    pairs = (zip(t.column("group_id").to_pylist(), t.column("environment").to_pylist(), strict=True) for t in tables)
+    return {group: environment for table in pairs for group, environment in table}
+
+
+@ray.remote(concurrency_groups={"health": 1})
+class ScorerActor:
+    """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
+
+    `health` is answered while a scoring is under way.
+    """
+
+    def __init__(
+        self, model_dir: str, config: ScorerConfig, temperature: float, seed: int, max_staleness: int = 0
+    ) -> None:
+        from actors.scorer.cross_scoring import CrossScorer  # torch, for which only this process may pay
+
+        _step_back()
+        model = load_model(config.model or model_dir, config)
+        self._engine = CrossScorer(model, config.token_budget, temperature)
+        self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
+        self._model_dir = model_dir
+        self._codec: ChatCodec | None = None
+        self._fixed = config.model is not None
+        self._timeout_s = config.timeout_s
+        self._loaded: tuple[int, str] | None = None
+        self._parity = 0.0
+        self._busy: tuple[int, float] | None = None
+
+    def score(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
+        """Figures of the step whose groups the references resolve to, under the bundle's weights (fetched only here),
+        or under the fixed model."""
+        _step_back()
+        self._busy = (step, time.monotonic())
+        try:
+            if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
+                self._load(bundle)
+            tables = self._fetch(table_refs, f"groups of step {step}")
+            groups, environments = by_group(tables), environments_of(tables)
+            if self._fixed:
+                figures = self._scorer.score(step, max(newest_version(groups), 0), groups, environments)
+                return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
+            return self._scorer.score(step, bundle.version, groups, environments) | {"scorer/parity": self._parity}
+        finally:
+            self._busy = None
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint; plain JSON."""
+        return self._scorer.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self._scorer.restore(state)
+
+    @ray.method(concurrency_group="health")
+    def health(self) -> dict[str, float]:
+        """`version` of the weights (-1: none yet), `busy_step` (-1: idle) and for how many seconds."""
+        step, since = self._busy or (-1, time.monotonic())
+        version = self._loaded[0] if self._loaded else -1
+        return {"version": float(version), "busy_step": float(step), "busy_seconds": time.monotonic() - since}
+
+    def _text(self, ids: np.ndarray) -> str:
+        """Decodes for the outside judge; the tokenizer is read when a grid world is first judged."""
+        from actors.play.codec import ChatCodec
+
+        if self._codec is None:
+            self._codec = ChatCodec(self._model_dir)
+        return self._codec.text(ids)
+
+    def _load(self, bundle: WeightBundle) -> None:
+        from actors.scorer.cross_scoring import load_arrays
+
+        chunks = self._fetch(list(bundle.chunks), f"weights of version {bundle.version}")
+        arrays = {name: array for chunk in chunks for name, array in chunk.items()}
+        found = checksum(arrays.items())
+        if found != bundle.checksum:
+            raise RuntimeError(
+                f"weights of version {bundle.version} have checksum {found}, the learner's {bundle.checksum}"
+            )
+        self._loaded = None
+        load_arrays(self._engine.model, arrays, bundle.bfloat16_names)
+        own = self._engine.token_log_probs(bundle.probe_ids[:1], bundle.probe_ids[1:], temperature=1.0)
+        self._parity = float(np.abs(own - bundle.probe_log_probs).mean())
+        if not self._parity <= PARITY_BOUND:
+            raise RuntimeError(
+                f"weights of version {bundle.version} fail the scorer's parity probe: {self._parity:.3g} nats a token, "
+                f"bound {PARITY_BOUND:g}"
+            )
+        self._loaded = (bundle.version, bundle.checksum)
+
+    def _fetch(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
+        try:
+            return ray.get(refs, timeout=self._timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"{what} did not reach the scorer within {self._timeout_s:g} s") from error
+
+
+def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
+    """The causal model of a folder, in the type and on the device that the settings name.
+
+    Raises RuntimeError when that is a GPU and this process sees none.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if config.num_gpus > 0 and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"scorer.num_gpus={config.num_gpus:g}, but the scorer's process finds no CUDA device (torch "
+            f"{torch.__version__}): set Squelch up with KIND=gpu on the nodes that have GPUs, or set "
+            "scorer.num_gpus=0 to score on a CPU thread, or scorer.enabled=false"
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, config.dtype),
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    return model.to("cuda") if config.num_gpus > 0 else model
+
+
+def _step_back() -> None:
+    """Low priority and one thread for the calling thread; both are a thread's own on Linux, and Ray may change threads.
+    A run that was started with a lower priority keeps it: only root may raise one."""
+    import torch
+
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    torch.set_num_threads(1)

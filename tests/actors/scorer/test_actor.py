@@ -1,0 +1,226 @@
+"""The scorer's process: the weights that it accepts, its model, its priority, its death."""
+
+import math
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.exceptions import RayActorError
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from actors.diagnosis.proxies import proxies_of_samples
+from actors.messages import WeightBundle
+from actors.records import Group, Task, Ticket, to_table
+from actors.scorer.actor import NICENESS, PARITY_BOUND, ScorerActor, _step_back, by_group, load_model
+from actors.scorer.drawing import draw_first_turn
+from actors.scorer.fixed_model import check_scorer_model
+from actors.scorer.pace import ScoringPace
+from actors.weights import checksum
+from tests.actors.scorer.windows import CONFIG, trajectory, window
+
+CALL_TIMEOUT_S = 60.0
+
+
+def ticket(name: str) -> Ticket:
+    return Ticket(name, 1, Task("none", 1), 4, 0)
+
+
+def test_tables_come_apart_into_their_groups() -> None:
+    tables = [to_table(Group(ticket(name), "k", trajectories)) for name, trajectories in window().items()]
+    groups = by_group(tables)
+    assert groups.keys() == window().keys()
+    assert all(len(trajectories) == 4 for trajectories in groups.values())
+    assert np.array_equal(groups["g3"][2].token_ids, window()["g3"][2].token_ids)
+
+
+def tiny(folder: Path) -> tuple[str, Qwen2ForCausalLM]:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return str(folder), model
+
+
+def bundle_of(model: Qwen2ForCausalLM, version: int) -> WeightBundle:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        ids = torch.arange(3, 27)
+        log_probs = model.eval()(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    arrays = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    chunks = (ray.put(dict(list(arrays.items())[:5])), ray.put(dict(list(arrays.items())[5:])))
+    return WeightBundle(version, chunks, checksum(arrays.items()), ids.numpy(), log_probs.numpy())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    path = str(Path(__file__).parents[3])
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(cluster: None, tmp_path: Path) -> None:
+    model_dir, model = tiny(tmp_path)
+    bundle = bundle_of(model, 3)
+    scorer = ScorerActor.remote(model_dir, CONFIG, 0.7, 1)
+    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(3, 20).items()]
+
+    figures = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
+    assert figures["scorer/parity"] < 1e-4 and figures["scorer/version"] == 3
+    assert 0 <= figures["first_turn/retrieval_accuracy"] <= 1 and figures["first_turn/num_prompts"] == 20
+
+    forged = WeightBundle(4, bundle.chunks, "00", bundle.probe_ids, bundle.probe_log_probs)
+    with pytest.raises(RuntimeError, match="version 4 have checksum"):
+        ray.get(scorer.score.remote(2, forged, tables), timeout=CALL_TIMEOUT_S)
+    for log_probs in (bundle.probe_log_probs - 1, bundle.probe_log_probs * np.nan):
+        stale = WeightBundle(4, bundle.chunks, bundle.checksum, bundle.probe_ids, log_probs)
+        with pytest.raises(RuntimeError, match="version 4 fail the scorer's parity probe"):
+            ray.get(scorer.score.remote(2, stale, tables), timeout=CALL_TIMEOUT_S)
+    with pytest.raises(ValueError, match="newest tokens are of version 9"):
+        ray.get(
+            scorer.score.remote(2, bundle, [ray.put(to_table(Group(ticket("a"), "k", [trajectory(0, 5, 9)])))]),
+            timeout=CALL_TIMEOUT_S,
+        )
+
+    pace = ScoringPace(every=1, timeout_s=CALL_TIMEOUT_S)
+    assert pace.begin(3, time.monotonic())
+    under_way = scorer.score.remote(3, bundle, tables * 200)
+    health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    while health["busy_step"] != 3:
+        assert ray.wait([under_way], timeout=0.02)[1], "the scoring ended before it could be interrupted"
+        health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    ray.kill(scorer)
+    with pytest.raises(RayActorError) as death:
+        ray.get(under_way, timeout=CALL_TIMEOUT_S)
+    assert "scoring of step 3 failed" in pace.end("failed", str(death.value))
+    assert not pace.busy and pace.begin(4, time.monotonic()), "training goes on and the next scorer may score"
+
+
+def with_tokenizer(folder: Path, words: list[str]) -> Path:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    folder.mkdir(exist_ok=True)
+    Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])).save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_fixed_scorer_with_another_tokenizer_or_none_is_refused_by_name(tmp_path: Path) -> None:
+    policy, same = with_tokenizer(tmp_path / "policy", ["a", "b"]), with_tokenizer(tmp_path / "same", ["a", "b"])
+    check_scorer_model(None, policy)
+    check_scorer_model(str(same), policy)
+    other = with_tokenizer(tmp_path / "other", ["b", "a"])
+    with pytest.raises(
+        ValueError, match=r"scorer\.model=.*other: its tokenizer is not the policy's \(2 pieces differ; 'a'"
+    ):
+        check_scorer_model(str(other), policy)
+    (same / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"scorer\.model=.*same: no config\.json there"):
+        check_scorer_model(str(same), policy)
+
+
+def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
+    cluster: None, tmp_path: Path, tiny_policy: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "fixed"
+    shutil.copytree(tiny_policy, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(0.5)
+    model.save_pretrained(folder)
+    unusable = WeightBundle(3, (), "00", np.zeros(2, dtype=np.int64), np.zeros(1))
+    config = CONFIG.model_copy(update={"model": str(folder)})
+    scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1)
+    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(5, 6).items()]
+    figures = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
+    assert figures["scorer/version"] == -1 and math.isnan(figures["scorer/parity"])
+    assert figures["first_turn/num_samples"] == 12 and figures["first_turn/version_mismatch"] == 0.0
+
+    from actors.scorer.cross_scoring import CrossScorer
+
+    draw = draw_first_turn(window(5, 6), CONFIG.max_prompts, CONFIG.samples_per_prompt, (1, 1, 0), 5)
+    matrix = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
+    lengths = np.array([len(z) for z in draw.reasonings])
+    expected = proxies_of_samples(matrix, lengths, draw.source, column_weights=draw.weights)
+    assert figures["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
+    ray.kill(scorer)
+
+
+@pytest.mark.parametrize(("started", "runs"), [(0, NICENESS), (15, 15)])
+def test_the_scorer_takes_a_low_priority_and_never_raises_the_one_it_was_given(
+    started: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    found: list[int] = []
+
+    def thread() -> None:  # niceness is a thread's own on Linux
+        os.setpriority(os.PRIO_PROCESS, 0, max(started, os.getpriority(os.PRIO_PROCESS, 0)))
+        _step_back()
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    worker = threading.Thread(target=thread)
+    worker.start()
+    worker.join()
+    assert found == [max(runs, os.getpriority(os.PRIO_PROCESS, 0))]
+
+
+def test_bfloat16_weights_score_nearly_as_float32_does(tmp_path: Path) -> None:
+    from actors.scorer.cross_scoring import CrossScorer
+
+    folder, _ = tiny(tmp_path)
+    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(folder, CONFIG.model_copy(update={"dtype": dtype}))
+        assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
+        found[dtype] = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
+    lengths = np.array([[len(z)] for z in draw.reasonings])
+    difference = np.abs(found["bfloat16"] - found["float32"]) / lengths
+    assert 0 < difference.mean() < PARITY_BOUND
+
+
+def test_a_scorer_that_is_to_use_a_gpu_where_there_is_none_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"scorer\.num_gpus=0\.5, but .* no CUDA device .*scorer\.num_gpus=0"):
+        load_model(tiny(tmp_path)[0], CONFIG.model_copy(update={"num_gpus": 0.5}))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_matrix_is_that_of_the_cpu(tmp_path: Path) -> None:
+    from actors.scorer.cross_scoring import CrossScorer
+
+    folder, _ = tiny(tmp_path)
+    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
+    models = [load_model(folder, CONFIG.model_copy(update={"num_gpus": gpus})) for gpus in (0, 1)]
+    cpu, gpu = (CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings) for model in models)
+    assert np.allclose(cpu, gpu, atol=1e-3)
