@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from actors.failures import Failure, failure_of_text
+
 TURN_TYPE = pa.struct(
     [
         ("sample_start", pa.int32()),  # first sampled position
@@ -118,7 +120,8 @@ class Turn:
     reward: float
     format_penalty: float
     format_valid: bool
-    truncated: bool
+    hit_token_limit: bool
+    """The turn was cut at its token limit; the episode went on."""
     num_actions: int
     version_min: int
     version_max: int
@@ -135,11 +138,14 @@ class Trajectory:
     turns: list[Turn]
     success: bool
     truncated: bool
-    failure: str | None = None
+    """A limit ended the episode, not the environment's own `terminated`: the turn limit, the environment's own
+    `truncated`, or a context without room for a further turn."""
+    failure: Failure | None = None
     worker: str = ""
-    cut: bool = False
-    """The episode was cut off with turns left, so that its last state is worth what its policy would still get: by the
-    environment's own truncation, or because no further turn fitted the context."""
+    bootstrap_last_state: bool = False
+    """The episode was cut off with turns left, by the environment's own `truncated` or by a full context, so that its
+    last state still has value and the critic's estimate stands there. Never true at the turn limit, which the prompt
+    counts down to: no turn is left there."""
 
     @property
     def episode_return(self) -> float:
@@ -188,8 +194,8 @@ class GroupSummary:
     reasoning_tokens: int
     version_min: int
     version_max: int
-    failures: tuple[str, ...] = field(default=())
-    """Reasons of the trajectories that failed."""
+    failures: tuple[Failure, ...] = field(default=())
+    """Of the trajectories that failed."""
     worker: str = ""
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
@@ -243,18 +249,28 @@ def to_table(group: Group) -> pa.Table:
             "token_ids": t.token_ids,
             "loss_mask": t.loss_mask,
             "log_probs": t.log_probs,
-            "turns": [vars(turn) for turn in t.turns],
+            "turns": [_turn_row(turn) for turn in t.turns],
             "episode_return": t.episode_return,
             "format_penalty": t.format_penalty,
             "success": t.success,
             "truncated": t.truncated,
-            "failure": t.failure,
+            "failure": None if t.failure is None else str(t.failure),
             "worker": t.worker,
-            "cut": t.cut,
+            "cut": t.bootstrap_last_state,
         }
         for t in group.trajectories
     ]
     return pa.Table.from_pylist(rows, schema=TRAJECTORY_SCHEMA)
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    row = dict(vars(turn))
+    return row | {"truncated": row.pop("hit_token_limit")}
+
+
+def _turn(row: dict[str, Any]) -> Turn:
+    named = dict(row)
+    return Turn(hit_token_limit=named.pop("truncated"), **named)
 
 
 def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
@@ -279,12 +295,12 @@ def from_table(table: pa.Table) -> list[Trajectory]:
             token_ids=ids[i],
             loss_mask=masks[i],
             log_probs=log_probs[i],
-            turns=[Turn(**turn) for turn in row["turns"]],
+            turns=[_turn(turn) for turn in row["turns"]],
             success=row["success"],
             truncated=row["truncated"],
-            failure=row["failure"],
+            failure=None if row["failure"] is None else failure_of_text(row["failure"]),
             worker=row["worker"],
-            cut=bool(row.get("cut")),
+            bootstrap_last_state=bool(row.get("cut")),
         )
         for i, row in enumerate(small)
     ]

@@ -15,12 +15,12 @@ from envs.config import FormatConfig
 from envs.format import ParsedTurn, parse, system_message, turn_message
 
 Message = dict[str, str]
-Ending = Literal["terminated", "cut"]  # the environment's own `terminated` and `truncated`
+Ending = Literal["terminated", "truncated"]  # the environment's own
 
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """What one turn did. `truncated`: the episode ended here without the environment terminating."""
+    """What one turn did. `truncated`: a limit ended the episode here; the environment did not terminate it."""
 
     reward: float
     """Sum of the environment's rewards in this turn, format penalty left out."""
@@ -33,8 +33,9 @@ class TurnOutcome:
     done: bool
     success: bool
     truncated: bool
-    cut: bool
-    """The environment itself cut the episode off; the turn limit, which the prompt counts down to, is no cut."""
+    bootstrap_last_state: bool
+    """The environment itself truncated the episode, so that its last state still has value; at the turn limit, which
+    the prompt counts down to, the last state has none."""
     next_message: Message | None
     """What the policy is told next; None when the episode is over."""
 
@@ -66,8 +67,8 @@ class Episode:
             {"role": "user", "content": turn_message(observation, self._actions_left, None)},
         ]
 
-    def act(self, text: str, truncated: bool = False) -> TurnOutcome:
-        """Play what the policy sampled after `<think>`; `truncated` says that it was cut at its token limit."""
+    def act(self, text: str, hit_token_limit: bool = False) -> TurnOutcome:
+        """Play what the policy sampled after `<think>`; `hit_token_limit`: the turn was cut at its token limit."""
         if self._done:
             raise RuntimeError(f"turn {self._turns + 1} was played in an episode that is not running")
         parsed = parse(text, self._max_actions, self._env.read_action)
@@ -75,17 +76,17 @@ class Episode:
         self._turns += 1
         self._actions_left -= played
         self._done = ending is not None or self._turns >= self._max_turns
-        valid = parsed.valid and not truncated
+        valid = parsed.valid and not hit_token_limit
         return TurnOutcome(
             reward=reward,
             format_penalty=0.0 if valid else self._config.format_penalty,
             format_valid=valid,
-            format_reason="cut at the token limit" if truncated else parsed.reason,
+            format_reason="cut at the token limit" if hit_token_limit else parsed.reason,
             num_actions=played,
             done=self._done,
             success=success,
             truncated=self._done and ending != "terminated",
-            cut=ending == "cut",
+            bootstrap_last_state=ending == "truncated",
             next_message=None if self._done else self._message(reward),
         )
 
@@ -93,10 +94,10 @@ class Episode:
         """(reward, actions executed, success, how the environment ended); actions after the end are dropped."""
         reward, played = 0.0, 0
         for action in parsed.actions:
-            _, step_reward, terminated, cut, info = self._env.step(action)
+            _, step_reward, terminated, truncated, info = self._env.step(action)
             reward, played = reward + step_reward, played + 1
-            if terminated or cut:
-                return reward, played, bool(info["success"]), "terminated" if terminated else "cut"
+            if terminated or truncated:
+                return reward, played, bool(info["success"]), "terminated" if terminated else "truncated"
         return reward, played, False, None
 
     def _message(self, reward: float) -> Message:

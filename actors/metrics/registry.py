@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actors.failures import FailureCause
 from actors.metrics.reasoning import REASONING
 from actors.metrics.specification import MetricSpec
 from actors.metrics.specification import counter as _counter
@@ -54,18 +55,7 @@ PARTS = (
     "orchestration",
 )
 LEARNER_PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference", "critic")
-FAILURES = (
-    "step_timeout",
-    "generation_timeout",
-    "episode_timeout",
-    "environment_error",
-    "generation_error",
-    "context_exhausted",
-    "group_timeout",
-    "actor_died",
-    "actor_error",
-    "worker_died",
-)
+FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)
 DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
 WAITS = (
     ("coordinator", "environment"),

@@ -10,8 +10,8 @@ Invariants:
 - A turn cut at its token limit is closed with masked ids (`next_turn(closed=False)`), counts as badly formatted, and
   the episode goes on. When the context cannot hold a further turn the episode ends there as `truncated`, which is no
   failure; only a first turn that does not fit is one (`context_exhausted`).
-- Whatever goes wrong costs one trajectory and says why: `environment_error: ...`, `step_timeout`, `generation_timeout`,
-  `generation_error: ...`, `episode_timeout`, `context_exhausted: ...`. A failed trajectory keeps the tokens it had.
+- Whatever goes wrong costs one trajectory, which says why (`actors.failures`) and keeps the tokens
+  it had.
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn), each trajectory's noise seed
   one of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) where the environment shares its noise.
 
@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from actors.config import EnvironmentActorConfig, SamplingConfig
+from actors.failures import Failure, FailureCause
 from actors.messages import Completion, GenerationRequest
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationClient, GenerationFailed
@@ -79,7 +80,11 @@ def make_task(task: Task) -> TextEnv:
 
 
 class _Failed(Exception):
-    """This trajectory ends here, for the reason given."""
+    """This trajectory ends here."""
+
+    def __init__(self, cause: FailureCause, detail: object = "") -> None:
+        self.failure = Failure(cause, str(detail))
+        super().__init__(str(self.failure))
 
 
 @dataclass
@@ -93,7 +98,7 @@ class _Transcript:
     task_key: str = ""
     success: bool = False
     truncated: bool = False
-    cut: bool = False
+    bootstrap_last_state: bool = False
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
 
@@ -109,7 +114,7 @@ class _Transcript:
         """(num_tokens,) int32."""
         return np.concatenate(self.parts).astype(np.int32, copy=False) if self.parts else np.zeros(0, np.int32)
 
-    def trajectory(self, index: int, worker: str, failure: str | None) -> Trajectory:
+    def trajectory(self, index: int, worker: str, failure: Failure | None) -> Trajectory:
         mask, log_probs = np.zeros(self.length, dtype=bool), np.zeros(self.length, dtype=np.float32)
         position = 0
         for part, sampled in zip(self.parts, self.log_probs, strict=True):
@@ -117,10 +122,18 @@ class _Transcript:
                 mask[position : position + len(part)] = True
                 log_probs[position : position + len(part)] = sampled
             position += len(part)
-        success, truncated = (self.success, self.truncated) if failure is None else (False, False)
-        cut = self.cut and failure is None
+        ended = failure is None
         return Trajectory(
-            index, self.token_ids(), mask, log_probs, self.turns, success, truncated, failure, worker, cut
+            index,
+            self.token_ids(),
+            mask,
+            log_probs,
+            self.turns,
+            success=ended and self.success,
+            truncated=ended and self.truncated,
+            failure=failure,
+            worker=worker,
+            bootstrap_last_state=ended and self.bootstrap_last_state,
         )
 
 
@@ -172,9 +185,9 @@ class EnvironmentPlayer:
             async with asyncio.timeout(self._config.episode_timeout_s):
                 await self._episode(ticket, index, transcript)
         except TimeoutError:
-            failure = "episode_timeout"
+            failure = Failure(FailureCause.EPISODE_TIMEOUT)
         except _Failed as error:
-            failure = str(error)
+            failure = error.failure
         return transcript, transcript.trajectory(index, ticket.worker, failure)
 
     async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> None:
@@ -186,7 +199,8 @@ class EnvironmentPlayer:
             completion = await self._sample(ticket, index, transcript)
             outcome = await self._act(episode, transcript, completion)
             transcript.success = outcome.success
-            transcript.truncated, transcript.cut = outcome.truncated, outcome.cut
+            transcript.truncated = outcome.truncated
+            transcript.bootstrap_last_state = outcome.bootstrap_last_state
             if outcome.next_message is None:
                 break
             feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
@@ -208,10 +222,11 @@ class EnvironmentPlayer:
             return True
         if not transcript.turns:
             raise _Failed(
-                f"context_exhausted: the first prompt of {len(feed)} tokens and a turn of {self._max_tokens} exceed "
-                f"max_model_len={self._max_model_len}"
+                FailureCause.CONTEXT_EXHAUSTED,
+                f"the first prompt of {len(feed)} tokens and a turn of {self._max_tokens} exceed "
+                f"max_model_len={self._max_model_len}",
             )
-        transcript.truncated = transcript.cut = True
+        transcript.truncated = transcript.bootstrap_last_state = True
         return False
 
     async def _sample(self, ticket: Ticket, index: int, transcript: _Transcript) -> Completion:
@@ -229,20 +244,21 @@ class EnvironmentPlayer:
             async with bound:
                 return await self._generate(ticket.worker, request)
         except TimeoutError as error:
-            reason = "generation_timeout" if bound.expired() else f"generation_error: {error}"
-            raise _Failed(reason) from error
+            if bound.expired():
+                raise _Failed(FailureCause.GENERATION_TIMEOUT) from error
+            raise _Failed(FailureCause.GENERATION_ERROR, error) from error
         except GenerationFailed as error:
-            raise _Failed(f"generation_error: {error}") from error
+            raise _Failed(FailureCause.GENERATION_ERROR, error) from error
         finally:
             transcript.seconds_generation += time.monotonic() - started
 
     async def _act(self, episode: Episode, transcript: _Transcript, completion: Completion) -> TurnOutcome:
-        """Record what was sampled and play it. A turn cut at its limit is played as cut."""
+        """Record what was sampled and play it. A turn cut at its limit is played as such."""
         ids = completion.token_ids
         start = transcript.add(ids, completion.log_probs)
-        cut = completion.finish_reason == "length"
+        hit_token_limit = completion.finish_reason == "length"
         text = self._codec.text(ids)
-        outcome = await self._call(transcript, lambda: episode.act(text, cut))
+        outcome = await self._call(transcript, lambda: episode.act(text, hit_token_limit))
         first, last = self._codec.reasoning_span(ids)
         transcript.turns.append(
             Turn(
@@ -253,7 +269,7 @@ class EnvironmentPlayer:
                 reward=float(outcome.reward),
                 format_penalty=float(outcome.format_penalty),
                 format_valid=outcome.format_valid,
-                truncated=cut,
+                hit_token_limit=hit_token_limit,
                 num_actions=outcome.num_actions,
                 version_min=completion.version_min,
                 version_max=completion.version_max,
@@ -267,9 +283,9 @@ class EnvironmentPlayer:
         try:
             return await self.steps.run(function)
         except TimeoutError as error:
-            raise _Failed("step_timeout") from error
+            raise _Failed(FailureCause.STEP_TIMEOUT) from error
         except CallFailed as error:
-            raise _Failed(f"environment_error: {error}") from error
+            raise _Failed(FailureCause.ENVIRONMENT_ERROR, error) from error
         finally:
             transcript.seconds_environment += time.monotonic() - started
 

@@ -358,8 +358,8 @@ class Coordinator:
         summaries = [g.summary for g in window.played()]
         flat = group_figures(summaries, {d.group_id for d in decision.kept})
         failures: dict[str, float] = {}
-        for reason in (r for s in summaries for r in s.failures):
-            key = f"failures/{reason.partition(':')[0]}"
+        for failure in (f for s in summaries for f in s.failures):
+            key = f"failures/{failure.cause}"
             failures[key] = failures.get(key, 0.0) + 1
         return flat | failures | decision.metrics
 
@@ -408,5 +408,5 @@ def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
 
 def _failure(group: PlayedGroup, decision: Decision) -> str:
     """Why a refused group failed: the commonest failure of its trajectories, or what the filter said."""
-    causes = [reason.partition(":")[0] for reason in group.summary.failures]
+    causes = [failure.cause.value for failure in group.summary.failures]
     return max(set(causes), key=causes.count) if causes else decision.code

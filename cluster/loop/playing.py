@@ -22,6 +22,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayError
 
+from actors.failures import Failure, FailureCause
 from actors.process.ray_errors import DEAD
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
 from cluster.config import RunConfig
@@ -49,7 +50,7 @@ class Play:
 
     async def group(self, ticket: Ticket) -> PlayedGroup:
         """Plays one ticket; always returns, at worst with every trajectory failed."""
-        cause = ""
+        failure = Failure(FailureCause.ACTOR_ERROR, "not played yet")
         for _ in range(self.config.loop.max_attempts):
             await self.fleet.need_worker()
             player, worker = self._assign()
@@ -59,21 +60,21 @@ class Play:
             try:
                 summary = await bounded(summary_ref, self.config.loop.group_timeout_s)
             except TimeoutError:
-                cause = f"group_timeout: {player} did not return {ticket.ticket_id} in time"
+                failure = Failure(FailureCause.GROUP_TIMEOUT, f"{player} did not return {ticket.ticket_id} in time")
                 ray.cancel(summary_ref, force=False)
             except asyncio.CancelledError:
                 ray.cancel(summary_ref, force=False)
                 raise
             except DEAD as error:
-                cause = f"actor_died: {player}"
+                failure = Failure(FailureCause.ACTOR_DIED, player)
                 await self.fleet.replace_player(player, handle, str(error))
             except RayError as error:
-                cause = f"actor_error: {player}: {error}".splitlines()[0][:300]
+                failure = Failure(FailureCause.ACTOR_ERROR, f"{player}: {error}".splitlines()[0][:300])
             else:
                 if summary.indices or not await self._worker_is_dead(worker, worker_handle, summary):
                     return PlayedGroup(placed, summary, table_ref)
-                cause = f"worker_died: {worker}"
-        return unplayable(ticket, cause)
+                failure = Failure(FailureCause.WORKER_DIED, worker)
+        return unplayable(ticket, failure)
 
     def _assign(self) -> tuple[str, str]:
         turn = next(self._turn)
@@ -82,7 +83,7 @@ class Play:
 
     async def _worker_is_dead(self, name: str, handle: Any, summary: GroupSummary) -> bool:
         """Whether the group failed because its worker is dead; then the fleet has been told."""
-        if not all(reason.startswith("generation") for reason in summary.failures):
+        if not all(failure.cause.in_generation for failure in summary.failures):
             return False
         if self.fleet.workers.get(name) is not handle:
             return True
@@ -138,10 +139,10 @@ class Play:
         raise RuntimeError(f"validation: {player} failed {self.config.loop.max_attempts} times; last cause: {cause}")
 
 
-def unplayable(ticket: Ticket, cause: str) -> PlayedGroup:
-    """The record of a ticket that no actor could play: every trajectory failed with the cause."""
+def unplayable(ticket: Ticket, failure: Failure) -> PlayedGroup:
+    """The record of a ticket that no actor could play: every trajectory failed in this way."""
     empty = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
-    trajectories = [Trajectory(i, *empty, [], False, False, cause) for i in range(ticket.group_size)]
+    trajectories = [Trajectory(i, *empty, [], False, False, failure) for i in range(ticket.group_size)]
     group = Group(ticket, "", trajectories)
     return PlayedGroup(ticket, summarise(group), ray.put(to_table(group)))
 

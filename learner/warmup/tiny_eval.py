@@ -86,7 +86,7 @@ def _take_turn(played: Played, episode: Episode, codec: ChatCodec, ids: np.ndarr
     """Book one sampled turn; whether the episode goes on."""
     closed = len(ids) > 0 and int(ids[-1]) in codec.stop_ids
     start, end = codec.reasoning_span(ids)
-    outcome = episode.act(codec.text(ids), truncated=not closed)
+    outcome = episode.act(codec.text(ids), hit_token_limit=not closed)
     played.prompts.append(played.token_ids)
     played.reasonings.append(ids[start:end])
     played.surprisals.append(-float(log_probs[start:end].sum()))

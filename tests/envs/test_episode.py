@@ -72,7 +72,7 @@ def test_an_episode_is_truncated_after_its_last_turn_and_then_over():
     outcomes = [episode.act(well_formed("stay", [still])) for _ in range(CONFIG.max_turns)]
     assert [outcome.done for outcome in outcomes] == [False] * 4 + [True]
     assert (outcomes[-1].truncated, outcomes[-1].success, outcomes[-1].next_message) == (True, False, None)
-    assert not outcomes[-1].cut, "the prompt counts the turns down: their end is no cut"
+    assert not outcomes[-1].bootstrap_last_state, "the prompt counts the turns down: none is left"
     lefts = [outcome.next_message["content"].split()[-1] for outcome in outcomes[:-1]]
     assert lefts == ["9", "8", "7", "6"]
     with pytest.raises(RuntimeError, match="turn 6 was played in an episode that is not running"):
@@ -90,7 +90,7 @@ def test_a_bad_turn_pays_the_penalty_apart_from_the_reward_and_goes_on():
 
 def test_a_turn_cut_at_its_token_limit_is_played_penalised_and_goes_on():
     env, episode = start(seed=seed_with_a_bump())
-    outcome = episode.act(well_formed("stay", [bump(env)]), truncated=True)
+    outcome = episode.act(well_formed("stay", [bump(env)]), hit_token_limit=True)
     assert (outcome.num_actions, outcome.format_valid, outcome.format_penalty) == (1, False, -0.1)
     assert (outcome.done, outcome.truncated) == (False, False)
     assert outcome.format_reason == "cut at the token limit"
@@ -106,6 +106,7 @@ def test_an_environment_that_truncates_ends_the_episode_as_truncated(monkeypatch
     monkeypatch.setattr(env, "step", lambda action: ("P", 0.0, False, True, {"success": False, "action_valid": True}))
     outcome = episode.act(well_formed("go", ["Up", "Up"]))
     assert (outcome.done, outcome.truncated, outcome.success, outcome.num_actions) == (True, True, False, 1)
+    assert outcome.bootstrap_last_state
 
 
 @settings(max_examples=60, deadline=None)

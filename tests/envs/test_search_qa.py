@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.config import EnvironmentActorConfig, SamplingConfig
+from actors.failures import FailureCause
 from actors.messages import Completion, GenerationRequest
 from actors.play.codec import ChatCodec
 from actors.play.player import EnvironmentPlayer
@@ -436,7 +437,8 @@ def test_a_retriever_that_is_down_fails_the_trajectories_that_ask_and_the_run_go
         player.close()
     assert failures[1] is failures[3] is None
     for failure in (failures[0], failures[2]):
-        assert failure.startswith("environment_error: ") and "http://127.0.0.1:9/retrieve: no answer" in failure
+        assert failure.cause is FailureCause.ENVIRONMENT_ERROR
+        assert "http://127.0.0.1:9/retrieve: no answer" in failure.detail
 
 
 def test_an_environment_is_a_search_qa():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.failures import Failure, FailureCause
 from learner.batching import Row, collate, non_finite, plan, to_rows
 from learner.config import ObjectiveConfig
 from tests.learner.models import make_groups
@@ -81,7 +82,7 @@ def test_failed_trajectories_are_neither_rows_nor_part_of_the_mean() -> None:
     rewards = [1.0, 0.0, 0.5, 7.0]
     for t, reward in zip(members, rewards, strict=True):
         t.turns[-1].reward = reward
-    members[3].failure = "episode_timeout"
+    members[3].failure = Failure(FailureCause.EPISODE_TIMEOUT)
     rows = to_rows([(group_id, members)], ObjectiveConfig(advantage="grpo_no_std"))
     assert np.allclose([row.advantage for row in rows], [0.5, -0.5, 0.0])
 
@@ -101,7 +102,7 @@ def test_non_finite_records_name_their_group() -> None:
     trajectory = groups[2][1][1]
     trajectory.log_probs[np.flatnonzero(trajectory.loss_mask)[0]] = -np.inf
     assert non_finite(groups) == "non-finite log-probability in group 000001-002"
-    trajectory.failure = "step_timeout"
+    trajectory.failure = Failure(FailureCause.STEP_TIMEOUT)
     assert non_finite(groups) is None
 
 

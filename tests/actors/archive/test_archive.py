@@ -17,6 +17,7 @@ import pytest
 
 from actors.archive import writer as archive_module
 from actors.archive.writer import Archive, ArchiveError, last_event, read_events, read_groups, read_metrics
+from actors.failures import Failure, FailureCause
 from actors.records import (
     ARCHIVE_SCHEMA,
     TRAJECTORY_SCHEMA,
@@ -50,7 +51,7 @@ def group_table(step: int, number: int, size: int = 2) -> pa.Table:
             turns=[turn],
             success=bool(i % 2),
             truncated=False,
-            failure="step_timeout" if i == size - 1 and number == 1 else None,
+            failure=Failure(FailureCause.STEP_TIMEOUT) if i == size - 1 and number == 1 else None,
         )
         for i in range(size)
     ]
@@ -127,9 +128,9 @@ def test_a_file_from_before_cuts_were_recorded_is_read_as_without_any(tmp_path: 
     pq.write_table(table.drop_columns(["cut"]), tmp_path / "old.parquet")
     found = read_groups(tmp_path / "old.parquet")
     assert found["cut"].null_count == len(found) == 2
-    assert not any(t.cut for t in from_table(found))
+    assert not any(t.bootstrap_last_state for t in from_table(found))
     whole = from_table(table.set_column(table.column_names.index("cut"), "cut", pa.array([True, False])))
-    assert [t.cut for t in whole] == [True, False]
+    assert [t.bootstrap_last_state for t in whole] == [True, False]
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:

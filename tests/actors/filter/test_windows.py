@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.config import FilterConfig
+from actors.failures import Failure, FailureCause
 from actors.filter.windows import (
     FilterWindow,
     GroupStatistics,
@@ -69,7 +70,7 @@ def summary(rewards: list[float]) -> GroupSummary:
         reasoning_tokens=1,
         version_min=0,
         version_max=0,
-        failures=("generation_timeout",) * (len(rewards) - len(alive)),
+        failures=(Failure(FailureCause.GENERATION_TIMEOUT),) * (len(rewards) - len(alive)),
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.config import EnvironmentActorConfig, SamplingConfig
+from actors.failures import Failure, FailureCause
 from actors.messages import Completion, GenerationRequest
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationFailed
@@ -118,9 +119,9 @@ def test_what_is_fed_between_turns_closes_a_cut_turn_with_masked_ids(codec):
     for trajectory in group.trajectories:
         for turn, following in zip(trajectory.turns, trajectory.turns[1:], strict=False):
             fed = trajectory.token_ids[turn.sample_end : following.sample_start]
-            seen.add(turn.truncated)
-            assert (fed[0] == end) == turn.truncated
-            assert (trajectory.token_ids[turn.sample_end - 1] == end) == (not turn.truncated)
+            seen.add(turn.hit_token_limit)
+            assert (fed[0] == end) == turn.hit_token_limit
+            assert (trajectory.token_ids[turn.sample_end - 1] == end) == (not turn.hit_token_limit)
             assert codec.text(fed).rstrip().endswith("<think>")
     assert seen == {True, False}
 
@@ -128,7 +129,7 @@ def test_what_is_fed_between_turns_closes_a_cut_turn_with_masked_ids(codec):
 def test_a_cut_turn_is_badly_formatted_and_the_episode_goes_on(codec):
     (group,) = play(player(codec, Policy(codec, cut_rate=1.0)), ticket(size=8))
     turns = [turn for trajectory in group.trajectories for turn in trajectory.turns]
-    assert all(turn.truncated and not turn.format_valid and turn.format_penalty < 0 for turn in turns)
+    assert all(turn.hit_token_limit and not turn.format_valid and turn.format_penalty < 0 for turn in turns)
     assert max(len(trajectory.turns) for trajectory in group.trajectories) > 1
 
 
@@ -191,7 +192,8 @@ def test_a_context_that_holds_no_further_turn_truncates_the_episode(codec):
     (group,) = play(player(codec, Policy(codec), context=context), ticket(size=8))
     shortened = [t for t in group.trajectories if len(t.turns) < len(long.trajectories[t.index].turns)]
     assert shortened and all(t.truncated and t.failure is None and len(t.turns) == 1 for t in shortened)
-    assert all(t.cut for t in shortened) and not any(t.cut for t in long.trajectories)
+    assert all(t.bootstrap_last_state for t in shortened)
+    assert not any(t.bootstrap_last_state for t in long.trajectories)
     assert all(len(t.token_ids) <= context for t in group.trajectories)
     assert all(t.turns[-1].sample_end == len(t.token_ids) for t in group.trajectories)
 
@@ -199,7 +201,8 @@ def test_a_context_that_holds_no_further_turn_truncates_the_episode(codec):
 def test_a_first_prompt_that_does_not_fit_is_a_failure_that_says_so(codec):
     (group,) = play(player(codec, Policy(codec), context=50), ticket(size=2))
     assert all(
-        t.failure.startswith("context_exhausted: ") and "max_model_len=50" in t.failure for t in group.trajectories
+        t.failure.cause is FailureCause.CONTEXT_EXHAUSTED and "max_model_len=50" in t.failure.detail
+        for t in group.trajectories
     )
 
 
@@ -241,7 +244,7 @@ def one_bad(bad: type[FrozenLake]) -> Callable[[Task], FrozenLake]:
 
 def assert_one_failed(group: Group, reason: str) -> None:
     failures = [t.failure for t in group.trajectories if t.failure is not None]
-    assert len(failures) == 1 and failures[0].startswith(reason), failures
+    assert len(failures) == 1 and str(failures[0]).startswith(reason), failures
     summary = summarise(group)
     assert summary.failures == tuple(failures) and len(summary.returns) == len(group.trajectories) - 1
     failed = next(t for t in group.trajectories if t.failure is not None)
@@ -273,7 +276,7 @@ def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(code
     finally:
         Hangs.release.set()
     failures = [t.failure for group in groups for t in group.trajectories if t.failure is not None]
-    assert failures == ["step_timeout"] and one.steps.num_abandoned == 1
+    assert failures == [Failure(FailureCause.STEP_TIMEOUT)] and one.steps.num_abandoned == 1
 
 
 def test_an_environment_that_cannot_be_made_costs_its_trajectories_not_the_actor(codec):
@@ -281,7 +284,8 @@ def test_an_environment_that_cannot_be_made_costs_its_trajectories_not_the_actor
         raise OSError("no such data")
 
     (group,) = play(player(codec, Policy(codec), make_env=make_env), ticket(size=2))
-    assert [t.failure for t in group.trajectories] == ["environment_error: OSError: no such data"] * 2
+    failure = Failure(FailureCause.ENVIRONMENT_ERROR, "OSError: no such data")
+    assert [t.failure for t in group.trajectories] == [failure] * 2
     assert to_table(group).num_rows == 2 and summarise(group).task_key == ""
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.failures import Failure, FailureCause
 from actors.records import Trajectory, Turn
 from actors.scorer.drawing import (
     Draw,
@@ -23,7 +24,7 @@ def turn(start: int, size: int, reasoning: int, version: int = 0) -> Turn:
 
 
 def trajectory(
-    index: int, prompt: list[int], reasonings: list[int], failure: str | None = None, version: int = 0
+    index: int, prompt: list[int], reasonings: list[int], failure: Failure | None = None, version: int = 0
 ) -> Trajectory:
     """Turns of 3 fed ids (the prompt first), then the reasoning's ids (100 * index + turn), then 2 ids of answer."""
     ids, turns = [], []
@@ -97,7 +98,7 @@ def test_first_turn_counts_what_it_cannot_use_and_draws_from_the_rest() -> None:
         trajectory(0, [1, 2], [3]),
         trajectory(1, [1, 2], [0]),
         unclosed(trajectory(5, [1, 2], [3])),
-        trajectory(2, [1, 2], [3], failure="step_timeout"),
+        trajectory(2, [1, 2], [3], failure=Failure(FailureCause.STEP_TIMEOUT)),
         trajectory(3, [1, 2], []),
         trajectory(4, [1, 2], [3], version=-1),
     ]
@@ -132,7 +133,7 @@ def test_a_drawn_turn_without_reasoning_is_counted_and_not_replaced() -> None:
 
 
 def test_a_window_in_which_everything_failed_yields_an_empty_draw() -> None:
-    groups = {"a": [trajectory(0, [1], [2], failure="episode_timeout")]}
+    groups = {"a": [trajectory(0, [1], [2], failure=Failure(FailureCause.EPISODE_TIMEOUT))]}
     assert draw_first_turn(groups, 4, 2, (0,), 0).excluded == {"failed": 1}
     for draw in (draw_first_turn(groups, 4, 2, (0,), 0), draw_trajectory(groups, 8, (0,), 0)):
         assert draw.prompts == [] and draw.reasonings == [] and len(draw.source) == 0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from actors.config import ScorerConfig
+from actors.failures import Failure, FailureCause
 from actors.metrics.lookup import series_of
 from actors.metrics.registry import SPECS
 from actors.records import Trajectory, Turn
@@ -77,7 +78,7 @@ def test_the_authors_normalisation_is_an_option_that_changes_what_it_says_and_no
 
 def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_average_alone() -> None:
     groups = window()
-    groups["g0"][0].failure = "step_timeout"
+    groups["g0"][0].failure = Failure(FailureCause.STEP_TIMEOUT)
     for trajectories in groups.values():
         trajectories[1].turns[0].reasoning_end = trajectories[1].turns[0].reasoning_start
     cut = groups["g1"][2].turns[0]

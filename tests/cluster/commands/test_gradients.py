@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from actors.archive.writer import Archive
+from actors.failures import Failure, FailureCause
 from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
 from cluster.cli import main
 from cluster.commands.gradients import archived_groups, choose_checkpoint, choose_groups, learner_config, show
@@ -26,7 +27,7 @@ class Kept:
     reason: str = ""
 
 
-def trajectory(index: int, oldest: int, newest: int, failure: str | None = None) -> Trajectory:
+def trajectory(index: int, oldest: int, newest: int, failure: Failure | None = None) -> Trajectory:
     turn = Turn(1, 3, 1, 1, float(index % 2), 0.0, True, False, 1, oldest, newest)
     mask = np.array([False, True, True])
     return Trajectory(index, np.arange(3, dtype=np.int32), mask, np.zeros(3, np.float32), [turn], False, False, failure)
@@ -37,7 +38,7 @@ def write_step(run_dir: Path, step: int, versions: list[tuple[int, int]], failed
     tables, decisions = [], {}
     for i, (oldest, newest) in enumerate(versions):
         ticket = Ticket(f"{step:06d}-{i:03d}", step, Task("X", i), 4, 0)
-        reasons = [None] * (4 - failed) + ["step_timeout"] * failed
+        reasons = [None] * (4 - failed) + [Failure(FailureCause.STEP_TIMEOUT)] * failed
         members = [trajectory(k, oldest, newest, reason) for k, reason in enumerate(reasons)]
         tables.append(to_table(Group(ticket, "key", members)))
         decisions[ticket.ticket_id] = Kept()

@@ -109,7 +109,8 @@ def trajectory(index: int, lengths: list[int], rewards: list[float], cut: bool =
         turns.append(Turn(start, len(ids), start, start, reward, -0.1 * (index == 2), True, False, 1, 0, 0))
     loss_mask = np.array(mask)
     log_probs = np.where(loss_mask, -1.0, 0.0).astype(np.float32)
-    return Trajectory(index, np.array(ids, dtype=np.int32), loss_mask, log_probs, turns, False, cut, cut=cut)
+    tokens = np.array(ids, dtype=np.int32)
+    return Trajectory(index, tokens, loss_mask, log_probs, turns, False, cut, bootstrap_last_state=cut)
 
 
 GROUP = [("g", [trajectory(0, [2], [1.0]), trajectory(1, [1], [0.0]), trajectory(2, [3], [0.0])])]

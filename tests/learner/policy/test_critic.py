@@ -45,7 +45,7 @@ def test_values_of_packed_rows_are_those_of_rows_by_themselves(model_dir: Path) 
         trainer.critic.module.head.weight.to_local().normal_()
     groups = make_groups()
     for _, members in groups:
-        members[0].cut = True
+        members[0].bootstrap_last_state = True
     rows = to_rows(groups, trainer.config.objective)
     assert sum(row.bootstrap for row in rows) == len(groups)
 
@@ -66,7 +66,7 @@ def test_a_row_that_was_cut_off_is_worth_the_critics_value_of_the_state_after_it
     with torch.no_grad():
         trainer.critic.module.head.bias.to_local().fill_(3.0)
     groups = make_groups(1, 2)
-    groups[0][1][0].cut = True
+    groups[0][1][0].bootstrap_last_state = True
     rows = to_rows(groups, trainer.config.objective)
     assert [row.bootstrap for row in rows] == [True, False]
     whole = groups[0][1][0].token_ids
@@ -236,7 +236,7 @@ def learn(trainer: Trainer, folder: Path) -> None:
 
 def cut_short(groups: list) -> list:
     for _, members in groups:
-        members[1].cut = True
+        members[1].bootstrap_last_state = True
     return groups
 
 
