@@ -1,0 +1,62 @@
+"""Content keys: a prompt is identified by a digest of all that it shows, its ids and its pictures. Pure.
+
+Two prompts are the same if, and only if, their keys are equal: ids alone do not tell two pictures apart, because every
+picture is fed as the same placeholder ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+KEY_BYTES = 16
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=KEY_BYTES).digest()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture that a trajectory shows. The bytes are here (`data`), or lie elsewhere (`reference`)."""
+
+    position: int
+    """Index in the trajectory's `token_ids` of the first id that stands for the picture."""
+    media_type: str
+    """Of the encoded bytes, e.g. `image/png`."""
+    digest: str
+    """BLAKE2b of the encoded bytes, 128 bits in hexadecimal."""
+    data: bytes | None = None
+    """The encoded bytes."""
+    reference: str | None = None
+    """Where the bytes lie: a key in the run's store, e.g. `pictures/1f...e0.png`."""
+
+    @classmethod
+    def of(cls, position: int, media_type: str, data: bytes) -> Picture:
+        """The picture that these encoded bytes are."""
+        return cls(position, media_type, _digest(data).hex(), data)
+
+
+def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:
+    """The key of a prompt: 32 hexadecimal digits, the same on every machine.
+
+    Args:
+        ids: (num_tokens,) token ids of the prompt, any integer type.
+        pictures: those that the prompt shows; where the bytes lie does not matter.
+    """
+    shown = sorted(pictures, key=lambda picture: picture.position)
+    parts = [np.ascontiguousarray(ids, dtype="<i4").tobytes(), _number(len(ids))]
+    parts += [_number(picture.position) + bytes.fromhex(picture.digest) for picture in shown]
+    return _digest(b"".join([*parts, _number(len(shown))])).hex()
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def turn_keys(token_ids: np.ndarray, sample_starts: Sequence[int], pictures: Sequence[Picture] = ()) -> list[str]:
+    """The content key of each turn's prompt X: `token_ids[:sample_start]` with the pictures that stand in it."""
+    return [content_key(token_ids[:end], [p for p in pictures if p.position < end]) for end in sample_starts]
