@@ -14,12 +14,12 @@ setup_environment() {
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
         || fail "$("$python" --version) is not supported; set PYTHON to a Python 3.11, 3.12 or 3.13"
     local stamp="$venv/.squelch-setup" want
-    want=$(cat pyproject.toml constraints.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)-$kind-$PWD
+    want=$(cat pyproject.toml deploy/constraints.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)-$kind-$PWD
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
     echo "setup: installing into $venv ($kind); about two minutes"
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
         || fail "python venv failed; on Debian and Ubuntu install python3-venv"
-    local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt)
+    local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt)
     if [ "$kind" = cpu ]; then
         # `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
         "${pip[@]}" "torch==2.13.0+cpu" 2>/dev/null || "${pip[@]}" "torch==2.13.0+cpu" --extra-index-url "$torch_index" \

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
-import importlib.util
+import importlib.resources
 import platform
 import re
 import shutil
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+from cluster.package import DISTRIBUTION, checkout
+from cluster.terminal import say
+
 CHECKED = (
     "torch",
     "ray",
@@ -27,7 +30,11 @@ CHECKED = (
     "bm25s",
     "math-verify",
 )
-SET_UP = "run `make setup` (KIND=gpu on a machine with GPUs)"
+SET_UP = (
+    "run `make setup` (KIND=gpu on a machine with GPUs)"
+    if checkout()
+    else f"pip install '{DISTRIBUTION}[cpu]', or [gpu] on a machine with GPUs"
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,22 @@ class Finding:
         return f"{'mend' if self.mend else 'ok  '}  {self.what}: {self.found}" + (
             f" -> {self.mend}" if self.mend else ""
         )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description = (
+        "Looks at Python, vLLM, torch, the tested versions and what the machine offers; a line that begins with `mend` "
+        "says what to do. Exit code 1 when there is one."
+    )
+
+
+def run(_: argparse.Namespace) -> int:
+    """Prints every finding."""
+    findings = diagnose()
+    for finding in findings:
+        say(finding.line())
+    return 1 if any(finding.mend for finding in findings) else 0
 
 
 def diagnose() -> list[Finding]:
@@ -87,9 +110,9 @@ def _packages() -> Iterator[Finding]:
 
 
 def _pins() -> dict[str, str]:
-    if not CONSTRAINTS.is_file():
-        return {}
-    pairs = re.findall(r"^([\w.-]+)==([\w.]+)", CONSTRAINTS.read_text(), flags=re.MULTILINE)
+    """The tested version of each package, by its name in lower case with dashes."""
+    constraints = importlib.resources.files("deploy").joinpath("constraints.txt").read_text()
+    pairs = re.findall(r"^([\w.-]+)==([\w.]+)", constraints, flags=re.MULTILINE)
     return {name.lower().replace("_", "-"): version for name, version in pairs}
 
 
@@ -104,7 +127,7 @@ def _strays() -> Iterator[Finding]:
 
 def _plugin() -> Finding:
     names = {entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")}
-    mend = "" if "squelch" in names else "vLLM cannot find our weight transfer: pip install -e . in the repository"
+    mend = "" if "squelch" in names else f"vLLM cannot find Squelch's weight transfer: {SET_UP}"
     return Finding("vLLM plugin", "registered" if not mend else "not registered", mend)
 
 
@@ -116,9 +139,7 @@ def _accelerator() -> Finding:
     if torch.cuda.is_available():
         return Finding("accelerator", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
     cuda_without_card = torch.version.cuda is not None
-    mend = (
-        "this torch is a CUDA build but finds no GPU; for the CPU set-up run `make setup`" if cuda_without_card else ""
-    )
+    mend = f"this torch is a CUDA build but finds no GPU; for the CPU set-up {SET_UP}" if cuda_without_card else ""
     return Finding("accelerator", "none, CPU", mend)
 
 

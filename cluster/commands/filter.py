@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from actors.config import FilterConfig, Rule, Statistic
+from cluster.commands.arguments import add_compat, add_file
 from cluster.errors import UserError
-from cluster.terminal import say
+from cluster.terminal import aligned, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,9 +47,11 @@ examples:
   squelch filter rewards.npz --compat ragen        as the authors' code: std instead of variance, penalties inside"""
 
 
-def add_filter_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds `squelch filter`."""
-    parser = command(subparsers, "filter", "which groups the filter keeps, from a file", FILTER_HELP, FILTER_EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description, parser.epilog = FILTER_HELP, FILTER_EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_file(parser)
     fields = FilterConfig.model_fields
     parser.add_argument("--rule", choices=get_args(Rule), default="top_p", help="selection rule (default: top_p)")
     parser.add_argument(
@@ -78,29 +81,7 @@ def add_filter_parser(subparsers: argparse._SubParsersAction) -> None:
         "--band", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="band: quantiles to keep"
     )
     add_compat(parser, "std with format penalties inside, at least one group for top_k")
-    parser.set_defaults(run=run_filter)
 
-
-def command(
-    subparsers: argparse._SubParsersAction, name: str, help: str, description: str, epilog: str
-) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = subparsers.add_parser(name, help=help, description=description, epilog=epilog, formatter_class=raw)
-    parser.add_argument("file", metavar="FILE", type=Path, help="see above")
-    parser.add_argument("--json", action="store_true", help="print one JSON value instead of a table")
-    return parser
-
-
-def add_compat(parser: argparse.ArgumentParser, ragen: str) -> None:
-    parser.add_argument(
-        "--compat",
-        choices=("paper", "ragen"),
-        default="paper",
-        help=f"paper: as the paper defines it; ragen: as the authors' code does: {ragen} (default: paper)",
-    )
-
-
-# squelch filter
 
 RANGES = {
     "rho": "in (0, 1]",
@@ -119,7 +100,7 @@ class Window:
     groups: list[GroupStatistics]
 
 
-def run_filter(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints what the filter keeps of a file's groups; 0 on success, `UserError` on bad input."""
     config = filter_config(args)
     windows = read_windows(args.file)
@@ -331,12 +312,6 @@ def _group_lines(report: Mapping[str, Any]) -> list[str]:
         text = "-" if value is None else f"{value:.6g}"
         rows.append((str(index), text, *reasons.get(index, ("kept", ""))))
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns padded to their widest cell."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[str] = ()) -> dict[str, np.ndarray]:

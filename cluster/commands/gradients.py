@@ -20,6 +20,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from cluster.commands.arguments import add_run_dir, run_folder
 from cluster.errors import UserError
 from cluster.terminal import say
 from learner.decomposition.statistics import BUCKETS, BucketFigures, Decomposition
@@ -49,12 +50,10 @@ class ArchivedGroup:
     trajectories: list[Trajectory]
 
 
-def add_gradients_parser(commands: argparse._SubParsersAction) -> None:
-    """The command's arguments."""
-    parser = commands.add_parser(
-        "gradients", help="task and regulariser gradients by reward variance (Figure 3)", description=DESCRIPTION
-    )
-    parser.add_argument("run_dir", type=Path, help="the run's folder")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description = DESCRIPTION
+    add_run_dir(parser)
     parser.add_argument("--step", type=int, help="weights after this step (a checkpoint; 0: the initial policy)")
     parser.add_argument(
         "--older",
@@ -67,17 +66,15 @@ def add_gradients_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--kl", type=float, help="KL coefficient instead of the run's")
     parser.add_argument("--entropy", type=float, help="entropy coefficient instead of the run's")
     parser.add_argument("--json", action="store_true", help="one JSON object, group by group")
-    parser.set_defaults(run=_gradients)
 
 
-def _gradients(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Prints the decomposition."""
     from cluster.config import load
 
     if options.groups < 2 or options.buckets < 1:
         raise UserError(f"--groups {options.groups} --buckets {options.buckets}: at least 2 groups and 1 bucket")
-    run_dir = options.run_dir
-    if not (run_dir / "config.yaml").is_file():
-        raise UserError(f"{run_dir} holds no run: it has no config.yaml; give a folder such as runs/frozenlake")
+    run_dir = run_folder(options.run_dir)
     config = load(str(run_dir / "config.yaml"))
     step, version, checkpoint = choose_checkpoint(run_dir, options.step)
     groups = choose_groups(run_dir, step, version, options.older, options.groups)

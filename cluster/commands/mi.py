@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.commands.filter import add_compat, aligned, command, read_npz
-from cluster.errors import UserError, natural
-from cluster.terminal import say
+from cluster.commands.arguments import add_compat, add_file, natural, positive
+from cluster.commands.filter import read_npz
+from cluster.errors import UserError
+from cluster.terminal import aligned, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,22 +44,23 @@ examples:
   squelch mi scores.npz --json --compat ragen"""
 
 
-def add_mi_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds `squelch mi`."""
-    parser = command(subparsers, "mi", "whether reasoning depends on its input, from a file", MI_HELP, MI_EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description, parser.epilog = MI_HELP, MI_EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_file(parser)
     parser.add_argument(
         "--half-width",
-        type=_positive,
+        type=positive(float),
         default=0.05,
         metavar="NATS",
         help="say how many prompts a 95%% interval of MI-Est of this half width needs, nats a token (default: 0.05)",
     )
     parser.add_argument("--seed", type=natural, default=0, help="of the resampling (default: %(default)s)")
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
-    parser.set_defaults(run=run_mi)
 
 
-def run_mi(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the proxies of a score matrix; 0 on success, `UserError` on bad input."""
     found, has_time = mi_reports(args.file, args.compat, args.seed)
     if args.json:
@@ -70,13 +71,6 @@ def run_mi(args: argparse.Namespace) -> int:
         tables = (mi_table(*each, args.half_width, title) for each, title in zip(found, titles, strict=True))
         say("\n\n".join(tables))
     return 0
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
-    return value
 
 
 def mi_reports(path: Path, compat: str, seed: int = 0) -> tuple[list[tuple[Proxies, Uncertainty]], bool]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.commands.filter import add_compat, aligned, command
-from cluster.errors import UserError, natural
-from cluster.terminal import say
+from cluster.commands.arguments import add_compat, add_file, natural, positive
+from cluster.errors import UserError
+from cluster.terminal import aligned, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,16 +61,18 @@ class ScoreReport:
     notes: list[str]
 
 
-def add_score_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds `squelch score`."""
-    parser = command(subparsers, "score", "scores any trainer's reasonings, from a file", SCORE_HELP, SCORE_EPILOG)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description, parser.epilog = SCORE_HELP, SCORE_EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_file(parser)
     parser.add_argument(
         "--model", type=Path, required=True, metavar="DIR", help="the policy that wrote them: a Hugging Face folder"
     )
     parser.add_argument("--out", type=Path, metavar="NPZ", help="write the matrix, for `squelch mi`")
     parser.add_argument("--step", type=int, help="score this step's rows alone")
     parser.add_argument(
-        "--temperature", type=_positive(float), default=1.0, help="of the sampling (default: %(default)s)"
+        "--temperature", type=positive(float), default=1.0, help="of the sampling (default: %(default)s)"
     )
     parser.add_argument(
         "--markers",
@@ -81,33 +82,21 @@ def add_score_parser(subparsers: argparse._SubParsersAction) -> None:
         help="what opens and closes the reasoning in a completion (default: <think> </think>)",
     )
     parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
-    parser.add_argument("--max-prompts", type=_positive(int), metavar="N", help="score N prompts, drawn at random")
+    parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score N prompts, drawn at random")
     parser.add_argument(
         "--templates", type=int, default=5, metavar="N", help="name N reasonings that fit every prompt (default: 5)"
     )
-    parser.add_argument("--half-width", type=_positive(float), default=0.05, metavar="NATS", help="as of `squelch mi`")
+    parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="as of `squelch mi`")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: cuda where there is one)")
     parser.add_argument(
-        "--token-budget", type=_positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
+        "--token-budget", type=positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
     )
     parser.add_argument("--seed", type=natural, default=0, help="of the resampling and of --max-prompts")
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
-    parser.set_defaults(run=run_score)
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} must be above 0")
-        return value
-
-    return read
-
-
-def run_score(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the figures; 0 on success, `UserError` on bad input."""
-
     if args.out is not None and not args.out.resolve().parent.is_dir():
         raise UserError(f"--out {args.out}: its folder does not exist")
     found, engine = load(args)

@@ -13,6 +13,7 @@ Imports neither Ray nor torch.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -34,6 +35,7 @@ from rich.text import Text
 from actors.archive.writer import EVENTS, METRICS, ArchiveError, last_event, read_metrics
 from actors.diagnosis.alarm import alarm_text
 from actors.metrics.registry import LEDGER_STATES, PARTS
+from cluster.commands.arguments import add_run_dir, run_folder
 from cluster.errors import UserError
 
 SUMMARY = "summary.json"
@@ -47,6 +49,17 @@ SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"
 
 Line = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `squelch watch` takes."""
+    add_run_dir(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows the run until it ends."""
+    watch(run_folder(options.run_dir))
+    return 0
 
 
 @dataclass(frozen=True)

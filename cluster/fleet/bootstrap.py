@@ -14,13 +14,13 @@ from ray.exceptions import RayError
 
 from cluster.config import RunConfig
 from cluster.errors import UserError
+from cluster.package import checkout
 from envs.base import make
 from envs.episode import Episode
 from envs.format import phrases
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
-REPOSITORY = Path(__file__).parents[2]
 
 
 def needed_cpus(config: RunConfig, learning: bool = True) -> float:
@@ -81,8 +81,10 @@ def _address(config: RunConfig) -> str:
 
 
 def _join(config: RunConfig, options: dict[str, Any]) -> None:
+    repository = checkout()
+    code = {"env_vars": {"PYTHONPATH": str(repository)}} if repository else {}
     try:
-        ray.init(address=_address(config), runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}}, **options)
+        ray.init(address=_address(config), runtime_env=code, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise _unreachable(config, error) from error
 

@@ -36,6 +36,7 @@ from typing import IO, Any, Literal, Protocol
 from cluster.config import RunConfig, dump
 from cluster.errors import UserError
 from cluster.loop.state import check_folder, checkpoints
+from cluster.package import checkout
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
 from cluster.terminal import remark, say
@@ -45,7 +46,6 @@ STOP_TIMEOUT_S = 900.0
 POLL_S = 0.5
 ATTEMPTS = 2
 LOG = "train.log"
-REPOSITORY = Path(__file__).parents[2]
 Status = Literal["pending", "running", "finished", "failed", "interrupted", "elsewhere"]
 
 
@@ -229,8 +229,8 @@ class ProcessRunner:
             return Ended(code, last_words(log.read().decode(errors="replace")))
 
     async def _start(self, cell: Cell, lock: IO[str], log: IO[bytes]) -> asyncio.subprocess.Process:
-        paths = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
-        command = ["-u", "-m", "cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
+        paths = os.pathsep.join(filter(None, (str(checkout() or ""), os.environ.get("PYTHONPATH", ""))))
+        command = ["-u", "-P", "-m", "cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *command,

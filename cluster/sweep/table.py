@@ -15,8 +15,8 @@ from typing import Any
 
 from actors.archive.writer import read_metrics
 from actors.diagnosis.uncertainty import t_quantile
-from cluster.commands.filter import aligned
 from cluster.sweep.plan import Arm, Plan, read_summary
+from cluster.terminal import aligned
 
 Figures = dict[str, float | None]
 INTERVAL = "95% t-interval over seeds"

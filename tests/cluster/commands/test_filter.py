@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -316,30 +314,6 @@ def test_flipped_bytes_in_an_npz_are_an_error_not_a_crash(tmp_path, capsys) -> N
 )
 def test_a_wrong_array_of_mi_is_named(tmp_path, capsys, arrays: dict[str, np.ndarray], says: str) -> None:
     assert says in refusal(capsys, "mi", save(tmp_path / "bad.npz", **arrays))
-
-
-@pytest.mark.parametrize("command", ["filter", "mi"])
-def test_the_commands_import_neither_torch_nor_ray_nor_any_environment(tmp_path, command: str) -> None:
-    scores, lengths = mi_arrays()
-    matrix = save(tmp_path / "m.npz", log_likelihood=scores, lengths=lengths)
-    file = matrix if command == "mi" else rewards_file(tmp_path)
-    code = (
-        "import sys; from cluster.cli import main; main(sys.argv[1:]); "
-        "print([m for m in ('torch', 'ray', 'vllm', 'pyarrow', 'gymnasium', 'envs') if m in sys.modules])"
-    )
-    argv = [sys.executable, "-c", code, command, file]
-    out = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
-    assert out.stdout.splitlines()[-1] == "[]"
-
-
-def test_reading_parquet_imports_neither_torch_nor_ray(tmp_path) -> None:
-    code = (
-        "import sys; from cluster.cli import main; main(sys.argv[1:]); "
-        "print([m for m in ('torch', 'ray', 'vllm', 'transformers') if m in sys.modules])"
-    )
-    argv = [sys.executable, "-c", code, "filter", str(run_folder(tmp_path))]
-    out = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
-    assert out.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(("command", "required"), [("mi", "log_likelihood"), ("filter", "rewards")])

@@ -1,4 +1,4 @@
-"""`squelch eval`: success of a run's checkpoint on the fixed validation tasks."""
+"""Success of a run's checkpoint on the fixed validation tasks."""
 
 from __future__ import annotations
 

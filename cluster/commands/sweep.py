@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from cluster.commands.arguments import add_recipe
 from cluster.errors import UserError
 
 HELP = """\
@@ -25,17 +26,11 @@ examples:
 Exit codes: 0 all cells finished, 1 some did not (the table says which), 2 bad input, 130 interrupted."""
 
 
-def add_sweep_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds `squelch sweep`."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="a recipe over a grid of settings and seeds, with one table",
-        description=HELP,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of every cell")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description, parser.epilog = HELP, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_recipe(parser, "dotted overrides of every cell")
     parser.add_argument("--seeds", default="0", metavar="0,1,2", help="one run of each arm for each (default: 0)")
     parser.add_argument(
         "--grid", action="append", default=[], metavar="key=a,b", help="values of a setting; several make a product"
@@ -48,12 +43,11 @@ def add_sweep_parser(subparsers: argparse._SubParsersAction) -> None:
         "--name", default="", help="the sweep's folder under runs_dir (default: the recipe's and -sweep)"
     )
     parser.add_argument("--json", action="store_true", help="the content of sweep.json on stdout; progress on stderr")
-    parser.set_defaults(run=run_sweep)
 
 
-def run_sweep(options: argparse.Namespace) -> int:
-    """The command."""
-    from cluster.sweep.cells import execute  # what the other commands need not load to show their flags
+def run(options: argparse.Namespace) -> int:
+    """Plans the cells, runs them, prints the table."""
+    from cluster.sweep.cells import execute
     from cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
 
     if options.parallel < 1:

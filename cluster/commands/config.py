@@ -1,0 +1,23 @@
+"""`squelch config`: prints a recipe with every setting, or the list of recipes."""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description = "Prints every setting of a recipe under overrides, as YAML that `train` reads back."
+    parser.add_argument("recipe", nargs="?", default="frozenlake")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--list", action="store_true", help="names of the shipped recipes")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the recipe or the names."""
+    from cluster.config import dump, load, recipe_names
+
+    say("\n".join(recipe_names()) if options.list else dump(load(options.recipe, options.overrides)).rstrip())
+    return 0

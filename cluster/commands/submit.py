@@ -1,0 +1,31 @@
+"""`squelch submit`: runs `squelch train` as a job on a Ray cluster that is up."""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.commands.arguments import add_job_server, add_recipe
+from cluster.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description = (
+        "Submits the recipe as a Ray job, follows its logs until it ends, and returns its success. RAY_AUTH_TOKEN or "
+        "RAY_AUTH_TOKEN_PATH authenticate, as for `ray job`."
+    )
+    add_recipe(parser)
+    add_job_server(parser)
+    parser.add_argument("--no-wait", action="store_true", help="return once it is submitted")
+    parser.add_argument("--resume", action="store_true", help="continue the run of that name")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks the recipe here, then submits it."""
+    from cluster.config import load
+
+    config = load(options.recipe, options.overrides)
+    from cluster.fleet.jobs import settled, submit
+
+    overrides = settled(options.recipe, config, options.overrides)
+    return submit(options.address, options.recipe, overrides, options.resume, not options.no_wait, say)

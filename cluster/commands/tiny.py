@@ -1,0 +1,35 @@
+"""`squelch tiny`: builds the embedded tiny policy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster.commands.arguments import natural
+from cluster.errors import UserError
+from cluster.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description = (
+        "Builds a tokenizer and a small Qwen2 model, warms it up on the environment's demonstrations, and writes a "
+        "Hugging Face folder. A folder built with the same settings is kept as it is."
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--env", default="FrozenLake", help="environment to warm up for")
+    parser.add_argument("--seed", type=natural, default=0, help="of weights and demonstrations (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Builds the policy and prints its size and loss."""
+    from envs.config import EnvironmentConfig
+    from learner.warmup.tiny import build_tiny
+
+    try:
+        report = build_tiny(options.directory, EnvironmentConfig(name=options.env), options.seed)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    done = "already built" if report.reused else f"built in {report.seconds:.0f} s"
+    say(f"{options.directory}: {done}, {report.num_parameters} parameters, loss {report.loss:.3f} nats a token")
+    return 0

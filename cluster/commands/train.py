@@ -1,0 +1,27 @@
+"""`squelch train`: runs a recipe to its end."""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.commands.arguments import add_recipe
+from cluster.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.description = "Runs a recipe to its end."
+    add_recipe(parser)
+    parser.add_argument("--resume", action="store_true", help="continue the run of that name from its last checkpoint")
+    parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Reads the recipe before it imports Ray, so that a wrong key is told at once."""
+    from cluster.config import load
+
+    overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
+    config = load(options.recipe, overrides)
+    from cluster.loop.run import train
+
+    return train(config, options.resume, say)

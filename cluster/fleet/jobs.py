@@ -1,0 +1,128 @@
+"""Runs `squelch train` as a job on a Ray cluster that is up, and follows it.
+
+Authentication is Ray's own: with RAY_AUTH_MODE=token the token comes from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+`python` on the nodes' PATH must be the one that Squelch is installed for. A checkout travels as the job's working
+directory and takes precedence over the nodes' own Squelch; an installed package does not travel, so the nodes run
+theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from cluster.config import RunConfig
+from cluster.errors import UserError
+from cluster.package import checkout
+
+EXCLUDES = [".git", ".venv", ".bench-venv", ".cache", "runs", "**/__pycache__", ".hypothesis", ".pytest_cache"]
+ACCEPT_TIMEOUT_S = 60.0
+
+
+def client(address: str) -> JobSubmissionClient:
+    """A client of the cluster's job server.
+
+    Raises:
+        UserError: it cannot be reached, or refuses the token.
+    """
+    try:
+        return JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise UserError(
+            f"--address {address}: the cluster's job server did not answer ({error}). Give the dashboard's address, "
+            "e.g. "
+            "http://127.0.0.1:8265; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+        ) from error
+
+
+def settled(recipe: str, config: RunConfig, overrides: list[str]) -> list[str]:
+    """The overrides, with the tiny policy kept beside the runs: a job's own folder goes with the job.
+
+    Raises:
+        UserError: `runs_dir` is relative, so that the run would be lost with the job's folder; or the recipe is a file
+            that the job would not find.
+    """
+    if recipe.endswith((".yaml", ".yml")) and not Path(recipe).is_absolute():
+        raise UserError(
+            f"recipe {recipe}: only its path travels with the job: give an absolute one that every node of the cluster "
+            f"sees, e.g. /shared/{Path(recipe).name}"
+        )
+    if not Path(config.runs_dir).is_absolute():
+        raise UserError(
+            f"runs_dir={config.runs_dir!r} is relative, and a job's folder is removed with the job: give an absolute "
+            "path that every node of the cluster sees, e.g. runs_dir=/shared/runs"
+        )
+    if config.model.path == "tiny" and not Path(config.model.cache).is_absolute():
+        return [*overrides, f"model.cache={config.runs_dir}/.tiny"]
+    return overrides
+
+
+def submit(
+    address: str, recipe: str, overrides: list[str], resume: bool, wait: bool, say: Callable[[str], None]
+) -> int:
+    """Submits the recipe; follows it to its end when `wait`. Returns 0 if it succeeded (or was only submitted)."""
+    jobs = client(address)
+    flags = ["--resume"] if resume else []
+    words = ["python", "-m", "cluster.cli", "train", recipe, *overrides, "--address", "auto", *flags]
+    job_id = _accepted(jobs, shlex.join(words), recipe)
+    say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` says how it goes")
+    return asyncio.run(_follow(jobs, job_id, say)) if wait else 0
+
+
+def _accepted(jobs: JobSubmissionClient, entrypoint: str, recipe: str) -> str:
+    """The id of the submitted job. A cluster that has just started has no agent to take it yet: asks again, bounded."""
+    deadline = time.monotonic() + ACCEPT_TIMEOUT_S
+    while True:
+        try:
+            return jobs.submit_job(entrypoint=entrypoint, runtime_env=_code(), metadata={"recipe": recipe})
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise UserError(f"the cluster did not take the job: {error}") from error
+            time.sleep(1.0)
+
+
+def _code() -> dict[str, Any]:
+    """Ray's runtime environment that brings the code to the job."""
+    repository = checkout()
+    return {"working_dir": str(repository), "excludes": EXCLUDES} if repository else {}
+
+
+async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
+    async for lines in jobs.tail_job_logs(job_id):
+        say(lines.rstrip("\n"))
+    return _ended(jobs, job_id, say)
+
+
+def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
+    info = jobs.get_job_info(job_id)
+    say(f"{job_id}: {info.status.value}" + (f" ({info.message})" if info.message else ""))
+    return 0 if info.status == JobStatus.SUCCEEDED else 1
+
+
+def job(address: str, action: str, job_id: str, say: Callable[[str], None]) -> int:
+    """`status`, `logs` or `stop` of a submitted job."""
+    jobs = client(address)
+    try:
+        return _act(jobs, action, job_id, say)
+    except RuntimeError as error:
+        raise UserError(f"{job_id} at {address}: {error}") from error
+
+
+def _act(jobs: JobSubmissionClient, action: str, job_id: str, say: Callable[[str], None]) -> int:
+    if action == "logs":
+        say(jobs.get_job_logs(job_id).rstrip("\n"))
+        return 0
+    if action == "stop":
+        asked: Any = jobs.stop_job(job_id)
+        say(f"{job_id}: {'asked to stop' if asked else 'had already ended'}")
+        return 0
+    status = jobs.get_job_status(job_id)
+    say(f"{job_id}: {status.value}")
+    return 1 if status == JobStatus.FAILED else 0

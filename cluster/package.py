@@ -1,0 +1,13 @@
+"""Where Squelch's code lies: in a checkout of its repository, or installed as the distribution `squelch-rl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DISTRIBUTION = "squelch-rl"
+
+
+def checkout() -> Path | None:
+    """The repository's root if the code runs from one; None if it was installed from a wheel."""
+    root = Path(__file__).parents[1]
+    return root if (root / "pyproject.toml").is_file() else None

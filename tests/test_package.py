@@ -1,0 +1,88 @@
+"""The wheel, installed away from the checkout: what its commands read travels with them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("actors", "cluster", "deploy", "envs", "learner")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that neither an older build's leftovers get in nor new ones into the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, built = folder / "source", folder / "built"
+    for room in (*ROOMS, "tests", "benchmarks"):
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, source / file)
+    words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=120)
+    return next(built.glob("squelch_rl-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `squelch` of an environment that holds the wheel. Third-party packages come from the environment of the
+    tests; its `.pth` files are not read there, so an editable install of this checkout stays out of sight."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    install = ["-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=120)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "third-party.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin" / "squelch"
+
+
+def outside(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the installed wheel in a folder that is no checkout."""
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    return subprocess.run([str(installed), *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_wheel_holds_the_rooms_and_what_they_read(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(ROOMS)
+    kinds = {".yaml", ".yml", ".json", ".txt"}
+    read = [p.relative_to(ROOT) for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in kinds]
+    assert len(read) > 20 and {str(path) for path in read} <= names
+
+
+def test_the_wheel_registers_the_command_and_the_plugin_of_vllm(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        text = archive.read(name).decode()
+    assert "squelch = cluster.cli:main" in text
+    assert "[vllm.general_plugins]\nsquelch = actors.rollout.weight_transfer:register" in text
+
+
+def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rewards.npz", rewards=np.array([[0.0, 1.0], [1.0, 1.0]]))
+    np.savez(tmp_path / "m.npz", log_likelihood=np.array([[[-1.0, -3.0]], [[-3.0, -1.0]]]), lengths=np.ones((2, 1)))
+    listed = outside(installed, tmp_path, "config", "--list")
+    assert listed.stdout.split() == sorted(path.stem for path in (ROOT / "cluster" / "recipes").glob("*.yaml"))
+    kept = outside(installed, tmp_path, "filter", "rewards.npz")
+    assert kept.returncode == 0 and "1 of 2" in kept.stdout, kept.stderr
+    proxies = outside(installed, tmp_path, "mi", "m.npz")
+    assert proxies.returncode == 0 and "retrieval accuracy" in proxies.stdout, proxies.stderr
+    health = outside(installed, tmp_path, "doctor")
+    assert health.returncode == 0 and "ok    vLLM plugin" in health.stdout, health.stdout + health.stderr
+
+
+def test_installed_code_is_no_checkout(installed: Path, tmp_path: Path) -> None:
+    code = "import cluster.package as package; print(package.__file__, package.checkout())"
+    python = installed.with_name("python")
+    found = subprocess.run([python, "-P", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60)
+    file, root = found.stdout.split()
+    assert Path(file).is_relative_to(installed.parents[1]) and root == "None"
