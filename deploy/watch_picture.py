@@ -1,0 +1,47 @@
+"""Draws the view of `squelch watch` as an SVG, for the README.
+
+    python -m deploy.watch_picture runs/frozenlake docs/watch.svg
+
+The picture shows the run's folder at the moment of the call, exactly as a terminal would; a call during training shows
+a run in progress. The SVG loads nothing from the network: GitHub shows it without fetching a font.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import time
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+from actors.archive.writer import read_metrics
+from cluster.commands.watch import read_status, view
+
+WIDTH = 112
+"""Columns of the terminal that is drawn; the longest figure and its sparkline fit."""
+WEB_FONT = re.compile(r" *@font-face \{.*?\}\n", re.DOTALL)
+"""Rich names two web fonts. Without them the viewer's monospace font stands in, and each text keeps its length."""
+
+
+def picture(shown: RenderableType, title: str) -> str:
+    """What a terminal of `WIDTH` columns shows, as an SVG. The same content gives the same text."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(shown)
+    return WEB_FONT.sub("", console.export_svg(title=title, unique_id="squelch-watch"))
+
+
+def main() -> None:
+    """Draws one run's folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the run's folder, for example runs/frozenlake")
+    parser.add_argument("out", type=Path, help="the SVG to write")
+    args = parser.parse_args()
+    status = read_status(args.run, time.time())
+    drawn = picture(view(status, read_metrics(args.run)), f"squelch watch runs/{args.run.name}")
+    args.out.write_text(drawn, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
