@@ -126,7 +126,7 @@ def _turn_lengths(trajectory: Trajectory) -> np.ndarray:
 
 def _row(group_id: str, trajectory: Trajectory, advantage: float, config: ObjectiveConfig) -> Row:
     sampled = np.flatnonzero(trajectory.loss_mask)
-    bootstrap = config.advantage == "gae" and trajectory.bootstrap_last_state
+    bootstrap = config.needs_critic and trajectory.bootstrap_last_state
     if sampled[0] == 0:
         raise RuntimeError(f"group {group_id}, trajectory {trajectory.index}: the first token is marked as sampled")
     return Row(

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from envs.settings import Settings
 from learner.objective.algorithms import ALGORITHMS, with_algorithm
+from learner.objective.rules import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
 
 
 class KLConfig(Settings):
@@ -14,7 +15,7 @@ class KLConfig(Settings):
 
     coefficient: float = Field(0.0, ge=0)
     """lambda_KL; 0 turns it off and no reference policy is loaded."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal[*KL_ESTIMATORS] = "k3"
     """k1 is refused as a loss: its expected on-policy gradient is zero. k3's is that of KL(reference || policy)."""
     place: Literal["loss", "reward"] = "loss"
     """`loss`: a term with a gradient of its own. `reward`: every sampled token's reward is less by lambda_KL times its
@@ -63,9 +64,12 @@ class OverlongConfig(Settings):
 class ObjectiveConfig(Settings):
     """The policy objective. The defaults are GRPO's; `learner.algorithm` sets the others (docs/algorithms.md)."""
 
-    advantage: Literal["grpo", "grpo_no_std", "gae"] = "grpo"
+    advantage: Literal[*ADVANTAGES] = "grpo"
     """Group mean subtracted; `grpo` also divides by the group's std. `gae`: a critic's values are the baseline."""
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
+    ratio: Literal[*RATIOS] = "token"
+    """Ratio of the policy to the anchor. `token`: of each token. `sequence`: of a trajectory's sampled tokens together,
+    to the power 1 / their number; the clipping ranges then are far smaller (GSPO: 0.0003 and 0.0004)."""
+    aggregation: Literal[*AGGREGATIONS] = "sequence_mean"
     """`sequence_mean`: mean over sequences of the mean over their tokens; `token_mean`: mean over all tokens;
     `constant`: mean over sequences of the sum over their tokens / `normaliser_tokens`."""
     normaliser_tokens: int = Field(0, ge=0)
@@ -94,7 +98,7 @@ class ObjectiveConfig(Settings):
 
     @model_validator(mode="after")
     def _what_a_group_can_rank(self) -> "ObjectiveConfig":
-        if self.advantage == "gae":
+        if self.needs_critic:
             return self
         if self.reward == "turn":
             raise ValueError(
@@ -103,6 +107,20 @@ class ObjectiveConfig(Settings):
         if self.gae != GAEConfig():
             raise ValueError(f"gae settings do nothing with advantage={self.advantage}; set advantage=gae or drop them")
         return self
+
+    @model_validator(mode="after")
+    def _one_advantage_where_the_ratio_is_one(self) -> "ObjectiveConfig":
+        if RATIOS[self.ratio].one_advantage and self.needs_critic:
+            raise ValueError(
+                f"ratio={self.ratio} needs one advantage for a whole sequence, and advantage={self.advantage} gives "
+                "each token its own; set advantage=grpo or ratio=token"
+            )
+        return self
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether advantages are a critic's."""
+        return ADVANTAGES[self.advantage].needs_critic
 
     @property
     def kl_in_loss(self) -> float:
@@ -155,7 +173,7 @@ class LoraSettings(Settings):
 class LearnerConfig(Settings):
     """The learner: FSDP2 ranks."""
 
-    algorithm: Literal["grpo", "dr_grpo", "dapo", "ppo"] = "grpo"
+    algorithm: Literal[*ALGORITHMS] = "grpo"
     """Sets what tells the algorithms apart (`learner.objective.algorithms`); keys given beside it win and are
     reported."""
     algorithm_filter: bool = True
@@ -207,7 +225,7 @@ class LearnerConfig(Settings):
 
     @model_validator(mode="after")
     def _critic_is_used(self) -> "LearnerConfig":
-        if self.objective.advantage != "gae" and self.critic != CriticConfig():
+        if not self.objective.needs_critic and self.critic != CriticConfig():
             raise ValueError(
                 f"learner.critic does nothing with objective.advantage={self.objective.advantage}; set "
                 "learner.algorithm=ppo or drop it"

@@ -62,7 +62,7 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     layer, rest = max(sizes, default=0), parameters - sum(sizes)
     trained = _adapters(model, learner.lora.rank) if learner.lora else parameters
     width = 2 if learner.dtype == "bfloat16" else 4
-    critic = parameters if learner.objective.advantage == "gae" else 0
+    critic = parameters if learner.objective.needs_critic else 0
     reference = parameters if learner.objective.kl.coefficient > 0 else 0
     state = 4 * (parameters + 3 * trained + 4 * critic + reference) // world_size
     copied = learner.num_gpus == 0 and learner.minibatches > 1

@@ -8,7 +8,8 @@ from torch import Tensor
 from learner.batching import MicroBatch, OptimizerStep, Row
 from learner.config import ObjectiveConfig
 from learner.kernels.attention import Layout
-from learner.objective.objectives import TokenBatch, sequence_mask, token_weights
+from learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
+from learner.objective.rules import StepSize
 
 Inputs = tuple[Tensor, Tensor, Tensor, Layout]
 """(input_ids, positions, targets, layout), as `Policy.forward` takes them."""
@@ -44,6 +45,7 @@ class Batch:
                 anchor=tokens.anchor[keep],
                 advantages=tokens.advantages[keep],
                 weights=tokens.weights[keep],
+                sequences=tokens.sequences[keep],
                 reference=None if tokens.reference is None else tokens.reference[keep],
             ),
             recomputed=None if self.recomputed is None else self.recomputed[keep],
@@ -66,17 +68,17 @@ def to_batch(
     """
     device = inputs[0].device
     rollout = torch.from_numpy(micro.rollout).to(device)
-    lengths = torch.from_numpy(micro.lengths)
-    sizes = (part.num_sequences, part.num_tokens, objective.normaliser_tokens)
-    weights = token_weights(lengths, objective.aggregation, *sizes).to(device)
+    size = StepSize(part.num_sequences, part.num_tokens, objective.normaliser_tokens)
+    lengths = torch.from_numpy(micro.lengths).to(device)
+    weights = token_weights(lengths, objective.aggregation, size)
     if objective.max_mismatch and recomputed is not None:
-        lengths = lengths.to(device)
         weights *= sequence_mask(recomputed, rollout, lengths, objective.max_mismatch).repeat_interleave(lengths)
     tokens = TokenBatch(
         rollout=rollout,
         anchor=recomputed if objective.anchor == "recomputed" and recomputed is not None else rollout,
         advantages=torch.from_numpy(micro.advantages).to(device),
         weights=weights,
+        sequences=sequences_of(lengths),
         reference=reference,
     )
     return Batch(micro.rows, inputs, tokens, recomputed)

@@ -131,7 +131,7 @@ class Trainer:
         self.optimizer_steps = 0
 
     def _make_critic(self) -> ValueLearner | None:
-        wanted = self.config.objective.advantage == "gae"
+        wanted = self.config.objective.needs_critic
         return ValueLearner(self.model_dir, self.config, self.mesh, self.device) if wanted else None
 
     def _load(self, lora: LoraSettings | None = None) -> Policy:
@@ -225,7 +225,7 @@ class Trainer:
             reference = self._score(self.reference, inputs) if wanted else None
         batch = to_batch(micro, part, own, recomputed, reference, inputs)
         with clock.part("critic"):
-            return self._valued(batch, micro) if self.critic is not None and own.advantage == "gae" else batch
+            return self._valued(batch, micro) if self.critic is not None and own.needs_critic else batch
 
     def _valued(self, batch: Batch, micro: MicroBatch) -> Batch:
         """With the critic's values: before each sampled token, and after rows whose episode was cut off."""

@@ -38,6 +38,7 @@ from learner.decomposition.statistics import (
     summarise_bucket,
 )
 from learner.objective.advantages import RELATIVE_ZERO
+from learner.objective.rules import ADVANTAGES, AGGREGATIONS, StepSize
 from learner.trainer import Trainer
 
 Shards = list[Tensor]
@@ -105,7 +106,7 @@ def group_parts(trainer: Trainer, group_id: str, members: Sequence[Trajectory]) 
     first = split_halves(group_id, len(members))
     halves = None if first is None else (half_weights(ranked, first), half_weights(ranked, ~first))
     by_index = {t.index: k for k, t in enumerate(members)}
-    lengths = _length_factors(rows, own.aggregation, len(members))
+    lengths = _length_factors(rows, own, len(members))
     sums: list[Shards | None] = [None, None, None]
     square = 0.0
     for row, factor in zip(rows, lengths, strict=True):
@@ -155,7 +156,7 @@ def _bucket(
 def _figures(trainer: Trainer, group_id: str, members: Sequence[Trajectory], parts: Parts) -> GroupFigures:
     own = trainer.config.objective
     task = norm(parts.task)
-    trained = parts.scale if own.advantage == "grpo" else 1.0
+    trained = parts.scale if ADVANTAGES[own.advantage].divides_by_std else 1.0
     regularisers = list(parts.regularisers.values())
     scaled = [trained * t for t in parts.task]
     return GroupFigures(
@@ -196,12 +197,13 @@ def _std_scale(ranked: np.ndarray) -> float:
     return 0.0 if std <= RELATIVE_ZERO * max(1.0, float(np.abs(ranked).max())) else 1.0 / std
 
 
-def _length_factors(rows: Sequence[Row], aggregation: str, num_trajectories: int) -> list[float]:
+def _length_factors(rows: Sequence[Row], own: ObjectiveConfig, num_trajectories: int) -> list[float]:
     """s_k in the group's mean over what a pass over trajectory k alone gives, which divides by its own length only."""
-    if aggregation != "token_mean":
-        return [1.0] * len(rows)
-    tokens = sum(row.num_sampled for row in rows)
-    return [num_trajectories * row.num_sampled / tokens for row in rows]
+    lengths = torch.tensor([row.num_sampled for row in rows], dtype=torch.int64)
+    rule = AGGREGATIONS[own.aggregation]
+    whole = StepSize(num_trajectories, int(lengths.sum()), own.normaliser_tokens)
+    alone = [rule(one[None], StepSize(1, int(one), own.normaliser_tokens)) for one in lengths]
+    return (num_trajectories * rule(lengths, whole) / torch.cat(alone)).tolist() if alone else []
 
 
 def _add(total: Shards | None, gradient: Shards, weight: float) -> Shards:

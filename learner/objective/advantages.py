@@ -6,13 +6,14 @@ Invariants:
   stands for rounding.
 - What enters an advantage: rewards; format penalties if asked; the over-long penalty and a KL in the reward where they
   are on. What enters the filter: rewards alone (`actors.filter.rules`).
-- `gae` has no group in it: `learner.objective.gae`.
+- A critic's advantages do not compare a group: `learner.objective.gae`.
 """
 
 import numpy as np
 
 from actors.records import Trajectory
 from learner.config import ObjectiveConfig, OverlongConfig
+from learner.objective.rules import ADVANTAGES
 
 RELATIVE_ZERO = 1e-10
 """A std below this share of the largest absolute value (or of 1) is rounding, not signal."""
@@ -25,20 +26,14 @@ def shaped_returns(returns: np.ndarray, format_penalties: np.ndarray, include_pe
 
 
 def group_advantages(returns: np.ndarray, estimator: str) -> np.ndarray:
-    """Advantages of one group's surviving trajectories, (num_survivors,) float64.
-
-    `grpo`: (R - mean) / std with the sample std (ddof = 1), the one GRPO implementations use (Shao et al. 2024,
-    section 4.1.2, leaves ddof open). `grpo_no_std`: R - mean (Definition E.2). A single survivor has advantage 0.
-    `gae` has none of its own before the critic has spoken: 0.
-    """
+    """Advantages of one group's surviving trajectories, (num_survivors,) float64, by an entry of
+    `learner.objective.rules.ADVANTAGES`. Returns that do not differ, and a single survivor, have advantage 0."""
     values = np.asarray(returns, dtype=np.float64)
-    if len(values) < 2 or estimator == "gae":
-        return np.zeros_like(values)
-    centred = values - values.mean()
-    std = values.std(ddof=1)
-    if std <= RELATIVE_ZERO * max(1.0, float(np.abs(values).max())):
-        return np.zeros_like(values)
-    return centred if estimator == "grpo_no_std" else centred / std
+    return np.zeros_like(values) if _all_alike(values) else ADVANTAGES[estimator].of_group(values)
+
+
+def _all_alike(values: np.ndarray) -> bool:
+    return len(values) < 2 or bool(values.std(ddof=1) <= RELATIVE_ZERO * max(1.0, float(np.abs(values).max())))
 
 
 def overlong_penalties(lengths: np.ndarray, config: OverlongConfig) -> np.ndarray:

@@ -6,14 +6,16 @@ Invariants:
   name, only for the settings. Every key of an objective that tells algorithms apart is in every entry.
 - The user's own keys win over `settings`; `differences` says where. They never win over `filter`: an algorithm that has
   a filter of its own and a user who wants another are a contradiction, refused before anything starts.
-- Clipping, the entropy bonus and the absence of a KL term are appendix B.2's, which holds them fixed over all four.
+- Clipping, the entropy bonus and the absence of a KL term are appendix B.2's, which holds them fixed over its four
+  algorithms. GSPO is not among them: its clipping ranges are its authors', as a sequence's ratio has another scale.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PAPER = {  # appendix B.2, the same for all four
+PAPER = {  # appendix B.2, the same for its four algorithms
+    "objective.ratio": "token",
     "objective.clip_low": 0.2,
     "objective.clip_high": 0.28,
     "objective.entropy_coefficient": 0.001,
@@ -63,6 +65,19 @@ ALGORITHMS: dict[str, Algorithm] = {
             "refill": True,
             "compat": "paper",
             "window": "whole",
+        },
+    ),
+    # s_i = (pi(y_i) / pi_old(y_i))^(1/|y_i|);  J = 1/G sum_i min(s_i A_i, clip(s_i) A_i);  A as GRPO
+    "gspo": Algorithm(
+        "Zheng et al. 2025, Group Sequence Policy Optimization, Eq. 5 to 7; clipping ranges: section 5.1",
+        {
+            **PAPER,
+            **GROUP,
+            "objective.advantage": "grpo",
+            "objective.ratio": "sequence",
+            "objective.aggregation": "sequence_mean",
+            "objective.clip_low": 3e-4,
+            "objective.clip_high": 4e-4,
         },
     ),
     # A_t = sum_l (gamma lambda)^l delta_{t+l}, whitened;  J = 1/T sum_t min(r A_t, clip(r) A_t)

@@ -39,12 +39,12 @@ def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: t
     """Advantages of the training step that learns from `rows` (those of all ranks). A collective if any are missing."""
     kl_in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     batches = [batch for part in steps for batch in part]
-    if config.advantage != "gae" and not kl_in_reward:
+    if not config.needs_critic and not kl_in_reward:
         return Credit(steps, {})
     costs = [_kl_costs(batch, config) if kl_in_reward else np.zeros(len(batch.tokens.rollout)) for batch in batches]
     if refused := _refused(rows, batches, costs, device):
         return Credit(steps, {}, refused)
-    if config.advantage == "gae":
+    if config.needs_critic:
         filled, figures = _critics(batches, costs, config, device)
     else:
         filled, figures = _groups(rows, batches, costs, config, device), {}

@@ -4,6 +4,8 @@ Invariants:
 
 - Nothing here averages. A token's weight comes with it and already holds the normaliser of the WHOLE optimizer step
   (all micro-batches, all ranks), so that losses and gradients of micro-batches only ever add up.
+- Which ratio, clip, mean and KL estimator an objective has is looked up in `learner.objective.rules`; nothing here asks
+  for a rule by its name.
 - The loss scale multiplies the whole loss, regularisers included (section 4.1).
 - The anchor, the rollout's log-probabilities, the reference and the mismatch weight carry no gradient.
 """
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from learner.config import KLConfig, ObjectiveConfig
+from learner.objective.rules import AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize
 
 SUM_NAMES = (
     "loss",
@@ -39,7 +42,8 @@ MISMATCH_RANGE = (0.9, 1.1)
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sampled tokens of one micro-batch; each field (num_sampled,), float32. `reference` is None with KL off."""
+    """Sampled tokens of one micro-batch; each field (num_sampled,), float32 but for `sequences`. `reference` is None
+    with KL off."""
 
     rollout: Tensor
     """log p of the policy that sampled, at the sampling temperature."""
@@ -48,6 +52,8 @@ class TokenBatch:
     advantages: Tensor
     weights: Tensor
     """Share of each token in the optimizer step's mean; sums to 1 over all of its micro-batches and ranks."""
+    sequences: Tensor
+    """int64, the index of each token's sequence in the micro-batch."""
     reference: Tensor | None = None
 
 
@@ -60,39 +66,28 @@ class LossTerms:
     ratio_max: Tensor
 
 
-def token_weights(
-    lengths: Tensor, aggregation: str, num_sequences: int, num_tokens: int, normaliser_tokens: int = 0
-) -> Tensor:
-    """Weight of each sampled token, (sum of lengths,), for sequences of `lengths` (num_rows,) sampled tokens.
-
-    `sequence_mean`: 1 / (num_sequences * length), GRPO's mean over sequences of the mean over their tokens.
-    `token_mean`: 1 / num_tokens, DAPO's. `constant`: 1 / (num_sequences * normaliser_tokens), Dr. GRPO's.
-    `num_sequences` and `num_tokens` are those of the whole optimizer step.
-    """
-    if aggregation == "token_mean":
-        return torch.full((int(lengths.sum()),), 1.0 / num_tokens)
-    if aggregation == "constant":
-        return torch.full((int(lengths.sum()),), 1.0 / (num_sequences * normaliser_tokens))
-    return (1.0 / (lengths.double() * num_sequences)).repeat_interleave(lengths).float()
+def token_weights(lengths: Tensor, aggregation: str, step: StepSize) -> Tensor:
+    """Weight of each sampled token, (sum of lengths,) float32, from `lengths` (num_rows,), the sequences' tokens."""
+    return AGGREGATIONS[aggregation](lengths, step).repeat_interleave(lengths).float()
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) of each token (PPO's surrogate, asymmetric: appendix B.2)."""
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+def sequences_of(lengths: Tensor) -> Tensor:
+    """Index of each sampled token's sequence, (sum of lengths,) int64."""
+    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
 
 
-def mismatch_weight(recomputed: Tensor, rollout: Tensor, cap: float) -> Tensor:
-    """min(exp(recomputed - rollout), cap), detached: how much likelier the learner finds the token than the sampler."""
-    return (recomputed - rollout).exp().clamp(max=cap).detach()
+def mismatch_weight(ratio: Tensor, cap: float) -> Tensor:
+    """min(ratio, cap), detached. `ratio`: of the learner at step start to the sampler, by the objective's own rule."""
+    return ratio.clamp(max=cap).detach()
 
 
 def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: float) -> Tensor:
     """Which sequences are learned from, (num_rows,) bool: mean |log learner - log sampler| at most `bound` nats.
 
     Tokens are (num_sampled,), rows of `lengths` one after another. A sequence left out keeps its place in the
-    normaliser: the others weigh what they weighed.
+    normaliser: the weights of the others stay as they are.
     """
-    rows = torch.arange(len(lengths), device=recomputed.device).repeat_interleave(lengths)
+    rows = sequences_of(lengths)
     total = torch.zeros(len(lengths), dtype=torch.float64, device=recomputed.device)
     total.index_add_(0, rows, (recomputed - rollout).abs().double())
     return total <= bound * lengths
@@ -123,14 +118,8 @@ def mismatch_figures(sums: Sequence[float]) -> dict[str, float]:
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """KL(policy || reference) at tokens sampled from the policy, nats (Schulman, "Approximating KL divergence").
-
-    With d = log reference - log policy: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d. k2 and k3 are never negative.
-    """
-    d = reference - log_probs
-    if estimator == "k1":
-        return -d
-    return d.square() / 2 if estimator == "k2" else d.exp() - 1 - d
+    """KL(policy || reference) at tokens sampled from the policy, nats (Schulman, "Approximating KL divergence")."""
+    return KL_ESTIMATORS[estimator](reference - log_probs)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -145,15 +134,16 @@ def policy_loss(
     """The loss of one micro-batch: scale * sum_t w_t (surrogate - lambda_H H + lambda_KL KL); a KL in the reward is
     only counted here.
 
-    With `anchor: recomputed` the surrogate is weighted by `mismatch_weight(anchor, rollout)` (decision: one ratio
-    to the learner at step start, corrected for the sampler's numerics). A token of weight 0 counts as one whose
+    With `anchor: recomputed` the surrogate is weighted by `mismatch_weight` of anchor to rollout: the ratio is taken to
+    the learner at step start and corrected for the sampler's numerics. A token of weight 0 counts as one whose
     probability is the anchor's and the reference's, whatever it is: its own may overflow.
     """
-    learned = batch.weights > 0
-    ratio = (log_probs - batch.anchor).where(learned, 0).exp()
-    surrogate = clipped_surrogate(ratio, batch.advantages, config.clip_low, config.clip_high)
+    learned, rule = batch.weights > 0, RATIOS[config.ratio]
+    ratio = rule.ratio((log_probs - batch.anchor).where(learned, 0), batch.sequences)
+    surrogate = rule.surrogate(ratio, batch.advantages, config.clip_low, config.clip_high)
     if config.anchor == "recomputed":
-        surrogate = surrogate * mismatch_weight(batch.anchor, batch.rollout, config.mismatch_cap)
+        mismatch = rule.ratio(batch.anchor - batch.rollout, batch.sequences)
+        surrogate = surrogate * mismatch_weight(mismatch, config.mismatch_cap)
     kl = _kl(log_probs, batch.reference, learned, config.kl)
     policy = (batch.weights * surrogate).sum()
     regulariser = config.kl_in_loss * kl - config.entropy_coefficient * entropies

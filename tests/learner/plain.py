@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.batching import Row
 from learner.config import ObjectiveConfig
-from learner.objective.objectives import TokenBatch, policy_loss, token_weights
+from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from learner.objective.rules import StepSize
 
 
 def plain_model(model_dir: Path) -> torch.nn.Module:
@@ -42,7 +43,8 @@ def plain_gradients(
         rollout=rollout,
         anchor=rollout,
         advantages=torch.cat([torch.full((row.num_sampled,), row.advantage) for row in rows]),
-        weights=token_weights(lengths, objective.aggregation, len(rows), int(lengths.sum())),
+        weights=token_weights(lengths, objective.aggregation, StepSize(len(rows), int(lengths.sum()))),
+        sequences=sequences_of(lengths),
     )
     loss = policy_loss(log_probs, entropies, batch, objective, 1.0).loss
     loss.backward()

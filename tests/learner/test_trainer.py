@@ -37,10 +37,14 @@ def on_policy(trainer: Trainer, groups: list) -> list:
 
 
 @pytest.mark.parametrize("budget", [64, 100, 300])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
-def test_any_micro_batching_has_the_gradient_of_one_batch(model_dir: Path, budget: int, aggregation: str) -> None:
+@pytest.mark.parametrize(
+    ("aggregation", "ratio"), [("sequence_mean", "token"), ("token_mean", "token"), ("sequence_mean", "sequence")]
+)
+def test_any_micro_batching_has_the_gradient_of_one_batch(
+    model_dir: Path, budget: int, aggregation: str, ratio: str
+) -> None:
     groups = make_groups()
-    objective = {"aggregation": aggregation, "kl": {"coefficient": 0.1}, "anchor": "recomputed"}
+    objective = {"aggregation": aggregation, "ratio": ratio, "kl": {"coefficient": 0.1}, "anchor": "recomputed"}
     whole = Trainer(model_dir, make_config(token_budget=100_000, objective=objective)).gradients(groups, 0.9)
     split = Trainer(model_dir, make_config(token_budget=budget, objective=objective)).gradients(groups, 0.9)
     flat = {key: torch.cat([g.flatten() for g in part.values()]) for key, part in (("w", whole), ("s", split))}

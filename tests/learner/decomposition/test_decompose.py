@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from learner import batching, process_group
 from learner.config import LearnerConfig
 from learner.decomposition.decompose import decompose, group_parts, norm
+from learner.objective.rules import ADVANTAGES, AGGREGATIONS
 from learner.publish import gathered
 from learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model
@@ -51,12 +52,15 @@ def flat(shards: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-@pytest.mark.parametrize("advantage", ["grpo", "grpo_no_std"])
+@pytest.mark.parametrize(
+    ("aggregation", "ratio"), [*((name, "token") for name in AGGREGATIONS), ("sequence_mean", "sequence")]
+)
+@pytest.mark.parametrize("advantage", [name for name, rule in ADVANTAGES.items() if not rule.needs_critic])
 def test_task_kl_and_entropy_sum_to_the_gradient_of_the_objective(
-    model_dir: Path, aggregation: str, advantage: str
+    model_dir: Path, aggregation: str, ratio: str, advantage: str
 ) -> None:
-    trainer = away_from_reference(model_dir, config(aggregation=aggregation, advantage=advantage, normaliser_tokens=40))
+    objective = {"aggregation": aggregation, "ratio": ratio, "advantage": advantage, "normaliser_tokens": 40}
+    trainer = away_from_reference(model_dir, config(**objective))
     [(group_id, members)] = sampled_by(trainer, make_groups(1, size=5))
     parts = group_parts(trainer, group_id, members)
     whole = flat(list(trainer.gradients([(group_id, members)]).values()))

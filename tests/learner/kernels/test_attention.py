@@ -16,7 +16,8 @@ from learner.kernels.attention import TILE, Layout, block_mask, mask_rule, packe
 from learner.kernels.head import log_probabilities
 from learner.kernels.linear import Linear
 from learner.kernels.packing import pack
-from learner.objective.objectives import TokenBatch, policy_loss, token_weights
+from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from learner.objective.rules import StepSize
 from learner.policy.model import Policy, load_model
 from learner.tensors import inputs_of
 from tests.learner.kernels.test_packing import trees
@@ -134,8 +135,8 @@ def packed_gradients(policy: Policy, rows: list[Row], objective: ObjectiveConfig
     log_probs, entropies = policy(*inputs_of(micro, CPU), temperature, objective.entropy_coefficient > 0)
     rollout = torch.from_numpy(micro.rollout)
     lengths = torch.from_numpy(micro.lengths)
-    weights = token_weights(lengths, objective.aggregation, len(rows), int(lengths.sum()))
-    batch = TokenBatch(rollout, rollout, torch.from_numpy(micro.advantages), weights)
+    weights = token_weights(lengths, objective.aggregation, StepSize(len(rows), int(lengths.sum())))
+    batch = TokenBatch(rollout, rollout, torch.from_numpy(micro.advantages), weights, sequences_of(lengths))
     loss = policy_loss(log_probs, entropies, batch, objective, 1.0).loss
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in policy.model.named_parameters()}

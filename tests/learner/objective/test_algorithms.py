@@ -17,7 +17,8 @@ from learner.batching import Row, to_rows
 from learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
 from learner.objective.algorithms import ALGORITHMS, differences, nested
 from learner.objective.credit import assign
-from learner.objective.objectives import TokenBatch, policy_loss, token_weights
+from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from learner.objective.rules import StepSize
 
 
 def of(name: str, **objective: object) -> ObjectiveConfig:
@@ -69,6 +70,8 @@ def test_a_run_knows_its_departures_and_reads_them_back() -> None:
         (["learner.critic.clip=0.3"], ["learner.critic does nothing", "learner.algorithm=ppo"]),
         (["learner.objective.reward=turn"], ["reward=turn needs advantage=gae"]),
         (["learner.objective.gae.lam=0.9"], ["gae settings do nothing"]),
+        (["learner.algorithm=ppo", "learner.objective.ratio=sequence"], ["ratio=sequence needs one advantage"]),
+        (["learner.objective.ratio=sequences"], ["learner.objective.ratio", "'sequence'"]),
         (["learner.objective.overlong={penalty: 1, max_tokens: 4, cache_tokens: 5}"], ["cache_tokens=5 exceeds"]),
     ],
 )
@@ -120,10 +123,10 @@ def loss_of(config: ObjectiveConfig, rows: list[Row], ratio: float = 1.0) -> flo
     """The loss of `rows` as one optimizer step, every token at `ratio` and without entropy."""
     lengths = torch.tensor([row.num_sampled for row in rows])
     total = int(lengths.sum())
-    weights = token_weights(lengths, config.aggregation, len(rows), total, config.normaliser_tokens).double()
+    weights = token_weights(lengths, config.aggregation, StepSize(len(rows), total, config.normaliser_tokens)).double()
     advantages = torch.cat([torch.full((row.num_sampled,), row.advantage, dtype=torch.float64) for row in rows])
     anchor = torch.full((total,), -1.0, dtype=torch.float64)
-    batch = TokenBatch(anchor, anchor, advantages, weights)
+    batch = TokenBatch(anchor, anchor, advantages, weights, sequences_of(lengths))
     return float(policy_loss(anchor + math.log(ratio), torch.zeros(total), batch, config, 1.0).loss)
 
 
@@ -174,7 +177,25 @@ def test_what_was_fed_is_no_step_and_a_cut_episode_needs_its_last_state() -> Non
     assert not grouped.bootstrap and grouped.length == ended.length
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo"])
+def test_gspo_by_hand() -> None:
+    config = of("gspo", include_format_penalty=False)
+    rows = to_rows(GROUP, config)
+    a = [2 / 3 / math.sqrt(1 / 3), -1 / 3 / math.sqrt(1 / 3)]
+    assert [row.advantage for row in rows] == pytest.approx([a[0], a[1], a[1]])
+    # a sequence whose every token is at ratio 1.5 is at 1.5 itself: the positive one is clipped at 1.0004
+    assert loss_of(config, rows, 1.5) == pytest.approx(-(1.0004 * a[0] + 1.5 * 2 * a[1]) / 3, rel=1e-6)
+    assert loss_of(config, rows, 0.5) == pytest.approx(-(0.5 * a[0] + 0.9997 * 2 * a[1]) / 3, rel=1e-6)
+
+
+def test_gspos_recipe_is_the_demo_with_its_algorithm() -> None:
+    gspo, grpo = load("frozenlake-gspo"), load("frozenlake")
+    own = gspo.learner.objective
+    assert (own.ratio, own.clip_low, own.clip_high) == ("sequence", 3e-4, 4e-4)
+    assert gspo.algorithm_differences == []
+    assert gspo.model_dump(exclude={"name", "learner"}) == grpo.model_dump(exclude={"name", "learner"})
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo"])
 def test_the_order_of_a_groups_members_does_not_matter(name: str) -> None:
     config = of(name)
     members = GROUP[0][1]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from learner.config import KLConfig, ObjectiveConfig
+from learner.objective.algorithms import nested
 from learner.objective.objectives import (
     SUM_NAMES,
     TokenBatch,
-    clipped_surrogate,
     entropy,
     kl_estimate,
     mismatch_figures,
@@ -22,6 +22,7 @@ from learner.objective.objectives import (
     token_weights,
     value_loss,
 )
+from learner.objective.rules import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize, clipped_surrogate
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -44,16 +45,27 @@ def test_a_binding_clip_takes_the_gradient_away_and_only_then() -> None:
 
 def test_sequence_mean_weighs_sequences_alike_and_token_mean_tokens() -> None:
     lengths = torch.tensor([1, 3])
-    per_sequence = token_weights(lengths, "sequence_mean", num_sequences=4, num_tokens=10)
+    per_sequence = token_weights(lengths, "sequence_mean", StepSize(4, 10))
     assert torch.allclose(per_sequence, torch.tensor([1 / 4, 1 / 12, 1 / 12, 1 / 12]))
-    assert torch.allclose(token_weights(lengths, "token_mean", 4, 10), torch.full((4,), 0.1))
-    assert torch.allclose(token_weights(lengths, "constant", 4, 10, 25), torch.full((4,), 0.01))
+    assert torch.allclose(token_weights(lengths, "token_mean", StepSize(4, 10)), torch.full((4,), 0.1))
+    assert torch.allclose(token_weights(lengths, "constant", StepSize(4, 10, 25)), torch.full((4,), 0.01))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.sampled_from(["sequence_mean", "token_mean"]))
 def test_weights_of_a_whole_step_sum_to_one(lengths: list[int], aggregation: str) -> None:
-    weights = token_weights(torch.tensor(lengths), aggregation, len(lengths), sum(lengths))
+    weights = token_weights(torch.tensor(lengths), aggregation, StepSize(len(lengths), sum(lengths)))
     assert math.isclose(float(weights.sum()), 1.0, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("table", "setting"),
+    [(ADVANTAGES, "advantage"), (RATIOS, "ratio"), (AGGREGATIONS, "aggregation"), (KL_ESTIMATORS, "kl.estimator")],
+)
+def test_the_settings_allow_the_tables_entries_and_nothing_else(table: dict[str, object], setting: str) -> None:
+    for name in table:
+        assert ObjectiveConfig.model_validate(nested({setting: name}))
+    with pytest.raises(ValidationError, match=f"Input should be '{next(iter(table))}'"):
+        ObjectiveConfig.model_validate(nested({setting: "none of them"}))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +117,7 @@ def test_entropy_by_hand() -> None:
 
 def test_mismatch_weight_is_capped_and_detached() -> None:
     recomputed = tensor(-1.0, -1.0, -1.0).requires_grad_()
-    weight = mismatch_weight(recomputed, tensor(-1.5, -0.5, -3.0), 2.0)
+    weight = mismatch_weight((recomputed - tensor(-1.5, -0.5, -3.0)).exp(), 2.0)
     assert torch.allclose(weight, tensor(math.exp(0.5), math.exp(-0.5), 2.0))
     assert not weight.requires_grad
 
@@ -118,6 +130,7 @@ def batch_of(count: int, seed: int = 0, reference: bool = True) -> TokenBatch:
         anchor=-2 + 0.3 * draw(),
         advantages=draw(),
         weights=torch.full((count,), 1 / count, dtype=torch.float64),
+        sequences=torch.arange(count) // 3,
         reference=-2 + 0.3 * draw() if reference else None,
     )
 
@@ -126,6 +139,7 @@ CONFIGS = [
     ObjectiveConfig(),
     ObjectiveConfig(anchor="recomputed", kl=KLConfig(coefficient=0.3)),
     ObjectiveConfig(kl=KLConfig(coefficient=0.3, estimator="k2"), entropy_coefficient=0.1),
+    ObjectiveConfig(ratio="sequence", anchor="recomputed", clip_low=0.02, clip_high=0.03),
     ObjectiveConfig(kl=KLConfig(coefficient=0.3, estimator="k1", place="reward"), clip_low=0.0, clip_high=10.0),
 ]
 
@@ -140,7 +154,7 @@ def test_gradients_are_those_of_finite_differences(config: ObjectiveConfig) -> N
 
 def test_loss_by_hand() -> None:
     one = tensor(0.0)
-    batch = TokenBatch(one - 1, one - 1, one + 2, one + 0.5, one - 1.5)
+    batch = TokenBatch(one - 1, one - 1, one + 2, one + 0.5, one.long(), one - 1.5)
     config = ObjectiveConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
     terms = policy_loss(one - 1.1, one + 3, batch, config, 0.9)
     k3 = math.exp(-0.4) - 1 + 0.4
@@ -151,7 +165,7 @@ def test_loss_by_hand() -> None:
     assert math.isclose(sums["kl"], k3) and sums["entropy"] == 3.0
 
 
-@pytest.mark.parametrize("config", CONFIGS[:3])
+@pytest.mark.parametrize("config", CONFIGS[:4])
 def test_a_masked_token_that_overflows_leaves_loss_and_gradient_those_of_the_others(config: ObjectiveConfig) -> None:
     batch = batch_of(4)
     kept = torch.tensor([True, False, True, True])
@@ -161,6 +175,7 @@ def test_a_masked_token_that_overflows_leaves_loss_and_gradient_those_of_the_oth
         anchor=batch.anchor.where(kept, far),
         advantages=-batch.advantages.abs(),
         weights=batch.weights * kept,
+        sequences=torch.tensor([0, 1, 2, 2]),
         reference=batch.reference.where(kept, -far),
     )
     log_probs = batch.rollout.clone().requires_grad_()
@@ -182,7 +197,7 @@ def test_scale_multiplies_the_whole_loss() -> None:
 
 def test_recomputed_anchor_weighs_the_surrogate_by_the_mismatch() -> None:
     one = tensor(0.0)
-    batch = TokenBatch(rollout=one - 1.2, anchor=one - 1.0, advantages=one + 1, weights=one + 1)
+    batch = TokenBatch(rollout=one - 1.2, anchor=one - 1.0, advantages=one + 1, weights=one + 1, sequences=one.long())
     config = ObjectiveConfig(anchor="recomputed", entropy_coefficient=0)
     terms = policy_loss(one - 1.0, one, batch, config, 1.0)
     assert math.isclose(float(terms.loss), -math.exp(0.2), rel_tol=1e-12)
@@ -191,17 +206,18 @@ def test_recomputed_anchor_weighs_the_surrogate_by_the_mismatch() -> None:
 def test_clip_fractions_count_binding_clips_only() -> None:
     ratio = tensor(0.5, 0.5, 1.5, 1.5)
     zeros = torch.zeros(4, dtype=torch.float64)
-    batch = TokenBatch(zeros, zeros, tensor(-1.0, 1.0, 1.0, -1.0), zeros + 0.25)
+    batch = TokenBatch(zeros, zeros, tensor(-1.0, 1.0, 1.0, -1.0), zeros + 0.25, torch.arange(4))
     sums = dict(
         zip(SUM_NAMES, policy_loss(ratio.log(), zeros, batch, ObjectiveConfig(), 1.0).sums.tolist(), strict=True)
     )
     assert (sums["clip_fraction_low"], sums["clip_fraction_high"]) == (1.0, 1.0)
 
 
-def test_a_micro_batch_without_tokens_adds_nothing_but_has_a_gradient() -> None:
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_a_micro_batch_without_tokens_adds_nothing_but_has_a_gradient(ratio: str) -> None:
     empty = torch.zeros(0, requires_grad=True)
-    batch = TokenBatch(*(torch.zeros(0) for _ in range(4)))
-    terms = policy_loss(empty, torch.zeros(0), batch, ObjectiveConfig(), 1.0)
+    batch = TokenBatch(*(torch.zeros(0) for _ in range(4)), sequences=torch.zeros(0, dtype=torch.int64))
+    terms = policy_loss(empty, torch.zeros(0), batch, ObjectiveConfig(ratio=ratio), 1.0)
     terms.loss.backward()
     assert terms.loss.item() == 0.0 and not terms.sums.any() and float(terms.ratio_max) == 0.0
 

@@ -15,10 +15,11 @@ from learner.objective.objectives import (
     SUM_NAMES,
     LossTerms,
     TokenBatch,
-    clipped_surrogate,
     policy_loss,
+    sequences_of,
     token_weights,
 )
+from learner.objective.rules import StepSize, clipped_surrogate
 
 PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("## A worked example")[1].split("\n## ")[0]
@@ -83,8 +84,10 @@ def batch(aggregation: str) -> TokenBatch:
     lengths = torch.tensor(column(TRAJECTORIES, "sampled tokens").astype(int))
     owner = column(TOKENS, "trajectory").astype(int) - 1
     rollout = tensor(np.log(column(TOKENS, "p sampled")))
-    weights = token_weights(lengths, aggregation, len(lengths), int(lengths.sum()))
-    return TokenBatch(rollout, rollout, tensor(column(TRAJECTORIES, "advantage")[owner]), weights)
+    weights = token_weights(lengths, aggregation, StepSize(len(lengths), int(lengths.sum())))
+    return TokenBatch(
+        rollout, rollout, tensor(column(TRAJECTORIES, "advantage")[owner]), weights, sequences_of(lengths)
+    )
 
 
 def test_every_token_has_the_ratio_the_term_and_the_weight_that_are_printed() -> None:

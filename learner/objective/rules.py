@@ -1,0 +1,152 @@
+"""The rules of which an objective is put together: one table a kind of rule, one entry a rule.
+
+An entry's key is the value of the setting (`learner.objective`), and the settings take their allowed values from these
+tables: a new rule is one entry here, and its test. `learner.objective.algorithms` says which rules make which
+algorithm, and docs/algorithms.md holds the equations.
+
+Invariants:
+
+- Rules are pure. Those on tensors use the tensors' own methods, so that this module imports no torch and the command
+  line can read the settings at start.
+- A rule on tokens has one entry a sampled token, (num_sampled,); `sequences` (num_sampled,) int64 is the index of each
+  token's sequence in its micro-batch. A sequence is one trajectory's sampled tokens, over all of its turns; a row is
+  never split between micro-batches, so a rule sees every sequence whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# --- advantages of a group's trajectories ---
+
+
+def centred(returns: np.ndarray) -> np.ndarray:
+    """R - mean R (Definition E.2; Dr. GRPO, Liu et al. 2025)."""
+    return returns - returns.mean()
+
+
+def standardised(returns: np.ndarray) -> np.ndarray:
+    """(R - mean R) / std R with the sample std, ddof = 1, which GRPO implementations use (Shao et al. 2024, section
+    4.1.2, leaves ddof open)."""
+    return centred(returns) / returns.std(ddof=1)
+
+
+@dataclass(frozen=True)
+class AdvantageRule:
+    """`of_group`: from (num_survivors,) float64 returns that differ to their advantages."""
+
+    of_group: Callable[[np.ndarray], np.ndarray]
+    divides_by_std: bool = False
+    needs_critic: bool = False
+    """The advantages are those of a critic (`learner.objective.gae`); the group gives none."""
+
+
+ADVANTAGES: dict[str, AdvantageRule] = {
+    "grpo": AdvantageRule(standardised, divides_by_std=True),
+    "grpo_no_std": AdvantageRule(centred),
+    "gae": AdvantageRule(np.zeros_like, needs_critic=True),
+}
+
+
+# --- the ratio of the policy to its anchor, and how it is clipped ---
+
+
+def token_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
+    """pi(o_t) / anchor(o_t) of each token (Schulman et al. 2017)."""
+    return log_ratios.exp()
+
+
+def sequence_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
+    """(pi(y_i) / anchor(y_i))^(1 / |y_i|), the exponential of a sequence's mean log-ratio, at each of its tokens (GSPO,
+    Zheng et al. 2025, Eq. 7)."""
+    size = int(sequences.max()) + 1 if len(sequences) else 0
+    totals = log_ratios.new_zeros(size).index_add(0, sequences, log_ratios)
+    counts = log_ratios.new_zeros(size).index_add(0, sequences, log_ratios.new_ones(len(sequences)))
+    return (totals / counts.clamp(min=1)).exp()[sequences]
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) of each token (PPO's surrogate, asymmetric: appendix B.2)."""
+    return -(ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+
+@dataclass(frozen=True)
+class RatioRule:
+    """`ratio`: from log pi - anchor and `sequences`; `surrogate`: from the ratio, the advantages and the two clipping
+    ranges to what is minimised."""
+
+    ratio: Callable[[Tensor, Tensor], Tensor]
+    surrogate: Callable[[Tensor, Tensor, float, float], Tensor] = clipped_surrogate
+    one_advantage: bool = False
+    """The rule needs one advantage for all tokens of a sequence."""
+
+
+RATIOS: dict[str, RatioRule] = {
+    "token": RatioRule(token_ratio),
+    "sequence": RatioRule(sequence_ratio, one_advantage=True),
+}
+
+
+# --- the weight of a sampled token in the mean ---
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """What one optimizer step holds, over all micro-batches and ranks."""
+
+    num_sequences: int
+    num_tokens: int
+    normaliser_tokens: int = 0
+
+
+def sequence_mean(lengths: Tensor, step: StepSize) -> Tensor:
+    """1 / (num_sequences * length): the mean over sequences of the mean over their tokens (GRPO)."""
+    return 1.0 / (lengths.double() * step.num_sequences)
+
+
+def token_mean(lengths: Tensor, step: StepSize) -> Tensor:
+    """1 / num_tokens: the mean over all tokens (DAPO)."""
+    return lengths.double().fill_(1.0 / step.num_tokens)
+
+
+def constant(lengths: Tensor, step: StepSize) -> Tensor:
+    """1 / (num_sequences * normaliser_tokens): the mean over sequences of a sum over a constant (Dr. GRPO)."""
+    return lengths.double().fill_(1.0 / (step.num_sequences * step.normaliser_tokens))
+
+
+AGGREGATIONS: dict[str, Callable[[Tensor, StepSize], Tensor]] = {
+    "sequence_mean": sequence_mean,
+    "token_mean": token_mean,
+    "constant": constant,
+}
+"""From `lengths` (num_rows,) int64, the sampled tokens of each sequence, to the weight of each token of it, float64."""
+
+
+# --- estimators of KL(policy || reference) at tokens that the policy sampled ---
+
+
+def k1(d: Tensor) -> Tensor:
+    """-d: unbiased, and negative at some tokens."""
+    return -d
+
+
+def k2(d: Tensor) -> Tensor:
+    """d^2 / 2: biased, never negative."""
+    return d.square() / 2
+
+
+def k3(d: Tensor) -> Tensor:
+    """exp(d) - 1 - d: unbiased and never negative."""
+    return d.exp() - 1 - d
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""From d = log reference - log policy to nats (Schulman, "Approximating KL divergence")."""
