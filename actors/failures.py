@@ -52,9 +52,14 @@ class Failure:
         return f"{self.cause}: {self.detail}" if self.detail else str(self.cause)
 
 
+def failure_of(cause: str, detail: str) -> Failure:
+    """The failure that a file states; a cause that is not listed above becomes `OTHER` with both in its detail."""
+    if cause not in set(FailureCause):
+        return Failure(FailureCause.OTHER, f"{cause}: {detail}" if detail else cause)
+    return Failure(FailureCause(cause), detail)
+
+
 def failure_of_text(text: str) -> Failure:
     """The failure that a file of version 0 states as `cause` or `cause: detail`; inverse of `str(failure)`."""
     cause, _, detail = text.partition(": ")
-    if cause not in set(FailureCause):
-        return Failure(FailureCause.OTHER, text)
-    return Failure(FailureCause(cause), detail)
+    return failure_of(cause, detail)

@@ -18,6 +18,15 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
+class VersionSpan:
+    """A run of sampled tokens `[start, end)` and the policy version that sampled them."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True)
 class Completion:
     """A sampled turn. `token_ids`: (num_sampled,) int32, the end token included when it was sampled; `log_probs`:
     (num_sampled,) float32, nats, under the distribution sampled from (processed, at the temperature)."""
@@ -30,6 +39,16 @@ class Completion:
     version_min: int
     version_max: int
     error: str | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which version sampled which of `token_ids`, in order; empty where the engine does not say."""
+
+    def spans_from(self, start: int) -> tuple[VersionSpan, ...] | None:
+        """`version_spans` with positions that count from `start`; None where it is not known which version sampled
+        which token."""
+        if not self.version_spans and self.version_min != self.version_max:
+            return None
+        spans = self.version_spans or (VersionSpan(0, len(self.token_ids), self.version_min),)
+        return tuple(VersionSpan(start + s.start, start + s.end, s.version) for s in spans if s.end > s.start)
 
 
 @dataclass(frozen=True)

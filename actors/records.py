@@ -1,4 +1,4 @@
-"""Records: what one trajectory and one group are, and the Arrow schema in which they travel and rest.
+"""Records: what one trajectory and one group are, and their form as a table, in which they travel and rest.
 
 Invariants:
 
@@ -12,7 +12,7 @@ Invariants:
 - A group's identity is its ticket's id, assigned by the coordinator; it is never derived from text.
 - A failed trajectory keeps its row, with `failure` set and whatever tokens it had; it is never learned from.
 
-The schema (`TRAJECTORY_SCHEMA`) is one row a trajectory; other trainers can write it too.
+The table (`actors.archive.schema.TRAJECTORY_SCHEMA`) has one row a trajectory.
 """
 
 from __future__ import annotations
@@ -24,59 +24,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from actors.failures import Failure, failure_of_text
-
-TURN_TYPE = pa.struct(
-    [
-        ("sample_start", pa.int32()),  # first sampled position
-        ("sample_end", pa.int32()),  # one past the last sampled position
-        ("reasoning_start", pa.int32()),
-        ("reasoning_end", pa.int32()),
-        ("reward", pa.float64()),  # sum of the environment's rewards in this turn, penalty left out
-        ("format_penalty", pa.float64()),  # 0 or negative
-        ("format_valid", pa.bool_()),
-        ("truncated", pa.bool_()),  # cut at the token limit
-        ("num_actions", pa.int32()),
-        ("version_min", pa.int32()),  # oldest and newest policy version that sampled a token
-        ("version_max", pa.int32()),
-    ]
-)
-
-TRAJECTORY_SCHEMA = pa.schema(
-    [
-        ("group_id", pa.string()),
-        ("trajectory", pa.int32()),  # index in the group
-        ("step", pa.int32()),  # training step that the ticket belongs to
-        ("environment", pa.string()),
-        ("split", pa.string()),
-        ("task_seed", pa.int64()),
-        ("task_options", pa.string()),  # JSON
-        ("task_key", pa.string()),  # digest of the task's content
-        ("token_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("log_probs", pa.list_(pa.float32())),
-        ("turns", pa.list_(TURN_TYPE)),
-        ("episode_return", pa.float64()),  # sum of rewards, penalty left out
-        ("format_penalty", pa.float64()),  # sum over turns
-        ("success", pa.bool_()),
-        ("truncated", pa.bool_()),  # ended at the turn limit or by a time-out of the environment
-        ("failure", pa.string()),  # null, or the reason
-        ("worker", pa.string()),  # rollout worker that generated
-        ("cut", pa.bool_()),  # truncated by the environment or a full context, not by the turn limit
-    ]
-)
-
-OPTIONAL_COLUMNS = {"cut"}
-"""Columns of `TRAJECTORY_SCHEMA` that a file may lack."""
-
-DECISION_FIELDS = [
-    pa.field("score", pa.float64()),
-    pa.field("decision", pa.string()),  # kept | dropped | refused
-    pa.field("reason", pa.string()),
-    pa.field("filter", pa.string()),  # the rule and its settings, as text
-]
-
-ARCHIVE_SCHEMA = pa.schema([*TRAJECTORY_SCHEMA, *DECISION_FIELDS])
+from actors.archive.schema import TRAJECTORY_SCHEMA
+from actors.content import Picture, turn_keys
+from actors.failures import Failure, failure_of
+from actors.messages import VersionSpan
 
 
 @dataclass(frozen=True)
@@ -111,7 +62,7 @@ class Ticket:
 
 @dataclass
 class Turn:
-    """One turn of a trajectory; positions index the trajectory's `token_ids`. See `TURN_TYPE`."""
+    """One turn of a trajectory; positions index the trajectory's `token_ids`. See `actors.archive.schema.TURN`."""
 
     sample_start: int
     sample_end: int
@@ -146,6 +97,9 @@ class Trajectory:
     """The episode was cut off with turns left, by the environment's own `truncated` or by a full context, so that its
     last state still has value and the critic's estimate stands there. Never true at the turn limit, which the prompt
     counts down to: no turn is left there."""
+    version_spans: tuple[VersionSpan, ...] | None = None
+    """Which policy version sampled which tokens, in order; positions index `token_ids`. None where not recorded."""
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def episode_return(self) -> float:
@@ -164,6 +118,8 @@ class Group:
     ticket: Ticket
     task_key: str
     trajectories: list[Trajectory]
+    task_kind: str | None = None
+    """The kind of the task, where its environment declares one."""
     seconds_environment: float = 0.0
     """Mean seconds that a trajectory waited for its environment, and for its tokens."""
     seconds_generation: float = 0.0
@@ -235,42 +191,37 @@ def summarise(group: Group) -> GroupSummary:
 
 def to_table(group: Group) -> pa.Table:
     """The group as a table of `TRAJECTORY_SCHEMA`, one row a trajectory."""
-    ticket, task = group.ticket, group.ticket.task
-    rows = [
-        {
-            "group_id": ticket.ticket_id,
-            "trajectory": t.index,
-            "step": ticket.step,
-            "environment": task.environment,
-            "split": task.split,
-            "task_seed": task.seed,
-            "task_options": task.options_json,
-            "task_key": group.task_key,
-            "token_ids": t.token_ids,
-            "loss_mask": t.loss_mask,
-            "log_probs": t.log_probs,
-            "turns": [_turn_row(turn) for turn in t.turns],
-            "episode_return": t.episode_return,
-            "format_penalty": t.format_penalty,
-            "success": t.success,
-            "truncated": t.truncated,
-            "failure": None if t.failure is None else str(t.failure),
-            "worker": t.worker,
-            "cut": t.bootstrap_last_state,
-        }
-        for t in group.trajectories
-    ]
-    return pa.Table.from_pylist(rows, schema=TRAJECTORY_SCHEMA)
+    return pa.Table.from_pylist([_row(group, t) for t in group.trajectories], schema=TRAJECTORY_SCHEMA)
 
 
-def _turn_row(turn: Turn) -> dict[str, Any]:
-    row = dict(vars(turn))
-    return row | {"truncated": row.pop("hit_token_limit")}
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    named = dict(row)
-    return Turn(hit_token_limit=named.pop("truncated"), **named)
+def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
+    t, ticket, task = trajectory, group.ticket, group.ticket.task
+    keys = turn_keys(t.token_ids, [turn.sample_start for turn in t.turns], t.pictures)
+    return {
+        "group_id": ticket.ticket_id,
+        "trajectory": t.index,
+        "step": ticket.step,
+        "environment": task.environment,
+        "split": task.split,
+        "task_seed": task.seed,
+        "task_options": task.options_json,
+        "task_key": group.task_key,
+        "task_kind": group.task_kind,
+        "token_ids": t.token_ids,
+        "loss_mask": t.loss_mask,
+        "log_probs": t.log_probs,
+        "turns": [vars(turn) | {"content_key": key} for turn, key in zip(t.turns, keys, strict=True)],
+        "version_spans": None if t.version_spans is None else [vars(span) for span in t.version_spans],
+        "pictures": [vars(picture) for picture in t.pictures] or None,
+        "episode_return": t.episode_return,
+        "format_penalty": t.format_penalty,
+        "success": t.success,
+        "truncated": t.truncated,
+        "bootstrap_last_state": t.bootstrap_last_state,
+        "failure_cause": None if t.failure is None else t.failure.cause.value,
+        "failure_detail": None if t.failure is None else t.failure.detail,
+        "worker": t.worker,
+    }
 
 
 def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
@@ -282,25 +233,34 @@ def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
 
 
 def from_table(table: pa.Table) -> list[Trajectory]:
-    """The trajectories of a table, in its row order; inverse of `to_table` up to the ticket.
+    """The trajectories of a table, in its row order; inverse of `to_table` up to the ticket."""
+    big = ("token_ids", "loss_mask", "log_probs")
+    arrays = zip(*(list_column(table, name) for name in big), strict=True)
+    small = table.select([name for name in TRAJECTORY_SCHEMA.names if name not in big]).to_pylist()
+    return [_trajectory(row, *parts) for row, parts in zip(small, arrays, strict=True)]
 
-    A table without `cut` is read as one in which no episode was cut off.
-    """
-    ids, masks, log_probs = (list_column(table, name) for name in ("token_ids", "loss_mask", "log_probs"))
-    names = ["trajectory", "turns", "success", "truncated", "failure", "worker", "cut"]
-    small = table.select([name for name in names if name in table.column_names]).to_pylist()
-    return [
-        Trajectory(
-            index=row["trajectory"],
-            token_ids=ids[i],
-            loss_mask=masks[i],
-            log_probs=log_probs[i],
-            turns=[_turn(turn) for turn in row["turns"]],
-            success=row["success"],
-            truncated=row["truncated"],
-            failure=None if row["failure"] is None else failure_of_text(row["failure"]),
-            worker=row["worker"],
-            bootstrap_last_state=bool(row.get("cut")),
-        )
-        for i, row in enumerate(small)
-    ]
+
+def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_probs: np.ndarray) -> Trajectory:
+    spans = row["version_spans"]
+    return Trajectory(
+        index=row["trajectory"],
+        token_ids=ids,
+        loss_mask=mask,
+        log_probs=log_probs,
+        turns=[_turn(turn) for turn in row["turns"]],
+        success=row["success"],
+        truncated=row["truncated"],
+        failure=_failure(row["failure_cause"], row["failure_detail"]),
+        worker=row["worker"],
+        bootstrap_last_state=row["bootstrap_last_state"],
+        version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
+        pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
+    )
+
+
+def _turn(row: dict[str, Any]) -> Turn:
+    return Turn(**{name: value for name, value in row.items() if name != "content_key"})
+
+
+def _failure(cause: str | None, detail: str | None) -> Failure | None:
+    return None if cause is None else failure_of(cause, detail or "")

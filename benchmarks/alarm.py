@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.writer import read_metrics
+from actors.archive.reader import read_metrics
 from actors.diagnosis.alarm import BASELINE, DependenceAlarm, scoring_of
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from actors.archive.writer import read_metrics
+from actors.archive.reader import read_metrics
 from benchmarks.common import print_figures
 
 WARM_UP = 2

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.writer import read_metrics
+from actors.archive.reader import read_metrics
 from benchmarks.common import print_figures
 from benchmarks.loop import run_steps
 

@@ -38,7 +38,7 @@ import pyarrow as pa
 
 from actors.config import EnvironmentActorConfig, SamplingConfig
 from actors.failures import Failure, FailureCause
-from actors.messages import Completion, GenerationRequest
+from actors.messages import Completion, GenerationRequest, VersionSpan
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationClient, GenerationFailed
 from actors.play.step_pool import CallFailed, StepPool
@@ -94,6 +94,7 @@ class _Transcript:
     parts: list[np.ndarray] = field(default_factory=list)
     log_probs: list[np.ndarray | None] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    version_spans: tuple[VersionSpan, ...] | None = ()
     length: int = 0
     task_key: str = ""
     success: bool = False
@@ -109,6 +110,13 @@ class _Transcript:
         self.log_probs.append(log_probs)
         self.length += len(ids)
         return start
+
+    def add_sampled(self, completion: Completion) -> int:
+        """Append a sampled turn; returns where it starts."""
+        spans = completion.spans_from(self.length)
+        known = spans is not None and self.version_spans is not None
+        self.version_spans = (*self.version_spans, *spans) if known else None
+        return self.add(completion.token_ids, completion.log_probs)
 
     def token_ids(self) -> np.ndarray:
         """(num_tokens,) int32."""
@@ -134,6 +142,7 @@ class _Transcript:
             failure=failure,
             worker=worker,
             bootstrap_last_state=ended and self.bootstrap_last_state,
+            version_spans=self.version_spans,
         )
 
 
@@ -255,7 +264,7 @@ class EnvironmentPlayer:
     async def _act(self, episode: Episode, transcript: _Transcript, completion: Completion) -> TurnOutcome:
         """Record what was sampled and play it. A turn cut at its limit is played as such."""
         ids = completion.token_ids
-        start = transcript.add(ids, completion.log_probs)
+        start = transcript.add_sampled(completion)
         hit_token_limit = completion.finish_reason == "length"
         text = self._codec.text(ids)
         outcome = await self._call(transcript, lambda: episode.act(text, hit_token_limit))

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, WeightBundle
+from actors.messages import Completion, GenerationRequest, VersionSpan, WeightBundle
 from actors.process.allocator import ALLOCATOR
 from actors.process.parent_watch import PARENT_VARIABLE
 
@@ -190,7 +190,8 @@ class VllmEngine:
         sampled = output.outputs[0]
         if sampled.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"rollout worker {self.name}: generation ended with {sampled.finish_reason}")
-        versions = [int(span.version) for span in sampled.weight_versions or ()] or [self.version]
+        spans = tuple(VersionSpan(s.start, s.end, int(s.version)) for s in sampled.weight_versions or ())
+        versions = [span.version for span in spans] or [self.version]
         return Completion(
             request_id=request.request_id,
             token_ids=np.asarray(sampled.token_ids, dtype=np.int32),
@@ -198,6 +199,7 @@ class VllmEngine:
             finish_reason=sampled.finish_reason,
             version_min=min(versions),
             version_max=max(versions),
+            version_spans=spans,
         )
 
     async def token(self) -> None:

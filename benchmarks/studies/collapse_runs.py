@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from actors.archive.writer import read_metrics
+from actors.archive.reader import read_metrics
 from actors.diagnosis.grounding import spearman
 from cluster.sweep.plan import is_finished
 from cluster.sweep.table import t_interval

@@ -153,7 +153,8 @@ def _windows_of_archive(path: Path) -> list[Window]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from actors.archive.writer import ArchiveError, read_groups
+    from actors.archive.reader import read_groups
+    from actors.archive.store import ArchiveError
 
     try:
         table = read_groups(path)
@@ -199,7 +200,7 @@ def _trajectory_columns(table: Any) -> dict[str, np.ndarray]:
         "penalties": np.nan_to_num(table["format_penalty"].to_numpy().astype(np.float64)),
         "lengths": lengths,
         "surprisals": sums / np.maximum(lengths, 1),
-        "alive": table["failure"].is_null().to_numpy(),
+        "alive": table["failure_cause"].is_null().to_numpy(),
         "trajectory": table["trajectory"].to_numpy(),
     }
 

@@ -141,7 +141,7 @@ def _exact(run_dir: Path, steps: Sequence[int], step: int, version: int) -> Iter
 
 def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
     """The groups of one step with at least two trajectories that did not fail, in order of their ids."""
-    from actors.archive.writer import read_groups
+    from actors.archive.reader import read_groups
     from actors.records import from_table
 
     table = read_groups(run_dir, [step])
@@ -158,10 +158,11 @@ def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
 
 def _steps(run_dir: Path) -> list[int]:
     """Steps in the archive. Arrow is imported when it is read: `squelch filter` starts without it."""
-    from actors.archive.writer import ArchiveError, group_files, step_of
+    from actors.archive.reader import group_steps
+    from actors.archive.store import ArchiveError
 
     try:
-        return [step_of(file) for file in group_files(run_dir)]
+        return group_steps(run_dir)
     except ArchiveError as error:
         raise UserError(str(error)) from error
 

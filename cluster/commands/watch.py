@@ -32,7 +32,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.archive.writer import EVENTS, METRICS, ArchiveError, last_event, read_metrics
+from actors.archive.reader import EVENTS, METRICS, last_event, read_metrics
+from actors.archive.store import ArchiveError
 from actors.diagnosis.alarm import alarm_text
 from actors.metrics.registry import LEDGER_STATES, PARTS
 from cluster.commands.arguments import add_run_dir, run_folder

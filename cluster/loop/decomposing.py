@@ -17,11 +17,10 @@ import json
 import logging
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from actors.process.disk import write_whole
 from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
@@ -60,7 +59,8 @@ class Decomposing:
         learner = self.fleet.learner
         found: Decomposition = await asyncio.to_thread(learner.decompose, tables, ids)
         facts = {"step": step, "version": version, **found.as_data()}
-        await asyncio.to_thread(write_whole, self.config.run_dir / FOLDER / f"step-{step:06d}.json", facts)
+        path, text = self.config.run_dir / FOLDER / f"step-{step:06d}.json", json.dumps(facts, allow_nan=False) + "\n"
+        await asyncio.to_thread(write_whole, path, text)
         return found.flat() | {"seconds/gradients": time.time() - started}
 
     def _tickets(self, step: int, count: int) -> list[Ticket]:
@@ -84,11 +84,3 @@ def _comparable(summary: GroupSummary) -> bool:
     """What the learner would refuse is left out: a group without two trajectories to compare ends no run."""
     figures = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])
     return len(summary.indices) > 1 and bool(np.isfinite(figures).all() and summary.lengths.any())
-
-
-def write_whole(path: Path, data: dict[str, Any]) -> None:
-    """A JSON file that takes its place only when it is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(data, allow_nan=False) + "\n")
-    partial.replace(path)

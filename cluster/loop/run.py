@@ -29,8 +29,10 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from actors.archive.writer import Archive, ArchiveError
+from actors.archive.store import ArchiveError
+from actors.archive.writer import Archive
 from actors.metrics.exporter import Recorder
+from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
 from cluster.errors import UserError
@@ -183,8 +185,7 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
             say(f"changed since the run began: {change}")
     departures = config.algorithm_differences
     say(f"algorithm {config.learner.algorithm}" + (f", but {'; '.join(departures)}" if departures else ""))
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    resolved.write_text(dump(config))
+    write_whole(resolved, dump(config))
 
 
 async def _stoppable(work: Any, stop_signal: list[int]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.process.disk import write_whole
 from actors.records import Task, Ticket
 from cluster.errors import UserError
 
@@ -96,12 +97,9 @@ def amend(checkpoint: Path, **facts: Any) -> None:
         UserError: it cannot be written; the checkpoint is as it was.
     """
     path = checkpoint / LOOP_FILE
-    partial = path.with_name(f".{LOOP_FILE}.partial")
     try:
-        partial.write_text(json.dumps(json.loads(path.read_text()) | facts))
-        partial.replace(path)
+        write_whole(path, json.dumps(json.loads(path.read_text()) | facts))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(
             f"{path} could not be brought up to date ({error}). The checkpoint is whole and lacks only what the scorer "
             "found since; make room, then continue with --resume."

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.writer import read_groups, read_metrics
+from actors.archive.reader import read_groups, read_metrics
+from actors.archive.schema import VERSION
 from actors.diagnosis.uncertainty import wilson_interval
+from actors.process.disk import write_whole
 from cluster.config import RunConfig
 from cluster.loop.coordinator import Coordinator
 
@@ -21,6 +23,7 @@ def summarise_run(config: RunConfig, coordinator: Coordinator, wall_seconds: flo
     metrics = [m for m in read_metrics(config.run_dir) if m["step"] > 0]
     totals = coordinator.state.totals
     return {
+        "schema": VERSION,
         "run": config.name,
         "finished": coordinator.admission.clock >= config.loop.steps,
         "stopped": coordinator.stop_reason,
@@ -47,10 +50,8 @@ def summarise_run(config: RunConfig, coordinator: Coordinator, wall_seconds: flo
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Writes it whole and renames."""
-    half = path.with_suffix(".tmp")
-    half.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    half.replace(path)
+    """Writes it whole, or leaves what is there."""
+    write_whole(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
+from actors.process.disk import write_whole
 from cluster.config import RunConfig, dump
 from cluster.errors import UserError
 from cluster.loop.state import check_folder, checkpoints
@@ -192,15 +193,8 @@ def _written_at(path: Path) -> int:
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """`sweep.json`, whole and renamed."""
-    _write(folder / "sweep.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
-
-
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.partial")
-    half.write_text(content)
-    half.replace(path)
+    """`sweep.json`, whole or as it was."""
+    write_whole(folder / "sweep.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
 
 
 class ProcessRunner:
@@ -215,7 +209,7 @@ class ProcessRunner:
         cell.folder.mkdir(parents=True, exist_ok=True)
         with (cell.folder / ".lock").open("a") as lock, (cell.folder / LOG).open("a+b") as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(cell.folder / "config.yaml", dump(cell.config))
+            write_whole(cell.folder / "config.yaml", dump(cell.config))
             start = log.seek(0, os.SEEK_END)
             process = await self._start(cell, lock, log)
             self._processes[cell.name] = process

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.archive.writer import read_metrics
+from actors.archive.reader import read_metrics
 from actors.diagnosis.uncertainty import t_quantile
 from cluster.sweep.plan import Arm, Plan, read_summary
 from cluster.terminal import aligned

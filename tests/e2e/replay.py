@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from actors.archive.writer import read_groups, read_metrics
+from actors.archive.reader import read_groups, read_metrics
 from actors.records import Trajectory, from_table
 from cluster.config import load
 from learner.publish import gathered

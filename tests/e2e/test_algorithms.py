@@ -9,7 +9,7 @@ import json
 import pyarrow.compute as pc
 import pytest
 
-from actors.archive.writer import read_groups, read_metrics
+from actors.archive.reader import read_groups, read_metrics
 from cluster.loop.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, small_run, summary

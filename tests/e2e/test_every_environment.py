@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive.writer import read_groups, read_metrics
+from actors.archive.reader import read_groups, read_metrics
 from envs import environment_names
 from learner.warmup.tiny import build_tiny, recipe_for
 from tests.e2e.support import Run, summary
@@ -52,7 +52,7 @@ def test_it_trains_for_a_few_steps(name: str, tmp_path: Path):
     rows = read_groups(tmp_path / "run").to_pylist()
     assert len(rows) == STEPS * PROMPTS * GROUP
     assert {row["environment"] for row in rows} == {name}
-    assert not [row["failure"] for row in rows if row["failure"]]
+    assert not [row["failure_cause"] for row in rows if row["failure_cause"]]
     assert all(0 < len(row["turns"]) <= config.environment.format.max_turns for row in rows)
     assert any(turn["num_actions"] for row in rows for turn in row["turns"]), "no turn held an action"
     assert [m["optimizer_steps"] > 0 for m in read_metrics(tmp_path / "run") if m["step"] > 0] == [True] * STEPS

@@ -11,7 +11,7 @@ import time
 import pyarrow.compute as pc
 import pytest
 
-from actors.archive.writer import read_groups, read_metrics
+from actors.archive.reader import read_groups, read_metrics
 from cluster.loop.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary, wait_gone

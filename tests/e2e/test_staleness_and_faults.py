@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from actors.archive.writer import read_events, read_metrics
+from actors.archive.reader import read_events, read_metrics
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary
 

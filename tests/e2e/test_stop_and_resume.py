@@ -12,7 +12,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from actors.archive.writer import read_events, read_groups, read_metrics
+from actors.archive.reader import read_events, read_groups, read_metrics
 from cluster.cli import main
 from learner.checkpoint import read_loop
 from tests.e2e.replay import assert_replays

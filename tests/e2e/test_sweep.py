@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive.writer import read_groups
+from actors.archive.reader import read_groups
 from cluster.config import load
 from tests.e2e.support import Run, children, small_run, wait_gone
 

@@ -15,20 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive import writer as archive_module
-from actors.archive.writer import Archive, ArchiveError, last_event, read_events, read_groups, read_metrics
+from actors.archive.reader import last_event, read_events, read_groups, read_metrics
+from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
+from actors.archive.store import ArchiveError
+from actors.archive.writer import Archive
 from actors.failures import Failure, FailureCause
-from actors.records import (
-    ARCHIVE_SCHEMA,
-    TRAJECTORY_SCHEMA,
-    Group,
-    Task,
-    Ticket,
-    Trajectory,
-    Turn,
-    from_table,
-    to_table,
-)
+from actors.process import disk
+from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
 
 
 @dataclass(frozen=True)
@@ -64,15 +57,16 @@ def write(archive: Archive, step: int, groups: int = 3) -> Path:
         f"{step:06d}-{n:03d}": Decided(None if n == 1 else 0.25 * n, "dropped" if n == 0 else "kept", "zero")
         for n in range(groups)
     }
-    return archive.write_groups(step, tables, decisions, "top_p rho=0.9")
+    archive.write_groups(step, tables, decisions, "top_p rho=0.9")
+    return archive.run_dir / "groups" / f"step-{step:06d}.parquet"
 
 
 def test_groups_come_back_as_written_with_their_decisions(tmp_path: Path) -> None:
     path = write(Archive(tmp_path), 12)
-    assert path == tmp_path / "groups" / "step-000012.parquet"
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     table = read_groups(tmp_path)
-    assert table.schema.equals(ARCHIVE_SCHEMA)
+    assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True)
+    assert pq.read_schema(path).metadata[b"squelch.schema"] == b"1"
     written = pa.concat_tables([group_table(12, n) for n in range(3)])
     assert table.select(TRAJECTORY_SCHEMA.names).equals(written)
     assert table["score"].to_pylist() == [0.0, 0.0, None, None, 0.5, 0.5]
@@ -123,16 +117,6 @@ def test_a_table_of_another_trainer_without_decisions_is_read_with_nulls(tmp_pat
     assert read_groups(path)["decision"].null_count == 2
 
 
-def test_a_file_from_before_cuts_were_recorded_is_read_as_without_any(tmp_path: Path) -> None:
-    table = group_table(3, 0)
-    pq.write_table(table.drop_columns(["cut"]), tmp_path / "old.parquet")
-    found = read_groups(tmp_path / "old.parquet")
-    assert found["cut"].null_count == len(found) == 2
-    assert not any(t.bootstrap_last_state for t in from_table(found))
-    whole = from_table(table.set_column(table.column_names.index("cut"), "cut", pa.array([True, False])))
-    assert [t.bootstrap_last_state for t in whole] == [True, False]
-
-
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     path = write(Archive(tmp_path), 1)
     data = path.read_bytes()
@@ -162,12 +146,13 @@ def test_a_full_disk_names_the_file_and_keeps_nothing_half_written(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(archive_module.os, "fsync", full)
+    monkeypatch.setattr(disk.os, "fsync", full)
     with pytest.raises(ArchiveError, match=r"step-000001\.parquet.*no space.*runs_dir"):
         write(archive, 1, groups=3)
     with pytest.raises(ArchiveError, match=r"step-000002\.parquet"):
         write(archive, 2)
-    assert [path.name for path in (tmp_path / "groups").iterdir()] == ["step-000001.parquet"]
+    left = sorted(path.name for path in (tmp_path / "groups").iterdir())
+    assert left == ["index-000000.parquet", "step-000001.parquet"]
     assert len(read_groups(tmp_path)) == 4
 
 
@@ -179,8 +164,8 @@ def _limit_file_size() -> None:
 def test_a_file_that_really_cannot_grow_leaves_whole_lines_and_no_partial_part(tmp_path: Path) -> None:
     code = """
 import sys
-from actors.archive.writer import Archive, ArchiveError
-from actors.records import TRAJECTORY_SCHEMA
+from actors.archive.store import ArchiveError
+from actors.archive.writer import Archive
 import numpy as np, pyarrow as pa
 archive = Archive(sys.argv[1])
 try:
@@ -191,7 +176,7 @@ except ArchiveError as error:
 column = pa.array(np.random.default_rng(0).integers(0, 2**62, 5000))
 try:
     with_size = pa.table({"x": column})
-    archive._write(archive.run_dir / "groups" / "step-000001.parquet", with_size)
+    archive._write("groups/step-000001.parquet", with_size)
 except ArchiveError as error:
     print("part", error)
 """
@@ -250,7 +235,8 @@ def test_finish_writes_the_lines_as_parquet_with_nulls_where_a_step_lacks_a_key(
     archive = Archive(tmp_path)
     archive.metrics(1, {"success": 0.5, "kept_mass": None}, at=1.0)
     archive.metrics(2, {"success": 1, "validation/success": 0.25, "stop": "collapsed"}, at=2.0)
-    table = pq.read_table(archive.finish())
+    assert archive.finish()
+    table = pq.read_table(tmp_path / "metrics.parquet")
     assert table.to_pydict() == {
         "step": [1, 2],
         "time": [1.0, 2.0],
@@ -263,7 +249,8 @@ def test_finish_writes_the_lines_as_parquet_with_nulls_where_a_step_lacks_a_key(
 
 
 def test_finish_without_a_step_writes_nothing(tmp_path: Path) -> None:
-    assert Archive(tmp_path).finish() is None
+    assert not Archive(tmp_path).finish()
+    assert not (tmp_path / "metrics.parquet").exists()
 
 
 def test_events_keep_their_facts_and_cannot_end_before_they_start(tmp_path: Path) -> None:

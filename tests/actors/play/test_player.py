@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from actors.config import EnvironmentActorConfig, SamplingConfig
 from actors.failures import Failure, FailureCause
-from actors.messages import Completion, GenerationRequest
+from actors.messages import Completion, GenerationRequest, VersionSpan
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationFailed
 from actors.play.player import EnvironmentPlayer, derive_seed, noise_seed, request_seed
@@ -110,6 +111,37 @@ def test_a_trajectory_is_exactly_what_was_fed_and_sampled(codec, cut_rate):
         np.testing.assert_array_equal(trajectory.loss_mask, mask)
         assert not trajectory.log_probs[~mask].any()
         assert trajectory.turns[-1].sample_end == len(trajectory.token_ids)
+
+
+class SaysWho(Policy):
+    """Says which version sampled which token: two versions a turn, or one in turns of a single token."""
+
+    async def __call__(self, worker, request):
+        answer = await super().__call__(worker, request)
+        middle, end = len(answer.token_ids) // 2, len(answer.token_ids)
+        spans = (VersionSpan(0, middle, answer.version_min), VersionSpan(middle, end, answer.version_max))
+        return replace(answer, version_spans=spans)
+
+
+def test_version_spans_cover_the_sampled_tokens_with_the_versions_that_sampled_them(codec):
+    (group,) = play(player(codec, SaysWho(codec, 0.5)), ticket(size=4))
+    for trajectory in group.trajectories:
+        covered = np.zeros(len(trajectory.token_ids), dtype=int)
+        for span in trajectory.version_spans:
+            covered[span.start : span.end] += 1
+        np.testing.assert_array_equal(covered, trajectory.loss_mask)
+        for turn in trajectory.turns:
+            inside = [s.version for s in trajectory.version_spans if turn.sample_start <= s.start < turn.sample_end]
+            assert min(inside) >= turn.version_min and max(inside) == turn.version_max
+
+
+def test_an_engine_that_does_not_say_who_sampled_leaves_version_spans_open_unless_one_version_did(codec):
+    (unknown,) = play(player(codec, Policy(codec)), ticket(size=2))
+    assert all(t.version_spans is None for t in unknown.trajectories)
+    (known,) = play(player(codec, Answers(codec, one_version=True)), ticket(size=2))
+    for trajectory in known.trajectories:
+        whole = [VersionSpan(turn.sample_start, turn.sample_end, 0) for turn in trajectory.turns]
+        assert list(trajectory.version_spans) == whole
 
 
 def test_what_is_fed_between_turns_closes_a_cut_turn_with_masked_ids(codec):
@@ -254,12 +286,15 @@ def assert_one_failed(group: Group, reason: str) -> None:
 class Answers(Policy):
     """Always plays an action, so that every environment is stepped."""
 
+    def __init__(self, codec: ChatCodec, one_version: bool = False) -> None:
+        super().__init__(codec)
+        self.one_version = one_version
+
     async def __call__(self, worker, request):
         completion = await super().__call__(worker, request)
         ids = np.append(self.codec.encode(TEXTS[1]), self.codec.stop_ids[0]).astype(np.int32)
-        return Completion(
-            request.request_id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0, completion.version_min
-        )
+        newest = 0 if self.one_version else completion.version_min
+        return Completion(request.request_id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0, newest)
 
 
 @pytest.mark.parametrize(("bad", "said"), [(Raises, "KeyError: 'boom'"), (Exits, "SystemExit: 3")])

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from actors.archive.schema import ARCHIVE_SCHEMA
 from actors.diagnosis.proxies import EmaState, proxies
 from actors.filter.windows import GroupStatistics, score
-from actors.records import ARCHIVE_SCHEMA
 from cluster.cli import main
 
 FILTER_KEYS = {"kept", "statistic", "kept_mass", "kept_fraction", "num_zero", "rejected"}
@@ -128,7 +128,7 @@ def archive_rows(step: int, group: int, rewards: list[float], split: str = "trai
             "turns": [],
             "episode_return": 0.0 if math.isnan(reward) else reward,
             "format_penalty": 0.0,
-            "failure": "step_timeout" if math.isnan(reward) else None,
+            "failure_cause": "step_timeout" if math.isnan(reward) else None,
         }
         for index, reward in enumerate(rewards)
     ]

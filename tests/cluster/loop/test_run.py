@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayTaskError
 
-from actors.archive.writer import ArchiveError
+from actors.archive.store import ArchiveError
 from cluster.config import load
 from cluster.errors import UserError
 from cluster.loop import run

@@ -1,0 +1,87 @@
+"""The index: one small row a group beside the parts, so that a run's groups are listed without their tokens.
+
+    groups/index-000100.parquet     the groups of steps 100 to 199, `INDEX_SCHEMA`, in order of step
+
+A block of `STEPS_PER_BLOCK` steps shares a file, which is written anew with each of its steps: 100,000 groups of 8 a
+step are 125 files. The index says nothing that the parts do not; a step whose rows are missing (an older run, or a
+crash between the part and the index) is read from its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.archive.schema import INDEX_SCHEMA
+from actors.records import list_column
+
+STEPS_PER_BLOCK = 100
+NEEDED = (
+    *("group_id", "trajectory", "step", "environment", "split", "task_seed", "task_key", "task_kind"),
+    *("loss_mask", "turns", "episode_return", "success", "truncated", "failure_cause", "worker"),
+    *("score", "decision", "reason"),
+)
+"""Columns of the archive that a group's row is made from."""
+_SAME = ("step", "environment", "split", "task_seed", "task_key", "task_kind", "decision", "reason", "score", "worker")
+"""Columns that all trajectories of a group share."""
+
+
+def block_of(step: int) -> int:
+    """The first step of the block that a step is in."""
+    return step // STEPS_PER_BLOCK * STEPS_PER_BLOCK
+
+
+def index_rows(table: pa.Table) -> pa.Table:
+    """One row a group, in order of first appearance.
+
+    Args:
+        table: trajectories with the columns `NEEDED` of the archive.
+    Returns:
+        A table of `INDEX_SCHEMA`.
+    """
+    masks = list_column(table, "loss_mask")
+    small = table.drop_columns(["loss_mask"]).to_pylist()
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row, mask in zip(small, masks, strict=True):
+        sizes = {"sampled": int(np.count_nonzero(mask)), "tokens": len(mask)}
+        groups.setdefault((row["step"], row["group_id"]), []).append(row | sizes)
+    ordered = [sorted(rows, key=lambda row: row["trajectory"]) for rows in groups.values()]
+    return pa.Table.from_pylist([_row(rows) for rows in ordered], schema=INDEX_SCHEMA)
+
+
+def _row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row of one group; `rows`: its trajectories in order."""
+    alive = [row for row in rows if row["failure_cause"] is None]
+    returns = np.array([row["episode_return"] for row in alive], dtype=np.float64)
+    turns = [turn for row in rows for turn in row["turns"]]
+    return {
+        "group_id": rows[0]["group_id"],
+        **{name: rows[0][name] for name in _SAME},
+        "reward_variance": float(np.var(returns, ddof=1)) if len(returns) > 1 else None,
+        "mean_return": float(np.mean(returns)) if len(returns) else None,
+        "returns": [_if_alive(row, "episode_return") for row in rows],
+        "successes": [_if_alive(row, "success") for row in rows],
+        "lengths": [row["sampled"] for row in rows],
+        "num_turns": [len(row["turns"]) for row in rows],
+        "failure_causes": [row["failure_cause"] for row in rows if row["failure_cause"] is not None],
+        "num_trajectories": len(rows),
+        "num_failures": len(rows) - len(alive),
+        "num_truncated": sum(bool(row["truncated"]) for row in rows),
+        "num_tokens": sum(row["tokens"] for row in rows),
+        "version_min": min((turn["version_min"] for turn in turns), default=None),
+        "version_max": max((turn["version_max"] for turn in turns), default=None),
+    }
+
+
+def _if_alive(row: dict[str, Any], name: str) -> Any:
+    return row[name] if row["failure_cause"] is None else None
+
+
+def replaced(block: pa.Table, step: int, rows: pa.Table) -> pa.Table:
+    """The block with `rows` as its rows of `step`, in order of step."""
+    steps = block["step"]
+    return pa.concat_tables([block.filter(pc.less(steps, step)), rows, block.filter(pc.greater(steps, step))])

@@ -1,0 +1,83 @@
+"""Writes docs/schema.md from the schema: `python -m actors.archive.page`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VERSION, VERSION_KEY, VERSION_SPAN, Column
+
+PAGE = Path(__file__).parents[2] / "docs" / "schema.md"
+
+HEAD = f"""\
+# The archive's schema
+
+A run's groups lie in `groups/step-NNNNNN.parquet`, one row a trajectory, and in `groups/index-NNNNNN.parquet`, one row
+a group for a hundred steps. Both are of **schema {VERSION}**: the metadata of their Parquet schema holds
+`{VERSION_KEY} = {VERSION}`, and so do `metrics.parquet` and, as `schema`, `summary.json`. `python -m
+actors.archive.page` writes this page from `actors/archive/schema.py`.
+
+- A file of a newer schema is refused with its name; read it with the version of Squelch that wrote it, or a newer one.
+- A file that states no version is of **version 0**: files of runs before schema 1, and files of other trainers. Every
+  reader turns it into schema 1 (last section).
+- A nullable column may be missing from a file; it is then read as null. Every other column must be there.
+- Positions count from 0 and ends are exclusive. Lists of one row have one entry a token, a turn, or a trajectory.
+"""
+
+TAIL = """\
+## Version 0
+
+Version 0 states no version. It differs in the following; all else is as above.
+
+| version 0 | schema 1 |
+|---|---|
+| `failure`: null, a cause, or `cause: detail` | `failure_cause` and `failure_detail`; a cause that is not listed in \
+`actors.failures.FailureCause` becomes `other`, with the text as its detail |
+| `cut`; may be missing | `bootstrap_last_state`; false where `cut` is missing |
+| `turns.truncated` | `turns.hit_token_limit` |
+| - | `turns.content_key`, `task_kind`, `version_spans`, `pictures` are null |
+| no index | the index is computed from the parts |
+
+Another trainer may write either version. A file that names its columns as schema 1 does must state the version.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [
+        HEAD,
+        _section("A trajectory", "One row of `groups/step-NNNNNN.parquet`.", TRAJECTORY),
+        _section("The filter's decision", "Further columns of the same row, equal within a group.", DECISION),
+        _section("A turn", "One entry of `turns`.", TURN),
+        _section("A version span", "One entry of `version_spans`. A turn may have several.", VERSION_SPAN),
+        _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", PICTURE),
+        _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", INDEX),
+        TAIL,
+    ]
+    return "\n".join(parts)
+
+
+def _section(title: str, about: str, columns: Sequence[Column]) -> str:
+    rows = [
+        f"| `{c.name}` | {_type(c.type)} | {c.unit or '-'} | {'yes' if c.nullable else 'no'} | {c.meaning} |"
+        for c in columns
+    ]
+    head = ["| column | type | unit | nullable | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([f"## {title}", "", about, "", *head, *rows, ""])
+
+
+def _type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"list of {_type(kind.value_type)}"
+    return "struct" if pa.types.is_struct(kind) else str(kind)
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Reads what a run leaves behind, live or finished, and files of trajectories that any trainer wrote.
+
+Every function takes a place: a run's folder (or, for groups, its `groups` folder or one Parquet file), or a store that
+holds a run. Groups come in schema 1, whatever version the file has; a newer version is refused with the file's name.
+Raises ArchiveError, which names the file and says what would be right. Imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.archive.store import ArchiveError, LocalStore, Store, as_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Place = Path | str | Store
+
+GROUPS = "groups"
+METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
+CONFIG = "config.yaml"
+_PART, _BLOCK = re.compile(r"(?:groups/)?step-(\d+)\.parquet"), re.compile(r"groups/index-(\d+)\.parquet")
+
+
+def part_key(step: int) -> str:
+    """`groups/step-000012.parquet`."""
+    return f"{GROUPS}/step-{step:06d}.parquet"
+
+
+def block_key(first_step: int) -> str:
+    """`groups/index-000100.parquet`."""
+    return f"{GROUPS}/index-{first_step:06d}.parquet"
+
+
+def part_keys(store: Store) -> dict[int, str]:
+    """The parts of a run by step, ascending."""
+    return _numbered(store, f"{GROUPS}/step-", _PART)
+
+
+def block_keys(store: Store) -> dict[int, str]:
+    """The index files of a run by their first step, ascending."""
+    return _numbered(store, f"{GROUPS}/index-", _BLOCK)
+
+
+def _numbered(store: Store, prefix: str, pattern: re.Pattern[str]) -> dict[int, str]:
+    found = [(pattern.fullmatch(key), key) for key in store.list(prefix)]
+    return dict(sorted((int(match[1]), key) for match, key in found if match))
+
+
+def read_groups(place: Place, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """Groups of a run, or of one file that any trainer may have written.
+
+    Args:
+        steps: only these training steps; a file is read whole.
+        columns: only these columns of the schema; counting groups needs no tokens.
+    Returns:
+        A table of `ARCHIVE_SCHEMA`, or of those columns; what a file need not hold is null where it is missing.
+    Raises:
+        ArchiveError: nothing there, damaged, of a newer schema, or columns missing; the message names the file.
+    """
+    import pyarrow as pa
+
+    from actors.archive.schema import ARCHIVE_SCHEMA
+
+    names = ARCHIVE_SCHEMA.names if columns is None else list(columns)
+    return pa.concat_tables([_read_part(store, key, names) for store, key in _files(place, steps)])
+
+
+def group_steps(place: Place) -> list[int]:
+    """The steps of a run that are archived, ascending. ArchiveError where there is none."""
+    store = as_store(place)
+    steps = list(part_keys(store))
+    if not steps:
+        raise ArchiveError(_nothing(store, None, any_part=False))
+    return steps
+
+
+def _files(place: Place, steps: Sequence[int] | None) -> list[tuple[Store, str]]:
+    """(store, key) of the Parquet files that `read_groups` reads, in order of their steps."""
+    if isinstance(place, (Path, str)):
+        path = Path(place)
+        if path.is_file():
+            return [(LocalStore(path.parent), path.name)]
+    store = as_store(place)
+    parts = part_keys(store) or _numbered(store, "step-", _PART)  # the `groups` folder itself may be given
+    found = [(store, key) for step, key in parts.items() if steps is None or step in steps]
+    if not found:
+        raise ArchiveError(_nothing(store, steps, any_part=bool(parts)))
+    return found
+
+
+def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
+    if store.stat(CONFIG) is not None and not any_part:
+        return f"{store.where()}: no step of this run is archived yet"
+    wanted = "" if steps is None else f" of steps {list(steps)}"
+    return f"{store.where()} holds no groups{wanted}: give a run's folder, or a Parquet file of trajectories"
+
+
+def _read_part(store: Store, key: str, names: Sequence[str]) -> pa.Table:
+    """These columns of one file, in schema 1."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from actors.archive import version0
+    from actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL, version_of
+
+    where = store.where(key)
+    try:
+        with store.get(key) as raw, pq.ParquetFile(raw) as file:
+            there, version = file.schema_arrow.names, _version(file.schema_arrow, where, version_of)
+            wanted = version0.sources(names) if version == 0 else list(names)
+            optional = version0.OPTIONAL if version == 0 else OPTIONAL
+            missing = [name for name in wanted if name not in there and name not in optional]
+            if missing:
+                raise ArchiveError(_lacks(where, missing, version))
+            table = file.read(columns=[name for name in wanted if name in there])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ArchiveError(f"{where} is not a whole Parquet file: {error}. Write it again, or leave it out.") from error
+    fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
+    try:
+        return version0.upgraded(table, names) if version == 0 else _with_nulls(table, fields).cast(fields)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ArchiveError(f"{where} does not fit schema {version}: {error}; docs/schema.md lists it") from error
+
+
+def _with_nulls(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The wanted columns; one that the file need not hold is null where it is missing."""
+    import pyarrow as pa
+
+    for field in wanted:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(wanted.names)
+
+
+def _version(schema: pa.Schema, where: str, version_of: Any) -> int:
+    try:
+        return version_of(schema.metadata, where)
+    except ValueError as error:
+        raise ArchiveError(str(error)) from error
+
+
+def _lacks(where: str, missing: Sequence[str], version: int) -> str:
+    text = f"{where} lacks the columns {list(missing)} of schema {version} (docs/schema.md)"
+    return f"{text}. It states no version, so it is read as version 0." if version == 0 else f"{text}."
+
+
+def read_index(place: Place) -> pa.Table:
+    """One row a group of a run, in order of step (`INDEX_SCHEMA`); a step that no index holds is read from its part."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from actors.archive.index import NEEDED, index_rows
+    from actors.archive.schema import INDEX_SCHEMA
+
+    store = as_store(place)
+    blocks = [read_block(store, key) for key in block_keys(store).values()]
+    table = pa.concat_tables([INDEX_SCHEMA.empty_table(), *blocks])
+    parts = part_keys(store)
+    held = set(pc.unique(table["step"]).to_pylist())
+    late = [index_rows(_read_part(store, key, NEEDED)) for step, key in parts.items() if step not in held]
+    known = table.filter(pc.is_in(table["step"], pa.array(list(parts), pa.int32())))
+    whole = pa.concat_tables([known, *late])
+    return whole.take(np.argsort(whole["step"].to_numpy(), kind="stable")) if late else whole
+
+
+def read_block(store: Store, key: str) -> pa.Table:
+    """One file of the index."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from actors.archive.schema import INDEX_SCHEMA, version_of
+
+    where = store.where(key)
+    try:
+        with store.get(key) as raw:
+            table = pq.read_table(raw)
+        _version(table.schema, where, version_of)
+        return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    except (pa.ArrowInvalid, OSError, KeyError) as error:
+        raise ArchiveError(f"{where} is no index of groups: {error}. Delete it; it is made from the parts.") from error
+
+
+def read_metrics(place: Place) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, in order; a last line that is being written or was torn is left out."""
+    return _read_lines(as_store(place), METRICS)
+
+
+def read_events(place: Place) -> list[dict[str, Any]]:
+    """The spans of `events.jsonl`, in order of their end."""
+    return _read_lines(as_store(place), EVENTS)
+
+
+def last_event(place: Place, tail_bytes: int = 8192) -> dict[str, Any] | None:
+    """The span that ended last, read from the file's tail; None when there is none."""
+    store = as_store(place)
+    found = store.stat(EVENTS)
+    if found is None:
+        return None
+    with store.get(EVENTS) as file:
+        file.seek(max(0, found.size - tail_bytes))
+        whole = file.read().split(b"\n")[:-1]
+    return _parse(store.where(EVENTS), "last line", whole[-1]) if whole else None
+
+
+def _read_lines(store: Store, key: str) -> list[dict[str, Any]]:
+    if store.stat(key) is None:
+        return []
+    with store.get(key) as file:
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1].splitlines()
+    return list(_parsed(store.where(key), whole))
+
+
+def _parsed(where: str, lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if line:
+            yield _parse(where, f"line {number}", line)
+
+
+def _parse(where: str, place: str, line: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ArchiveError(f"{where} {place} is not JSON: {error}. Delete that line to read the rest.") from error

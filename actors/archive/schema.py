@@ -1,0 +1,227 @@
+"""Schema 1 of the archive: every column with its type, unit and meaning. docs/schema.md is generated from this module.
+
+A Parquet file carries the version in its schema's metadata, under `squelch.schema`. A file without it is of version 0
+(`actors.archive.version0`); a file of a newer version is refused. A change of a column's name, type or meaning is a new
+version; schema 1 has nullable columns for what later capabilities record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+VERSION = 1
+VERSION_KEY = "squelch.schema"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `nullable`: null has the meaning that `meaning` states; other columns always hold a value."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    unit: str = ""
+    nullable: bool = False
+
+    @property
+    def field(self) -> pa.Field:
+        """Arrow's field. It allows nulls everywhere, so that a foreign file is refused with a reason, not by Arrow."""
+        return pa.field(self.name, self.type)
+
+
+def _struct(columns: tuple[Column, ...]) -> pa.StructType:
+    return pa.struct([column.field for column in columns])
+
+
+TURN = (
+    Column("sample_start", pa.int32(), "First sampled position", "index in token_ids"),
+    Column("sample_end", pa.int32(), "One past the last sampled position", "index in token_ids"),
+    Column("reasoning_start", pa.int32(), "First position of the reasoning Z", "index in token_ids"),
+    Column("reasoning_end", pa.int32(), "One past the last position of the reasoning", "index in token_ids"),
+    Column("reward", pa.float64(), "Sum of the environment's rewards in this turn, format penalty left out", "reward"),
+    Column("format_penalty", pa.float64(), "Penalty for a badly formatted turn, 0 or negative", "reward"),
+    Column("format_valid", pa.bool_(), "The turn follows the answer format"),
+    Column("hit_token_limit", pa.bool_(), "The turn was cut at its token limit; the episode went on"),
+    Column("num_actions", pa.int32(), "Actions executed", "actions"),
+    Column("version_min", pa.int32(), "Oldest policy version that sampled a token of the turn", "policy version"),
+    Column("version_max", pa.int32(), "Newest policy version that sampled a token of the turn", "policy version"),
+    Column(
+        "content_key",
+        pa.string(),
+        "Digest of all that the turn's prompt X shows, ids and pictures (`actors.content.content_key`); null where the "
+        "writer did not compute it",
+        "32 hexadecimal digits",
+        nullable=True,
+    ),
+)
+
+VERSION_SPAN = (
+    Column("start", pa.int32(), "First position of a run of sampled tokens", "index in token_ids"),
+    Column("end", pa.int32(), "One past its last position", "index in token_ids"),
+    Column("version", pa.int32(), "The policy version that sampled them", "policy version"),
+)
+
+PICTURE = (
+    Column("position", pa.int32(), "First position of the ids that stand for the picture", "index in token_ids"),
+    Column("media_type", pa.string(), "Of the encoded bytes, e.g. `image/png`"),
+    Column("digest", pa.string(), "BLAKE2b of the encoded bytes", "32 hexadecimal digits"),
+    Column("data", pa.binary(), "The encoded bytes; null where only the reference is kept", "bytes", nullable=True),
+    Column("reference", pa.string(), "Key of the bytes in the run's store; null where they are here", nullable=True),
+)
+
+TRAJECTORY = (
+    Column("group_id", pa.string(), "The group: its ticket's id, assigned by the coordinator"),
+    Column("trajectory", pa.int32(), "Index in the group", "from 0"),
+    Column("step", pa.int32(), "Training step that the ticket belongs to", "from 1"),
+    Column("environment", pa.string(), "Name of the environment"),
+    Column("split", pa.string(), "`train` or `validation`"),
+    Column("task_seed", pa.int64(), "Seed that determines the task"),
+    Column("task_options", pa.string(), "Options of the environment", "JSON object"),
+    Column("task_key", pa.string(), "Digest of the task's content, empty where the task could not be started"),
+    Column(
+        "task_kind",
+        pa.string(),
+        "Kind of the task, as its environment declares it; null where it declares none",
+        nullable=True,
+    ),
+    Column("token_ids", pa.list_(pa.int32()), "The exact ids that were fed and sampled, in order", "token ids"),
+    Column("loss_mask", pa.list_(pa.bool_()), "True at sampled ids"),
+    Column(
+        "log_probs",
+        pa.list_(pa.float32()),
+        "At sampled ids, the log-probability under the distribution they were drawn from; 0 elsewhere",
+        "nats",
+    ),
+    Column("turns", pa.list_(_struct(TURN)), "The turns in order, see below"),
+    Column(
+        "version_spans",
+        pa.list_(_struct(VERSION_SPAN)),
+        "Runs of sampled tokens and the policy version that sampled each, in order, see below; together they cover the "
+        "sampled tokens; null where not recorded",
+        nullable=True,
+    ),
+    Column(
+        "pictures",
+        pa.list_(_struct(PICTURE)),
+        "Pictures shown, in order, see below; null where there is none",
+        nullable=True,
+    ),
+    Column("episode_return", pa.float64(), "Sum of the rewards, format penalty left out", "reward"),
+    Column("format_penalty", pa.float64(), "Sum of the turns' format penalties, 0 or negative", "reward"),
+    Column("success", pa.bool_(), "The environment says that the task was solved"),
+    Column(
+        "truncated",
+        pa.bool_(),
+        "A limit ended the episode, not the environment's own `terminated`: the turn limit, the environment's own "
+        "`truncated`, or a context without room for a further turn",
+    ),
+    Column(
+        "bootstrap_last_state",
+        pa.bool_(),
+        "The episode was cut off with turns left, so that its last state still has value; never at the turn limit",
+    ),
+    Column(
+        "failure_cause",
+        pa.string(),
+        "Why the trajectory failed (`actors.failures.FailureCause`); null where it did not. A failed trajectory is "
+        "never learned from",
+        nullable=True,
+    ),
+    Column(
+        "failure_detail", pa.string(), "The failure in words, may be empty; null where it did not fail", nullable=True
+    ),
+    Column("worker", pa.string(), "Rollout worker that sampled the trajectory"),
+)
+
+DECISION = (
+    Column("score", pa.float64(), "The filter's statistic of the group; null where it has none", nullable=True),
+    Column("decision", pa.string(), "`kept`, `dropped` or `refused`; null in a file without decisions", nullable=True),
+    Column("reason", pa.string(), "Why, in words; null in a file without decisions", nullable=True),
+    Column("filter", pa.string(), "The rule and its settings; null in a file without decisions", nullable=True),
+)
+
+INDEX = (
+    Column("group_id", pa.string(), "The group"),
+    Column("step", pa.int32(), "Training step; `groups/step-NNNNNN.parquet` holds the group's rows", "from 1"),
+    Column("environment", pa.string(), "Name of the environment"),
+    Column("split", pa.string(), "`train` or `validation`"),
+    Column("task_seed", pa.int64(), "Seed that determines the task"),
+    Column("task_key", pa.string(), "Digest of the task's content"),
+    Column("task_kind", pa.string(), "Kind of the task; null where its environment declares none", nullable=True),
+    Column("decision", pa.string(), "`kept`, `dropped` or `refused`; null in a file without decisions", nullable=True),
+    Column("reason", pa.string(), "Why, in words; null in a file without decisions", nullable=True),
+    Column("score", pa.float64(), "The filter's statistic; null where it has none", nullable=True),
+    Column(
+        "reward_variance",
+        pa.float64(),
+        "Sample variance (ddof = 1) of the returns of the trajectories that did not fail; null with fewer than two",
+        "reward squared",
+        nullable=True,
+    ),
+    Column(
+        "mean_return", pa.float64(), "Mean return of those; null where every trajectory failed", "reward", nullable=True
+    ),
+    Column("returns", pa.list_(pa.float64()), "Return of each trajectory by its index; null where it failed", "reward"),
+    Column("successes", pa.list_(pa.bool_()), "Success of each trajectory; null where it failed"),
+    Column("lengths", pa.list_(pa.int32()), "Sampled tokens of each trajectory", "tokens"),
+    Column("num_turns", pa.list_(pa.int32()), "Turns of each trajectory", "turns"),
+    Column("failure_causes", pa.list_(pa.string()), "Cause of each failed trajectory, in order"),
+    Column("num_trajectories", pa.int32(), "Trajectories of the group, failed ones included"),
+    Column("num_failures", pa.int32(), "Failed trajectories"),
+    Column("num_truncated", pa.int32(), "Trajectories that a limit ended"),
+    Column("num_tokens", pa.int64(), "All tokens of the group, fed ones included", "tokens"),
+    Column(
+        "version_min",
+        pa.int32(),
+        "Oldest policy version that sampled a token; null where none was sampled",
+        "policy version",
+        nullable=True,
+    ),
+    Column(
+        "version_max",
+        pa.int32(),
+        "Newest policy version that sampled a token; null where none was sampled",
+        "policy version",
+        nullable=True,
+    ),
+    Column("worker", pa.string(), "Rollout worker that the group stayed on"),
+)
+
+
+def _schema(columns: tuple[Column, ...]) -> pa.Schema:
+    return pa.schema([column.field for column in columns], metadata={VERSION_KEY: str(VERSION)})
+
+
+TRAJECTORY_SCHEMA = _schema(TRAJECTORY)
+"""One row a trajectory: how groups travel between actors."""
+ARCHIVE_SCHEMA = _schema((*TRAJECTORY, *DECISION))
+"""One row a trajectory, with what the filter decided on its group: how groups rest."""
+OPTIONAL = frozenset(column.name for column in (*TRAJECTORY, *DECISION) if column.nullable)
+"""Columns of the archive that a file may lack: they are read as null."""
+INDEX_SCHEMA = _schema(INDEX)
+"""One row a group: what lists a run's groups without their tokens."""
+
+
+def version_of(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
+    """The schema version that a file's metadata states; 0 where it states none.
+
+    Raises:
+        ValueError: the version is newer than this one, or is no version; the text names the file and says what to do.
+    """
+    stated = (metadata or {}).get(VERSION_KEY.encode(), b"0").decode()
+    return checked_version(int(stated) if stated.isdecimal() else stated, name)
+
+
+def checked_version(stated: object, name: str) -> int:
+    """A version that a file of a run states, checked as `version_of` does."""
+    if not isinstance(stated, int) or stated < 0:
+        raise ValueError(f"{name} states the schema version {stated!r}; a version is a whole number from 0 on")
+    if stated > VERSION:
+        raise ValueError(
+            f"{name} is of schema {stated}, and this version of squelch reads schemas up to {VERSION}. Read it with "
+            "the version of squelch that wrote it, or with a newer one."
+        )
+    return stated

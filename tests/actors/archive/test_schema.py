@@ -1,0 +1,224 @@
+"""Schema 1 loses nothing on the way, version 0 is read as what was written, and a newer schema is refused by name."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.archive import version0
+from actors.archive.index import index_rows
+from actors.archive.page import PAGE, page
+from actors.archive.reader import read_groups, read_index
+from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA, VERSION_KEY
+from actors.archive.store import ArchiveError
+from actors.archive.writer import Archive
+from actors.content import Picture, content_key
+from actors.failures import Failure, FailureCause
+from actors.messages import VersionSpan
+from actors.records import Group, Task, Ticket, Trajectory, Turn, from_table, summarise, to_table
+
+SHORT = st.text(st.characters(codec="utf-8"), max_size=8)
+NUMBER = st.floats(-10, 10)
+
+
+@st.composite
+def turns(draw, start: int, end: int) -> Turn:
+    reasoning = sorted(draw(st.tuples(st.integers(start, end), st.integers(start, end))))
+    versions = sorted(draw(st.tuples(st.integers(0, 9), st.integers(0, 9))))
+    flags = draw(st.tuples(st.booleans(), st.booleans()))
+    return Turn(start, end, *reasoning, draw(NUMBER), -abs(draw(NUMBER)), *flags, draw(st.integers(0, 5)), *versions)
+
+
+@st.composite
+def trajectories(draw, index: int) -> Trajectory:
+    """Alternating fed and sampled stretches of up to 4 tokens, with everything that schema 1 holds."""
+    stretches = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=3))
+    ends = np.cumsum([size for pair in stretches for size in pair], dtype=int).tolist()
+    sampled = list(zip(ends[::2], ends[1::2], strict=True))
+    size = ends[-1] if ends else 0
+    mask = np.zeros(size, dtype=bool)
+    for start, end in sampled:
+        mask[start:end] = True
+    log_probs = np.where(mask, -draw(st.integers(0, 9)), 0).astype(np.float32)
+    spans = tuple(VersionSpan(a, b, draw(st.integers(0, 9))) for a, b in sampled)
+    failure = st.builds(Failure, st.sampled_from([c for c in FailureCause if c is not FailureCause.OTHER]), SHORT)
+    picture = st.builds(Picture.of, st.integers(0, 12), st.just("image/png"), st.binary(max_size=5))
+    away = picture.map(lambda p: dataclasses.replace(p, data=None, reference=f"pictures/{p.digest}.png"))
+    return Trajectory(
+        index,
+        np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=size, max_size=size)), dtype=np.int32),
+        mask,
+        log_probs,
+        [draw(turns(a, b)) for a, b in sampled],
+        success=draw(st.booleans()),
+        truncated=draw(st.booleans()),
+        failure=draw(st.none() | failure),
+        worker=draw(SHORT),
+        bootstrap_last_state=draw(st.booleans()),
+        version_spans=draw(st.sampled_from([None, spans])),
+        pictures=tuple(draw(st.lists(picture | away, max_size=2))),
+    )
+
+
+@st.composite
+def groups(draw) -> Group:
+    size, options = draw(st.integers(1, 3)), draw(st.dictionaries(SHORT, st.integers(0, 9), max_size=2))
+    task = Task(draw(SHORT), draw(st.integers(0, 2**40)), "train", tuple(options.items()))
+    ticket = Ticket(draw(SHORT), draw(st.integers(1, 1000)), task, size, seed=0)
+    return Group(ticket, draw(SHORT), [draw(trajectories(i)) for i in range(size)], draw(st.none() | SHORT))
+
+
+def assert_same(one: Trajectory, other: Trajectory) -> None:
+    for field in dataclasses.fields(Trajectory):
+        mine, theirs = vars(one)[field.name], vars(other)[field.name]
+        if isinstance(mine, np.ndarray):
+            np.testing.assert_array_equal(mine, theirs)
+            assert mine.dtype == theirs.dtype or not len(mine)
+        else:
+            assert mine == theirs, field.name
+
+
+@settings(max_examples=30, deadline=None)
+@given(groups())
+def test_a_group_comes_back_from_a_file_of_schema_1_as_it_was(tmp_path_factory, group: Group) -> None:
+    path = tmp_path_factory.mktemp("groups") / "one.parquet"
+    pq.write_table(to_table(group), path)
+    table = read_groups(path)
+    assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True) and table["decision"].null_count == len(table)
+    for sent, back in zip(group.trajectories, from_table(table), strict=True):
+        assert_same(sent, back)
+    assert table["task_kind"].to_pylist() == [group.task_kind] * len(group.trajectories)
+
+
+def version_0(group: Group) -> pa.Table:
+    """The table that the writer of version 0 made of a group."""
+    rows = []
+    for row, trajectory in zip(to_table(group).to_pylist(), group.trajectories, strict=True):
+        old = [vars(turn) | {"truncated": turn.hit_token_limit} for turn in trajectory.turns]
+        failure = None if trajectory.failure is None else str(trajectory.failure)
+        rows.append(row | {"turns": old, "failure": failure, "cut": trajectory.bootstrap_last_state})
+    fields = [field for field in version0.SCHEMA if field.name not in ("score", "decision", "reason", "filter")]
+    return pa.Table.from_pylist(rows, schema=pa.schema(fields))
+
+
+@settings(max_examples=30, deadline=None)
+@given(groups(), st.booleans())
+def test_version_0_is_read_as_what_was_written(tmp_path_factory, group: Group, with_cut: bool) -> None:
+    path, table = tmp_path_factory.mktemp("groups") / "old.parquet", version_0(group)
+    pq.write_table(table if with_cut else table.drop_columns(["cut"]), path)
+    found = read_groups(path)
+    assert found.schema.equals(ARCHIVE_SCHEMA, check_metadata=True)
+    for sent, back in zip(group.trajectories, from_table(found), strict=True):
+        cut = with_cut and sent.bootstrap_last_state
+        assert_same(dataclasses.replace(sent, version_spans=None, pictures=(), bootstrap_last_state=cut), back)
+    for name in TRAJECTORY_SCHEMA.names:
+        alone = read_groups(path, columns=[name])
+        assert alone.column_names == [name] and alone[name].to_pylist() == found[name].to_pylist()
+
+
+def test_a_file_of_version_0_that_lacks_a_column_is_told_that_it_states_no_version(tmp_path: Path) -> None:
+    table = to_table(small_group()).replace_schema_metadata(None)
+    pq.write_table(table, tmp_path / "theirs.parquet")
+    with pytest.raises(ArchiveError, match=r"theirs\.parquet lacks the columns \['failure'\].*read as version 0"):
+        read_groups(tmp_path / "theirs.parquet")
+
+
+@pytest.mark.parametrize(("stated", "says"), [("2", "schema 2.*newer"), ("one", "whole number")])
+def test_a_newer_schema_is_refused_by_name_with_what_to_do(tmp_path: Path, stated: str, says: str) -> None:
+    table = to_table(small_group()).replace_schema_metadata({VERSION_KEY: stated})
+    pq.write_table(table, tmp_path / "later.parquet")
+    with pytest.raises(ArchiveError, match=rf"later\.parquet.*{says}"):
+        read_groups(tmp_path / "later.parquet")
+    block = tmp_path / "run" / "groups" / "index-000000.parquet"
+    block.parent.mkdir(parents=True)
+    pq.write_table(table, block)
+    with pytest.raises(ArchiveError, match=rf"index-000000\.parquet.*{says}"):
+        read_index(tmp_path / "run")
+
+
+def small_group(step: int = 1, number: int = 0, returns: tuple[float, ...] = (0.0, 1.0, 1.0)) -> Group:
+    """One-turn trajectories of 5 tokens, the last 3 sampled; the last one failed."""
+    ticket = Ticket(f"{step:06d}-{number:03d}", step, Task("FrozenLake", seed=number), len(returns), seed=0)
+    members = []
+    for i, value in enumerate(returns):
+        turn = Turn(2, 5, 2, 4, value, 0.0, True, False, 1, step - 1, step - 1)
+        failure = Failure(FailureCause.STEP_TIMEOUT, "late") if i == len(returns) - 1 else None
+        mask, zeros = np.arange(5) > 1, np.zeros(5, np.float32)
+        members.append(Trajectory(i, np.arange(5, dtype=np.int32), mask, zeros, [turn], bool(value), False, failure))
+    return Group(ticket, "key", members, "easy")
+
+
+def test_a_turn_is_stored_with_the_content_key_of_its_prompt() -> None:
+    group = small_group()
+    (turn,) = to_table(group)["turns"][0].as_py()
+    assert turn["content_key"] == content_key(group.trajectories[0].token_ids[:2])
+
+
+def decided(group_ids: list[str]) -> dict[str, object]:
+    @dataclasses.dataclass(frozen=True)
+    class Decided:
+        score: float = 0.5
+        decision: str = "kept"
+        reason: str = ""
+
+    return {group_id: Decided() for group_id in group_ids}
+
+
+def archive_step(archive: Archive, step: int, count: int) -> None:
+    made = [small_group(step, number) for number in range(count)]
+    archive.write_groups(step, [to_table(g) for g in made], decided([g.ticket.ticket_id for g in made]))
+
+
+def test_the_index_says_of_each_group_what_its_summary_does(tmp_path: Path) -> None:
+    archive_step(Archive(tmp_path), 7, 2)
+    rows, summary = read_index(tmp_path).to_pylist(), summarise(small_group(7))
+    assert [row["group_id"] for row in rows] == ["000007-000", "000007-001"]
+    row = rows[0]
+    assert row["returns"] == [0.0, 1.0, None] and row["successes"] == [False, True, None]
+    assert row["reward_variance"] == pytest.approx(np.var(summary.returns, ddof=1)) and row["mean_return"] == 0.5
+    assert (row["num_trajectories"], row["num_failures"], row["failure_causes"]) == (3, 1, ["step_timeout"])
+    assert (row["version_min"], row["version_max"]) == (summary.version_min, summary.version_max) == (6, 6)
+    assert (row["decision"], row["score"], row["task_kind"], row["task_key"]) == ("kept", 0.5, "easy", "key")
+    assert (row["lengths"], row["num_turns"], row["num_tokens"]) == ([3, 3, 3], [1, 1, 1], 15)
+
+
+def test_the_index_of_all_steps_is_that_of_the_parts_whatever_was_written_again_or_forgotten(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    for step, count in ((1, 3), (2, 0), (99, 2), (100, 1), (250, 2), (1, 2)):
+        archive_step(archive, step, count)
+    names = sorted(path.name for path in (tmp_path / "groups").glob("index-*"))
+    assert names == ["index-000000.parquet", "index-000100.parquet", "index-000200.parquet"]
+    assert read_index(tmp_path).equals(index_rows(read_groups(tmp_path)))
+    archive.truncate_after(99)
+    assert [row["step"] for row in read_index(tmp_path).to_pylist()] == [1, 1, 99, 99]
+    archive.truncate_after(50)
+    assert read_index(tmp_path).equals(index_rows(read_groups(tmp_path)))
+
+
+def test_steps_that_the_index_lacks_are_read_from_their_parts(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    for step in (1, 2, 3):
+        archive_step(archive, step, 2)
+    whole, block = read_index(tmp_path), tmp_path / "groups" / "index-000000.parquet"
+    pq.write_table(whole.filter([step != 2 for step in whole["step"].to_pylist()]), block)
+    assert read_index(tmp_path).equals(whole)
+    block.unlink()
+    assert read_index(tmp_path).equals(whole)
+    (tmp_path / "groups" / "step-000003.parquet").unlink()
+    pq.write_table(whole, block)
+    assert set(read_index(tmp_path)["step"].to_pylist()) == {1, 2}
+
+
+def test_the_index_of_many_groups_is_read_without_the_parts(tmp_path: Path) -> None:
+    archive_step(Archive(tmp_path), 3, 2)
+    (tmp_path / "groups" / "step-000003.parquet").write_bytes(b"no Parquet")
+    assert len(read_index(tmp_path)) == 2
+
+
+def test_the_page_says_what_the_code_does() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m actors.archive.page`"

@@ -1,0 +1,80 @@
+"""A local store holds whole files only, and lists no others."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.archive.store import LocalStore, Stat
+from actors.process import disk
+from actors.process.disk import whole_file, write_whole
+
+NAME = st.text("ab", min_size=1, max_size=3)
+
+
+def put(store: LocalStore, key: str, data: bytes) -> None:
+    with store.put(key) as file:
+        file.write(data)
+
+
+@given(st.dictionaries(NAME, st.binary(max_size=4), max_size=4), NAME, st.text("ab", max_size=2))
+def test_what_was_put_is_what_is_there(tmp_path_factory, files: dict[str, bytes], folder: str, prefix: str) -> None:
+    store = LocalStore(tmp_path_factory.mktemp("store"))
+    for name, data in files.items():
+        put(store, f"{folder}/{name}", data)
+    keys = {f"{folder}/{name}": data for name, data in files.items()}
+    assert store.list() == sorted(keys)
+    assert store.list(f"{folder}/{prefix}") == sorted(key for key in keys if key.startswith(f"{folder}/{prefix}"))
+    for key, data in keys.items():
+        with store.get(key) as file:
+            assert file.read() == data
+        found = store.stat(key)
+        assert isinstance(found, Stat) and found.size == len(data)
+        store.delete(key)
+        store.delete(key)
+    assert store.list() == [] and store.stat(f"{folder}/c") is None
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    put(store, "a/b", b"first")
+    with pytest.raises(RuntimeError), store.put("a/b") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (tmp_path / "a" / "b").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_refuses_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch, call: str) -> None:
+    path = tmp_path / "one.json"
+    write_whole(path, "first")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((disk.os, "fsync") if call == "fsync" else (Path, "replace")), full)
+    with pytest.raises(OSError, match="No space"), whole_file(path) as file:
+        file.write(b"second")
+    assert [p.name for p in tmp_path.iterdir()] == ["one.json"] and path.read_text() == "first"
+
+
+def test_a_half_written_file_is_not_listed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with store.put("whole") as file:
+        file.write(b"x")
+        file.flush()
+        assert store.list() == []
+    assert store.list() == ["whole"]
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../outside", "a/../../b"])
+def test_a_key_outside_the_store_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        LocalStore(tmp_path).path(key)
+
+
+def test_a_store_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert LocalStore(tmp_path / "none").list("groups/") == []
