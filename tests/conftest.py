@@ -1,29 +1,82 @@
-"""What several rooms' tests share."""
+"""What several rooms' tests share, and the guard of the marker `ray`."""
 
 import atexit
+import fcntl
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-# Before anything imports torch: threads that wait must not burn the cores that other tests' processes need.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-if "SQUELCH_CACHE" not in os.environ:  # indices that tests build, theirs and their processes'
-    os.environ["SQUELCH_CACHE"] = tempfile.mkdtemp(prefix="squelch-cache-")
-    atexit.register(shutil.rmtree, os.environ["SQUELCH_CACHE"], ignore_errors=True)
-
 import pytest
+from hypothesis import HealthCheck, settings
 
 from envs.config import EnvironmentConfig
+
+# Before a test imports torch: threads that wait must not burn the cores that other tests' processes need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def _own_folder(variable: str, prefix: str) -> Path:
+    """A temporary folder for this process and its children, named by an environment variable; removed at exit."""
+    os.environ[variable] = folder = tempfile.mkdtemp(prefix=prefix)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+if "SQUELCH_CACHE" not in os.environ:  # indices that tests build, theirs and their processes'
+    _own_folder("SQUELCH_CACHE", "squelch-cache-")
+RAY_FOLDER = _own_folder("RAY_TMPDIR", "ray-")
+"""Ray puts one folder a session here, whichever process of a test starts it. Sockets lie in it: the path is short."""
+
+# Other processes may have the cores for seconds: how long one example takes says nothing.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
+
+HEAVY_BEFORE = pytest.StashKey[set[str]]()
+
+
+def heavy() -> set[str]:
+    """What the marker `ray` is about: sessions of Ray that were ever started, and vLLM once it is loaded."""
+    return {path.name for path in RAY_FOLDER.glob("ray/session_2*")} | ({"vllm"} & sys.modules.keys())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Every process collects every test: none may load vLLM before it is chosen to run."""
+    before = heavy()
+    report = yield
+    if heavy() - before:
+        report.outcome, report.longrepr = "failed", f"{collector.nodeid} loads vLLM when it is imported"
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[HEAVY_BEFORE] = heavy()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """`make check` leaves out tests that are marked `ray`; one that belongs among them must not slip through."""
+    yield
+    started = heavy() - item.stash[HEAVY_BEFORE]
+    if started and item.get_closest_marker("ray") is None:
+        pytest.fail(f"started {', '.join(sorted(started))} without the marker: add @pytest.mark.ray", pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A FrozenLake policy after a very short warm-up: it knows the format and little else."""
+    """A FrozenLake policy after a very short warm-up: it knows the format and little else. All processes of one test
+    run share it."""
     from learner.warmup.tiny import build_tiny, recipe_for
 
-    folder = tmp_path_factory.mktemp("tiny") / "FrozenLake"
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     recipe = recipe_for("FrozenLake").model_copy(update={"tokens": 60_000})
-    build_tiny(folder, EnvironmentConfig(), 0, recipe)
-    return folder
+    with (shared / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build_tiny(shared / "tiny", EnvironmentConfig(), 0, recipe)
+    return shared / "tiny"

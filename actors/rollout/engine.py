@@ -260,7 +260,7 @@ class VllmEngine:
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from actors.rollout.weight_transfer import written_arrays
+        from actors.rollout.weights_file import written_arrays
 
         llm = self.require_alive()
         with written_arrays(arrays, bundle.bfloat16_names) as (path, table):

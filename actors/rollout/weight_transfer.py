@@ -1,9 +1,9 @@
 """How new weights enter a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
 The rollout worker takes a bundle's arrays from the Ray object store, lays them into one file in memory
-(`written_arrays`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine` maps it and
-loads it. Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`, which calls
-`register`.
+(`actors.rollout.weights_file`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine`
+maps it and loads it. Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`,
+which calls `register`.
 
 Invariants:
 
@@ -19,12 +19,10 @@ Who waits: the engine's process only for itself, the worker for the engine, with
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,24 +37,12 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.process.parent_watch import watch_parent
+from actors.rollout.weights_file import ArraySpec, read_arrays
 from actors.weights import checksum
 
 BACKEND = "ray_object_store"
 NOTHING_LOADED = "nothing was loaded"
 """Stands in an error after which the engine has the weights it had; a message is all that crosses from its process."""
-
-_ALIGNMENT = 64
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """Where one parameter lies in the file: `dtype` is numpy's (bfloat16 as uint16), `offset` in bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    bfloat16: bool
 
 
 @dataclass
@@ -74,51 +60,7 @@ class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
     arrays: list[dict[str, Any]] = field(default_factory=list)
 
     def specs(self) -> list[ArraySpec]:
-        return [ArraySpec(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.arrays]
-
-
-@contextmanager
-def written_arrays(
-    arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]
-) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
-    """Write arrays, in order, into anonymous memory; yields a path to it and its table.
-
-    The path is one of this process's open files (Linux): other processes of the same user can map it, and it is gone
-    when this ends, or this process does, however that comes.
-    """
-    with open(os.memfd_create("squelch-weights"), "wb") as file:
-        table = _write(file, arrays, bfloat16_names)
-        file.flush()
-        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), table
-
-
-def _write(
-    file: BinaryIO, arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]
-) -> list[dict[str, Any]]:
-    table: list[dict[str, Any]] = []
-    for name, array in arrays:
-        offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
-        file.seek(offset)
-        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        spec = ArraySpec(name, array.dtype.str, array.shape, offset, name in bfloat16_names)
-        table.append(vars(spec) | {"shape": list(spec.shape)})
-    file.truncate(max(file.tell(), 1))  # an empty file cannot be mapped
-    return table
-
-
-def read_arrays(path: str | Path, specs: list[ArraySpec]) -> dict[str, np.ndarray]:
-    """The arrays of a file, mapped and not copied, in order; copy on write.
-
-    Raises RuntimeError, with the sizes, when the file is shorter than its table says.
-    """
-    mapped = np.memmap(path, dtype=np.uint8, mode="c")
-    arrays = {}
-    for spec in specs:
-        end = spec.offset + int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
-        if end > mapped.size:
-            raise RuntimeError(f"weights of {spec.name} end at byte {end}, but {path} holds {mapped.size} bytes")
-        arrays[spec.name] = mapped[spec.offset : end].view(spec.dtype).reshape(spec.shape)
-    return arrays
+        return [ArraySpec.of(entry) for entry in self.arrays]
 
 
 def _as_tensor(array: np.ndarray, bfloat16: bool) -> torch.Tensor:

@@ -14,7 +14,7 @@ from cluster.loop.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, small_run, summary
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def train(tmp_path, model, recipe, steps, *overrides):

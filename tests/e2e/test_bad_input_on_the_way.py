@@ -6,7 +6,7 @@ import pytest
 from cluster.loop.state import checkpoints, read_state
 from tests.e2e.support import Run, children, small_run, wait_gone
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def test_a_token_budget_below_one_trajectory_is_named_and_no_process_is_left(tiny_policy, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.support import Run, small_run, summary
 from tests.prometheus import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 RAY = str(Path(sys.executable).with_name("ray"))
 TINY = ("loop.steps=1", "validation.every=0", "scorer.enabled=false")
 

@@ -25,7 +25,7 @@ WARM_UP = {
     "batch_tokens": 1024,
 }
 """Five CPU seconds: it knows the format, and what an action looks like, at a low temperature."""
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
 def test_all_seven_of_the_paper_are_registered():

@@ -18,7 +18,7 @@ from tests.e2e.support import Run, children, small_run, summary, wait_gone
 from tests.prometheus import dashboard_queries, need_prometheus, running_prometheus, unfilled_queries
 
 SCRAPE_S = 1.0
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

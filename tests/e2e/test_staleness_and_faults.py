@@ -11,7 +11,7 @@ from actors.archive.reader import read_events, read_metrics
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 
 
 def named(run: Run, part: str) -> list[psutil.Process]:

@@ -18,7 +18,7 @@ from learner.checkpoint import read_loop
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, summary, wait_gone
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(500)]
 STEPS = 5
 SETTINGS = (
     f"loop.steps={STEPS}",

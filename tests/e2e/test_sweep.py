@@ -11,7 +11,7 @@ from actors.archive.reader import read_groups
 from cluster.config import load
 from tests.e2e.support import Run, children, small_run, wait_gone
 
-pytestmark = pytest.mark.timeout(700)
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(700)]
 
 
 def test_an_interrupted_sweep_goes_on_with_the_cells_that_are_not_finished(tmp_path: Path, tiny_policy: Path):

@@ -16,6 +16,8 @@ from learner.actor import LearnerGroup
 from learner.config import LearnerConfig
 from tests.learner.models import make_config, make_groups
 
+pytestmark = pytest.mark.ray
+
 IDS = [group_id for group_id, _ in make_groups()]
 
 

@@ -14,6 +14,8 @@ from learner.kernels.packing import pack
 from learner.policy.model import decoder_layers, hidden_states
 from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
+pytestmark = pytest.mark.slow
+
 PARAMETERS = {
     "Qwen2.5-0.5B": 494_032_768,
     "Qwen2.5-1.5B": 1_543_714_304,

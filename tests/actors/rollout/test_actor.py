@@ -24,6 +24,8 @@ from envs.config import EnvironmentConfig, FormatConfig
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.rollout import vllm_support as support
 
+pytestmark = pytest.mark.ray
+
 ROOT = str(Path(__file__).parents[3])
 CONFIG = RolloutConfig(max_model_len=2048, max_num_seqs=64, kv_cache_gib=0.2)
 WAIT_S = 120.0

@@ -15,6 +15,8 @@ from actors.messages import Completion
 from actors.rollout.worker import Engine, parity_bound
 from tests.actors.rollout import vllm_support as support
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[support.Loop]:

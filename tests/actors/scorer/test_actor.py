@@ -24,6 +24,8 @@ from actors.scorer.pace import ScoringPace
 from actors.weights import checksum
 from tests.actors.scorer.windows import CONFIG, trajectory, window
 
+pytestmark = pytest.mark.ray
+
 CALL_TIMEOUT_S = 60.0
 
 

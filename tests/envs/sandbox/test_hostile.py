@@ -11,6 +11,8 @@ from envs.sandbox import Limits, Pool, Question, Test, judge
 from tests.envs.sandbox.conftest import Host
 from tests.envs.sandbox.corpus import ANSWERS, Hostile, controlled, corpus, is_running, run_controls
 
+pytestmark = pytest.mark.slow
+
 FILES = sorted({hostile.file for hostile in corpus()})
 PATIENT = Limits(wall_s=10, total_s=20, cpu_s=5, memory_mb=256, processes=8)
 SHORT = PATIENT.model_copy(update={"wall_s": 0.4})
