@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from actors.settings import Settings
+from envs.settings import Settings
 
 Statistic = Literal[
     "reward_variance", "reward_std", "reward_sum", "reward_mean", "entropy", "entropy_variance", "length"

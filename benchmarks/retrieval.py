@@ -20,7 +20,8 @@ from typing import Any
 
 from benchmarks.common import print_figures
 from benchmarks.environments.hostile_searches import hostile_searches
-from envs import TextEnv, make
+from envs.base import TextEnv
+from envs.registry import make
 from envs.retrieval import open_index
 from envs.search_qa.world import World
 

@@ -25,9 +25,9 @@ from actors.diagnosis.proxies import proxies_of_samples
 from actors.play.codec import ChatCodec
 from actors.scorer.cross_scoring import CrossScorer
 from cluster.config import RunConfig, load
-from envs import environment_class, environment_names
 from envs.config import EnvironmentConfig
 from envs.grid import GridEnv
+from envs.registry import environment_class, environment_names
 from learner.warmup import tiny, tiny_eval
 from learner.warmup.demonstrations import encode, transcripts
 from learner.warmup.tiny_eval import Played

@@ -24,6 +24,7 @@ from actors.config import (
 )
 from cluster.errors import UserError
 from envs.config import EnvironmentConfig
+from envs.registry import make, resolved
 from envs.settings import Settings
 from learner.config import LearnerConfig
 from learner.objective.algorithms import differences, merged, with_filter
@@ -311,8 +312,6 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
 
 def _resolve_environment(config: RunConfig) -> EnvironmentConfig:
     """The environment with its own numbers where the format leaves them open; UserError where it cannot be made."""
-    from envs.base import make, resolved  # registers and checks the options; kept out of the offline commands' start
-
     try:
         make(config.environment.name, "train", config.environment.options)
         return resolved(config.environment)

@@ -27,8 +27,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from envs.base import MAX_DRAWS, Split, TextEnv, content_key, no_task, register, split_of
+from envs.base import TextEnv
+from envs.contract import ClosedVocabulary, Demonstrator
 from envs.settings import Settings
+from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, draw_distinct
 
 RIGHT_REWARD, WRONG_REWARD = 1.0, 0.1  # appendix B.1
@@ -216,7 +218,7 @@ def generate(seed: int, split: Split, options: CountdownOptions) -> Puzzle:
         drawn = draw_puzzle(rng, options)
         if drawn is None:
             continue
-        key = content_key("Countdown", puzzle_text(*drawn))
+        key = task_key_of("Countdown", puzzle_text(*drawn))
         if split_of(key) == split:
             return Puzzle(*drawn, key)
     raise no_task("Countdown", options)
@@ -278,18 +280,15 @@ _GENERIC = (
 )
 
 
-@register
-class Countdown(TextEnv):
+class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
     """Make the target from the numbers: 1 if the expression is right, 0.1 if only its numbers are, else 0."""
 
     name = "Countdown"
     Options = CountdownOptions
     options: CountdownOptions
     max_turns = 1
-    tokenizer = "words"
     max_action_length = MAX_LENGTH
     max_observation_length = len(puzzle_text([100] * 6, MAX_VALUE))
-    step_rewards = (0.0, WRONG_REWARD, RIGHT_REWARD)
 
     def instruction(self) -> str:
         used = "at most once" if self.options.rule == "at_most_once" else "exactly once"
@@ -337,8 +336,12 @@ class Countdown(TextEnv):
         words = [" " + re.sub(r"{\w+}", "", template) for template in templates]
         numbers = [f" {number}" for number in range(MAX_VALUE + 1)]
         rules = [cls(rule=rule) for rule in ("at_most_once", "exactly_once")]
-        said = [f"{env.instruction()} {env.action_rule()}" for env in rules]
+        said = [env.rules() for env in rules]
         return [*(re.sub(" +", " ", word) for word in words), *numbers, "numbers 1\ntarget 1", *said, " + - * / ( )"]
+
+    @classmethod
+    def step_rewards(cls) -> tuple[float, ...]:
+        return (0.0, WRONG_REWARD, RIGHT_REWARD)
 
     def _load(self, seed: int) -> dict[str, Any]:
         self._puzzle = generate(seed, self.split, self.options)

@@ -8,10 +8,10 @@ limit is that of a badly formatted one, and the episode goes on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from envs.base import TextEnv
 from envs.config import FormatConfig
+from envs.contract import Environment
 from envs.format import ParsedTurn, parse, system_message, turn_message
 
 Message = dict[str, str]
@@ -43,28 +43,28 @@ class TurnOutcome:
 class Episode:
     """Plays one task in `env`, which it resets; the trajectories of a group each need an environment of their own."""
 
-    def __init__(self, env: TextEnv, seed: int, noise_seed: int, config: FormatConfig) -> None:
+    def __init__(self, env: Environment, seed: int, noise_seed: int, config: FormatConfig) -> None:
         self._env, self._config = env, config.resolved(env)
         self._seed, self._noise_seed = seed, noise_seed
         self._max_turns = self._config.max_turns or env.max_turns
         self._max_actions = self._config.max_actions_per_turn or env.max_actions_per_turn
         self._actions_left = self._max_turns * self._max_actions
+        self._observation = ""
         self._turns = 0
         self._done = True
-
-    @property
-    def task_key(self) -> str:
-        """Digest of the task's content; known after `start`."""
-        return self._env.task_key()
+        self.task_key = ""
+        """Digest of the task's content; known after `start`, as is `task_kind`."""
+        self.task_kind: str | None = None
 
     def start(self) -> list[Message]:
         """Reset the environment; returns the system message and the first user message."""
-        observation, _ = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
+        self._observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
+        self.task_key, self.task_kind = _told(info, "task_key", "reset"), info.get("task_kind")
         self._actions_left = self._max_turns * self._max_actions
         self._turns, self._done = 0, False
         return [
             {"role": "system", "content": system_message(self._env, self._config)},
-            {"role": "user", "content": turn_message(observation, self._actions_left, None)},
+            {"role": "user", "content": turn_message(self._observation, self._actions_left, None)},
         ]
 
     def act(self, text: str, hit_token_limit: bool = False) -> TurnOutcome:
@@ -94,11 +94,18 @@ class Episode:
         """(reward, actions executed, success, how the environment ended); actions after the end are dropped."""
         reward, played = 0.0, 0
         for action in parsed.actions:
-            _, step_reward, terminated, truncated, info = self._env.step(action)
+            self._observation, step_reward, terminated, truncated, info = self._env.step(action)
             reward, played = reward + step_reward, played + 1
             if terminated or truncated:
-                return reward, played, bool(info["success"]), "terminated" if terminated else "truncated"
+                return reward, played, bool(_told(info, "success", "step")), "terminated" if terminated else "truncated"
         return reward, played, False, None
 
     def _message(self, reward: float) -> Message:
-        return {"role": "user", "content": turn_message(self._env.observation(), self._actions_left, reward)}
+        return {"role": "user", "content": turn_message(self._observation, self._actions_left, reward)}
+
+
+def _told(info: dict[str, Any], key: str, method: str) -> Any:
+    """What the environment told under `key`; ValueError where it did not."""
+    if key not in info:
+        raise ValueError(f"the environment's {method}() returned no info[{key!r}] (envs.contract.Environment.{method})")
+    return info[key]

@@ -22,15 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from envs.base import TextEnv
 from envs.config import FormatConfig
+from envs.contract import ClosedVocabulary, Environment, lacking
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 SEPARATOR = "||"
 
 ReadAction = Callable[[str], str | None]
-"""`TextEnv.read_action`: the action that a text means, or None."""
+"""`Environment.read_action`: the action that a text means, or None."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class ParsedTurn:
     """Why the turn is badly formatted; None when it is not."""
 
 
-def system_message(env: TextEnv, config: FormatConfig) -> str:
-    """The rules of the game, its actions, and how to answer."""
-    return f"{env.instruction()} {env.action_rule()} {_format_rule(config.resolved(env))}"
+def system_message(env: Environment, config: FormatConfig) -> str:
+    """The environment's rules, and how to answer."""
+    return f"{env.rules()} {_format_rule(config.resolved(env))}"
 
 
 def _format_rule(config: FormatConfig) -> str:
@@ -79,18 +79,28 @@ def well_formed(reasoning: str, actions: Sequence[str]) -> str:
     return f" {reasoning} {answer(actions)}" if reasoning else f" {answer(actions)}"
 
 
-def phrases(environment: type[TextEnv], config: FormatConfig) -> list[str]:
-    """Text that holds every word that can be fed to, or demonstrated by, a policy in this environment, whatever its
-    options, with the white space it can have before it. Complete where the environment's tokenizer is `words`."""
-    config = config.resolved(environment)
+def phrases(environment: type[Environment], config: FormatConfig) -> list[str]:
+    """Texts that a policy is certainly fed, or shown as a demonstration, in this environment whatever its options, each
+    with the white space that it can have before it. They hold every word where the vocabulary is closed."""
+    if not reads_words(environment):
+        return format_phrases(config.resolved(environment), (0.0,))
+    return [*environment.phrases(), *format_phrases(config.resolved(environment), environment.step_rewards())]
+
+
+def reads_words(environment: type[Environment]) -> bool:
+    """Whether a tokenizer of whole words suits: the environment lists its words (`ClosedVocabulary`)."""
+    return not lacking(environment, ClosedVocabulary)
+
+
+def format_phrases(config: FormatConfig, step_rewards: Sequence[float]) -> list[str]:
+    """The texts that the turn format itself writes; `config` is resolved."""
     sums = {0.0}
     for _ in range(config.max_actions_per_turn):
-        sums |= {round(total + reward, 1) for total in sums for reward in environment.step_rewards}
+        sums |= {round(total + reward, 1) for total in sums for reward in step_rewards}
     limit = config.max_turns * config.max_actions_per_turn
     turns = [turn_message("", left, None) for left in range(limit + 1)]
     turns += [turn_message("", limit, total) for total in sorted(sums)]
-    rules = f" Actions {' '.join(environment.actions)} . {_format_rule(config)}".replace("  ", " ")
-    return [*environment.phrases(), *turns, rules, THINK_OPEN, well_formed("", environment.actions or ["1"])]
+    return [*turns, f" {_format_rule(config)}", THINK_OPEN, well_formed("", ["1"])]
 
 
 def parse(text: str, max_actions: int, read_action: ReadAction) -> ParsedTurn:

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from envs.base import MAX_DRAWS, Split, content_key, no_task, register, split_of
 from envs.grid import GridEnv
 from envs.settings import Settings
+from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, Wording, choose, draw_distinct
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
@@ -116,7 +116,7 @@ def generate(seed: int, split: Split, options: FrozenLakeOptions) -> Lake:
         count = options.min_holes + int(rng.random() * (options.max_holes - options.min_holes + 1))
         start, goal, *rest = draw_distinct(rng, count + 2, options.size**2)
         holes = frozenset(rest)
-        key = content_key("FrozenLake", grid(options.size, start, goal, holes))
+        key = task_key_of("FrozenLake", grid(options.size, start, goal, holes))
         if split_of(key) != split:
             continue
         distances = safe_distances(options.size, goal, holes)
@@ -133,7 +133,6 @@ def outcomes(action: int, options: FrozenLakeOptions) -> list[tuple[float, int]]
     return [(1 - options.slip_rate, action), *((options.slip_rate / len(others), other) for other in others)]
 
 
-@register
 class FrozenLake(GridEnv):
     """Walk to the goal over slippery ice: +1 at the goal, else 0; a hole ends the episode."""
 
@@ -142,7 +141,6 @@ class FrozenLake(GridEnv):
     actions = ("Left", "Down", "Right", "Up")
     stochastic = True
     glyphs = "P_OGX*"
-    step_rewards = (0.0,)
     options: FrozenLakeOptions
     wording = Wording(
         facts={
@@ -171,8 +169,8 @@ class FrozenLake(GridEnv):
         return f"Walk to G . P you _ ice O hole G goal .{slip}"
 
     @classmethod
-    def phrases(cls) -> list[str]:
-        return [*super().phrases(), cls(slip_rate=0.02).instruction()]
+    def step_rewards(cls) -> tuple[float, ...]:
+        return (0.0,)
 
     def observation(self) -> str:
         return grid(self._lake.size, self._cell, self._lake.goal, self._lake.holes)

@@ -12,6 +12,7 @@ from typing import ClassVar
 from gymnasium.spaces import Text
 
 from envs.base import TextEnv
+from envs.contract import ClosedVocabulary, Demonstrator
 from envs.wording import (
     DEFAULT_QUALITY,
     SHORT_PLAN_RATE,
@@ -26,12 +27,11 @@ from envs.wording import (
 )
 
 
-class GridEnv(TextEnv):
+class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
     """A square board. Subclasses add to `TextEnv`'s their glyphs, wording, side and facts."""
 
     max_turns = 5
     max_actions_per_turn = 2
-    tokenizer = "words"
     wording: ClassVar[Wording]
     glyphs: ClassVar[str]
     """Every symbol that an observation can hold, separators left out."""
@@ -59,7 +59,7 @@ class GridEnv(TextEnv):
     def phrases(cls) -> list[str]:
         cells = [f"{glyph} {glyph}\n" for glyph in cls.glyphs]  # a row's first cell has no space before it
         words = [*(action.lower() for action in cls.actions), *"0123456789", *cls.wording.fragments()]
-        return [*cells, *(f" {word}" for word in words)]
+        return [*cells, *(f" {word}" for word in words), cls().rules()]
 
     def _plan(self, rng: Rng, count: int) -> list[str] | None:
         """At most `count` actions of a shortest solution from here, or None."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from envs.base import MAX_DRAWS, Split, content_key, no_task, register, split_of
 from envs.grid import GridEnv
 from envs.settings import Settings
+from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, Wording, choose, draw_distinct
 
 ACTION_REWARD, BOX_REWARD, DONE_REWARD = -0.1, 1.0, 10.0  # appendix B.1
@@ -219,7 +219,7 @@ def draw_level(rng: Rng, room: Room, split: Split, options: SokobanOptions) -> L
     for _ in range(STARTS_PER_ROOM if lengths else 0):
         length = choose(rng, lengths)
         player, boxes = choose(rng, layers[length])
-        key = content_key("Sokoban", grid(room, player, boxes))
+        key = task_key_of("Sokoban", grid(room, player, boxes))
         if split_of(key) == split:
             return Level(room, player, boxes, length, key)
     return None
@@ -237,7 +237,6 @@ def generate(seed: int, split: Split, options: SokobanOptions) -> Level:
     raise no_task("Sokoban", options)
 
 
-@register
 class Sokoban(GridEnv):
     """Push every box onto a target: -0.1 an action, +1 a box onto a target, -1 off it, +10 when all are there."""
 
@@ -245,7 +244,6 @@ class Sokoban(GridEnv):
     Options = SokobanOptions
     actions = ("Left", "Down", "Right", "Up")
     glyphs = "PXO#_*S"
-    step_rewards = (ACTION_REWARD, ACTION_REWARD + BOX_REWARD, ACTION_REWARD - BOX_REWARD)
     options: SokobanOptions
     wording = Wording(
         facts={
@@ -269,8 +267,8 @@ class Sokoban(GridEnv):
         return "Push box X onto target O . P you # wall _ floor * X on O S P on O ."
 
     @classmethod
-    def phrases(cls) -> list[str]:
-        return [*super().phrases(), cls().instruction()]
+    def step_rewards(cls) -> tuple[float, ...]:
+        return (ACTION_REWARD, ACTION_REWARD + BOX_REWARD, ACTION_REWARD - BOX_REWARD)
 
     def observation(self) -> str:
         return grid(self._level.room, self._player, self._boxes)

@@ -14,8 +14,10 @@ from typing import Any
 
 from pydantic import Field
 
-from envs.base import MAX_DRAWS, TextEnv, content_key, no_task, split_of
+from envs.base import TextEnv
+from envs.contract import Demonstrator
 from envs.settings import Settings
+from envs.splits import MAX_DRAWS, no_task, split_of, task_key_of
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, draw_distinct
 
 WORDS = (
@@ -34,7 +36,7 @@ class SortWordsOptions(Settings):
     """Words of one task."""
 
 
-class SortWords(TextEnv):
+class SortWords(TextEnv, Demonstrator):
     """1 for the words in alphabetical order at the first attempt, half of it at the second, and so on."""
 
     name = "SortWords"
@@ -73,7 +75,7 @@ class SortWords(TextEnv):
         rng = random.Random(f"{self.name} {seed}")  # a stream of its own; never the global one
         for _ in range(MAX_DRAWS):
             words = [WORDS[index] for index in draw_distinct(rng, self.options.num_words, len(WORDS))]
-            key = content_key(self.name, " ".join(words))
+            key = task_key_of(self.name, " ".join(words))
             if split_of(key) == self.split and words != sorted(words):
                 self._words, self._key, self._attempts, self._solved = words, key, 0, False
                 return {"num_words": len(words)}  # added to `info` at reset

@@ -94,7 +94,7 @@ def judge_of(environment: str) -> GridJudge | None:
     """The judge of a registered environment; None for one that is no grid world."""
     if environment not in ROLES:
         return None
-    from envs.base import environment_class
+    from envs.registry import environment_class
 
     return GridJudge(environment_class(environment).wording.facts, ROLES[environment])
 

@@ -1,6 +1,6 @@
-"""Environment actor: plays tickets, token by token, against rollout workers.
+"""The player: plays tickets, token by token, with whatever samples the turns.
 
-`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM: it is given `generate`. `EnvironmentActor` is the Ray
+`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM: it is given `generate`. `actors/play/actor.py` is its Ray
 shell.
 
 Invariants:
@@ -25,34 +25,28 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from actors.config import EnvironmentActorConfig, SamplingConfig
 from actors.failures import Failure, FailureCause
 from actors.messages import Completion, GenerationRequest, VersionSpan
 from actors.play.codec import ChatCodec
-from actors.play.generation import GenerationClient, GenerationFailed
+from actors.play.generation import GenerationFailed
 from actors.play.step_pool import CallFailed, StepPool
-from actors.process.spans import Span
-from actors.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise, to_table
-from envs.base import TextEnv, make
+from actors.records import Group, Task, Ticket, Trajectory, Turn
 from envs.config import EnvironmentConfig
+from envs.contract import Environment
 from envs.episode import Episode, Message, TurnOutcome
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+from envs.registry import make
 
 Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
-MakeEnv = Callable[[Task], TextEnv]
+MakeEnv = Callable[[Task], Environment]
 
 _SEED_BYTES = 8
 _SEED_MASK = 2**63 - 1
@@ -74,7 +68,7 @@ def noise_seed(ticket: Ticket, trajectory: int, shared: bool) -> int:
     return derive_seed("noise", ticket.seed, ticket.ticket_id, *(() if shared else (trajectory,)))
 
 
-def make_task(task: Task) -> TextEnv:
+def make_task(task: Task) -> Environment:
     """The environment that plays a task, not yet reset."""
     return make(task.environment, task.split, dict(task.options))
 
@@ -167,7 +161,7 @@ class EnvironmentPlayer:
         self._generate = generate
         self._make_env = make_env
         self.steps = StepPool(config.step_timeout_s, config.step_threads)
-        self._idle: dict[tuple[str, str, str], list[TextEnv]] = {}
+        self._idle: dict[tuple[str, str, str], list[Environment]] = {}
 
     async def play(self, ticket: Ticket) -> Group:
         """Play a ticket's `group_size` trajectories at once; never raises for what goes wrong in one of them."""
@@ -215,7 +209,7 @@ class EnvironmentPlayer:
             feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
         self._idle.setdefault(_kind(ticket.task), []).append(env)
 
-    def _begin(self, ticket: Ticket, index: int) -> tuple[TextEnv, Episode, list[Message]]:
+    def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""
         try:
             env = self._idle.get(_kind(ticket.task), []).pop()
@@ -302,67 +296,3 @@ class EnvironmentPlayer:
 def _kind(task: Task) -> tuple[str, str, str]:
     """Tasks of one kind are played in the same environments, one after another."""
     return task.environment, task.split, task.options_json
-
-
-@dataclass(frozen=True)
-class _HandlePort:
-    """A rollout worker reached through its Ray handle."""
-
-    handle: Any
-
-    async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
-        await self.handle.submit.remote(client, requests)
-
-    async def collect(self, client: str, timeout_s: float) -> list[Completion]:
-        return await self.handle.collect.remote(client, timeout_s)
-
-    async def abort(self, client: str, request_ids: list[str]) -> None:
-        await self.handle.abort.remote(client, request_ids)
-
-
-class EnvironmentActor:
-    """The Ray actor (asynchronous). The caller owns what `play` returns: this actor's death loses no finished group."""
-
-    def __init__(
-        self,
-        name: str,
-        model_dir: str | Path,
-        environment: EnvironmentConfig,
-        sampling: SamplingConfig,
-        config: EnvironmentActorConfig,
-        max_model_len: int,
-    ) -> None:
-        self._workers: dict[str, ActorHandle] = {}
-        client = GenerationClient(name, self._port)
-        self._player = EnvironmentPlayer(
-            ChatCodec(model_dir), environment, sampling, config, max_model_len, client.generate
-        )
-
-    def _port(self, worker: str) -> _HandlePort:
-        if worker not in self._workers:
-            raise GenerationFailed(f"not known here; known are {', '.join(sorted(self._workers)) or 'none'}")
-        return _HandlePort(self._workers[worker])
-
-    async def ready(self) -> bool:
-        """True once the actor is up."""
-        gc.freeze()  # what imports made is never garbage: collections need not walk it
-        return True
-
-    async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
-        """From now on these are the rollout workers."""
-        self._workers = dict(workers)
-
-    async def take_spans(self) -> list[Span]:
-        """When environments were stepped, since the last call."""
-        return self._player.steps.spans.take()
-
-    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
-        """Call with `num_returns=2`: the summary travels, the table stays in the object store."""
-        group = await self._player.play(ticket)
-        return summarise(group), to_table(group)
-
-    async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
-        """One trajectory a ticket, all at once; one summary a ticket, one table. Call with `num_returns=2`."""
-        groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
-        tables = [to_table(group) for group in groups]
-        return [summarise(group) for group in groups], pa.concat_tables(tables)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from envs import environment_names, make
 from envs.base import TextEnv
 from envs.config import FormatConfig
 from envs.episode import Episode, Message
 from envs.format import THINK_OPEN, well_formed
+from envs.registry import environment_names, make
 from envs.wording import DemonstrationQuality
 
 BEGIN, END = "<!-- episodes: begin -->", "<!-- episodes: end -->"

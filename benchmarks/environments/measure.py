@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.environments.episodes import write_episodes
 from benchmarks.environments.hostile_text import hostile_actions, hostile_texts
-from envs import environment_names, make
 from envs.base import TextEnv
 from envs.format import parse
+from envs.registry import environment_names, make
 
 FRESH_SEED = 10_000_000  # above every seed used elsewhere here, so that no cached task flatters a figure
 STEPS_PER_EPISODE = 10

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from actors.records import Trajectory, Turn
 from benchmarks import common
 from cluster import config as runs
-from envs.base import make
 from envs.episode import Episode
 from envs.format import well_formed
+from envs.registry import make
 from learner import batching
 from learner.config import LoraSettings
 from learner.kernels.attention import Layout

@@ -15,9 +15,10 @@ from ray.exceptions import RayError
 from cluster.config import RunConfig
 from cluster.errors import UserError
 from cluster.package import checkout
-from envs.base import make
+from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.episode import Episode
 from envs.format import phrases
+from envs.registry import environment_class, make
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
@@ -123,6 +124,7 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     """The folder of the initial policy; the tiny one is built, or found in the cache."""
     if config.model.path != "tiny":
         return check_model(Path(config.model.path), config, say)
+    _check_demonstrator(config.environment.name)
     from learner.warmup.tiny import (  # imports torch; a given model needs none of it
         build_digest,
         build_tiny,
@@ -138,6 +140,14 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     if not report.reused:
         say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
     return folder.resolve()
+
+
+def _check_demonstrator(name: str) -> None:
+    """UserError where the environment shows no demonstrations to warm a tiny policy up with."""
+    try:
+        require(name, environment_class(name), Demonstrator, "the warm-up of model.path=tiny")
+    except MissingCapabilityError as error:
+        raise UserError(f"{error}; set model.path to the folder of a trained model instead") from error
 
 
 def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> Path:
@@ -175,7 +185,9 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
     codec = ChatCodec(folder)
     environment = make(config.environment.name, "train", config.environment.options)
     codec.check(phrases(type(environment), config.environment.format))
-    first_turn = codec.first_turn(Episode(environment, 0, 0, config.environment.format).start())
+    opening = Episode(environment, 0, 0, config.environment.format).start()
+    codec.check([message["content"] for message in opening])
+    first_turn = codec.first_turn(opening)
     needed = len(first_turn) + config.sampling.max_tokens_per_turn
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for name, limit in limits.items():

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from actors.filter.service import FilterService
 from actors.messages import UpdateReport, WeightBundle
-from actors.play.player import EnvironmentActor
+from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.ray_errors import DEAD
 from actors.rollout.worker import RolloutWorker

@@ -41,7 +41,7 @@ from cluster.fleet.fleet import Fleet
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
-from envs.base import make
+from envs.registry import make
 
 log = logging.getLogger(__name__)
 EXIT_FAILED = 1

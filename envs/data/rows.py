@@ -24,6 +24,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import math
 import mmap
 import re
 import threading
@@ -36,8 +37,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from envs.base import Split, content_key, split_of
 from envs.data.files import Source, UnknownSplitError, find_files
+from envs.splits import Split, split_of, task_key_of
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first file
     import pyarrow as pa
@@ -338,7 +339,7 @@ def _only_separators(between: bytes, path: Path, row: int) -> None:
 def _digests(rows: Rows[Any], column: str) -> np.ndarray:
     """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space aside: data
     sets repeat a question with a line break more, which must not train where it validates."""
-    keys = (int(content_key("data", " ".join(text.split()).casefold())[:16], 16) for text in rows.column(column))
+    keys = (int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16) for text in rows.column(column))
     return np.fromiter(keys, np.uint64, len(rows))
 
 
@@ -379,3 +380,11 @@ class _GroupCache:
 
 _CACHE = _GroupCache()
 _NUMBERS = itertools.count()
+
+
+def shuffled(seed: int, count: int) -> int:
+    """A permutation of range(count) as `seed` runs through `count` integers in a row."""
+    stride = int(count * 0.618) | 1
+    while math.gcd(stride, count) > 1:
+        stride += 2
+    return seed * stride % count

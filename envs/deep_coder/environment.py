@@ -19,7 +19,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from envs.base import MAX_DRAWS, Split, TextEnv, no_task, printable, register, split_of
+from envs.base import TextEnv
+from envs.contract import Demonstrator
+from envs.data.rows import shuffled
 from envs.deep_coder.published import published, read_problem
 from envs.deep_coder.tasks import (
     DIFFICULTIES,
@@ -32,9 +34,10 @@ from envs.deep_coder.tasks import (
     program,
     words,
 )
-from envs.meta_math_qa.environment import shuffled
 from envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
 from envs.settings import Settings
+from envs.splits import MAX_DRAWS, Split, no_task, split_of
+from envs.text import printable
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
 
 MAX_PROGRAM = 20_000
@@ -73,8 +76,7 @@ def generated(seed: int, split: Split, options: DeepCoderOptions) -> Problem:
     raise no_task("DeepCoder", options)
 
 
-@register
-class DeepCoder(TextEnv):
+class DeepCoder(TextEnv, Demonstrator):
     """Write a program that passes the tests; pays the share of them that it passes."""
 
     name = "DeepCoder"

@@ -26,10 +26,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from envs.base import Split, content_key
 from envs.data.rows import Part, split_rows
 from envs.deep_coder.tasks import Problem
 from envs.sandbox import Question, Test
+from envs.splits import Split, task_key_of
 
 LARGEST_TEST = 4_000_000
 PRELUDE = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"
@@ -76,7 +76,7 @@ def read_problem(row: PublishedProblem, where: str, max_tests: int) -> Problem:
     if function is not None and function not in text:
         text += f"\nThe function is called {function} ."
     prelude = PRELUDE if function is not None else ""
-    key = content_key("DeepCoder", f"{text}\n{kept}")
+    key = task_key_of("DeepCoder", f"{text}\n{kept}")
     return Problem(text, tuple(kept), function, where, key, prelude, _first_program(row.solutions))
 
 

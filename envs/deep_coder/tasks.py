@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envs.base import content_key
 from envs.sandbox import Question, Test
+from envs.splits import task_key_of
 from envs.wording import Rng, choose
 
 Difficulty = Literal["easy", "medium", "hard"]
@@ -115,7 +115,7 @@ def statement(plan: Plan, difficulty: Difficulty) -> str:
 
 def key_of(plan: Plan, difficulty: Difficulty) -> str:
     """Digest of the problem's content."""
-    return content_key("DeepCoder", statement(plan, difficulty))
+    return task_key_of("DeepCoder", statement(plan, difficulty))
 
 
 def draw_plan(rng: Rng, difficulty: Difficulty) -> Plan:

@@ -11,7 +11,6 @@ of a run, one after another, go through the rows of a split in a fixed shuffled 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,11 +18,14 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from envs.base import MAX_DRAWS, Split, TextEnv, content_key, no_task, printable, register, split_of
-from envs.data.rows import Part, split_rows
+from envs.base import TextEnv
+from envs.contract import Demonstrator
+from envs.data.rows import Part, shuffled, split_rows
 from envs.meta_math_qa import answers
 from envs.meta_math_qa.problems import generate
 from envs.settings import Settings
+from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
+from envs.text import printable
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
 
 ANSWER_MARK = "The answer is:"
@@ -73,7 +75,7 @@ def generated(seed: int, split: Split, options: MetaMathQAOptions) -> Question:
     """The generated question of `seed`: problems are drawn until one belongs to `split`."""
     for draw in range(MAX_DRAWS):
         problem = generate(f"MetaMathQA {seed} {draw}", options.largest)
-        key = content_key("MetaMathQA", problem.question)
+        key = task_key_of("MetaMathQA", problem.question)
         if split_of(key) == split:
             return Question(problem.question, problem.answer, ", ".join(problem.steps), problem.schema, key)
     raise no_task("MetaMathQA", options)
@@ -93,20 +95,11 @@ def published_question(rows: Part[PublishedQuestion], seed: int) -> Question:
     if not mark or not answer.strip():
         where = f"{rows.location(index)}, column response"
         raise ValueError(f"{where}: it must end in '{ANSWER_MARK} X' (got {row.response[-60:]!r})")
-    key = content_key("MetaMathQA", f"{row.query}\n{answer.strip()}")
+    key = task_key_of("MetaMathQA", f"{row.query}\n{answer.strip()}")
     return Question(row.query, answer.strip(), " ".join(worked.split())[:MAX_WORKED], rows.location(index), key)
 
 
-def shuffled(seed: int, count: int) -> int:
-    """A permutation of range(count) as `seed` runs through `count` integers in a row."""
-    stride = int(count * 0.618) | 1
-    while math.gcd(stride, count) > 1:
-        stride += 2
-    return seed * stride % count
-
-
-@register
-class MetaMathQA(TextEnv):
+class MetaMathQA(TextEnv, Demonstrator):
     """Answer the question; each further attempt pays half: 1, 0.5, 0.25, ..."""
 
     name = "MetaMathQA"

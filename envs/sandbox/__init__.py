@@ -1,7 +1,7 @@
 """Model-written programs, run where they can do no harm; docs/sandbox.md tells how and what is left."""
 
-from envs.sandbox.judge import Test, Verdict, judge
 from envs.sandbox.limits import Limits, SandboxConfig
 from envs.sandbox.pool import Pool, Question, Run, shared_pool
+from envs.sandbox.verdicts import Test, Verdict, judge
 
 __all__ = ["Limits", "Pool", "Question", "Run", "SandboxConfig", "Test", "Verdict", "judge", "shared_pool"]

@@ -17,14 +17,16 @@ from typing import Any
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
-from envs.base import PRINTABLE, TextEnv, printable, register
+from envs.base import TextEnv
 from envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
+from envs.contract import Demonstrator
 from envs.retrieval import Found, HttpRetriever, Retriever, open_index
 from envs.retrieval.corpus import open_corpus
 from envs.search_qa.hotpot import HotpotQuestions, open_contexts
 from envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
 from envs.search_qa.world import MIN_PASSAGES, World, generate
 from envs.settings import Settings
+from envs.text import PRINTABLE, printable
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
 
 MAX_QUESTION = 600
@@ -85,8 +87,7 @@ class SearchQAOptions(Settings):
         return self
 
 
-@register
-class SearchQA(TextEnv):
+class SearchQA(TextEnv, Demonstrator):
     """Search for passages, then answer the question."""
 
     name = "SearchQA"

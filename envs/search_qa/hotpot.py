@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from envs.base import Split, content_key
 from envs.data.files import UnknownSplitError, find_files
 from envs.data.rows import Part, Rows, read_rows, split_rows
 from envs.retrieval import Index, Passage, open_index
 from envs.retrieval.index import file_identity
 from envs.search_qa.questions import Question
+from envs.splits import Split, task_key_of
 
 PUBLISHED_SPLITS = ("train", "validation")
 
@@ -79,7 +79,7 @@ class HotpotQuestions:
         """The seed-th question: consecutive seeds meet each question once before the first comes again."""
         row = self._rows[seed % len(self._rows)]
         hops = tuple(dict.fromkeys(row.supporting_facts.title))
-        return Question(row.question, row.answer, hops, content_key("SearchQA", row.question))
+        return Question(row.question, row.answer, hops, task_key_of("SearchQA", row.question))
 
 
 def open_contexts(source: str, subset: str | None, cache: str | None) -> Index:
@@ -113,7 +113,7 @@ def _paragraphs(source: str, subset: str | None) -> Iterator[Passage]:
                 raise ValueError(f"{where}: {len(titles)} titles for {len(paragraphs)} paragraphs; need one each")
             for title, sentences in zip(titles, paragraphs, strict=True):
                 text = "".join(sentences).strip()
-                digest = content_key(title, text)
+                digest = task_key_of(title, text)
                 if digest not in seen:
                     seen.add(digest)
                     yield Passage(digest, title, text)

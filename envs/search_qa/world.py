@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Literal
 
-from envs.base import MAX_DRAWS, Split, content_key, split_of
 from envs.retrieval import Passage
 from envs.search_qa.questions import Question
+from envs.splits import MAX_DRAWS, Split, split_of, task_key_of
 from envs.wording import choose
 
 Kind = Literal["person", "work", "company", "city", "country"]
@@ -174,7 +174,7 @@ class World:
 @cache
 def hash_text(text: str) -> int:
     """64 bits of the text's digest; the texts are names of kinds and relations, few."""
-    return int(content_key("world", text)[:16], 16)
+    return int(task_key_of("world", text)[:16], 16)
 
 
 def _mix(value: int) -> int:
@@ -216,7 +216,7 @@ def _draw(world: World, rng: random.Random, hops: int) -> Question | None:
     chain = " of ".join(f"the {name}" for name in reversed(asked))
     text = f"What is {chain} of {world.name(subject)}?"
     names = tuple(world.name(entity) for entity in visited)
-    key = content_key("SearchQA", f"{world.seed} {world.size} {text}")
+    key = task_key_of("SearchQA", f"{world.seed} {world.size} {text}")
     return Question(text, world.describe(answer), names, key, tuple(asked), last.values or names)
 
 

@@ -21,9 +21,11 @@ from typing import Any, Literal
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
-from envs.base import PRINTABLE, TextEnv, printable, register
+from envs.base import TextEnv
 from envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
+from envs.contract import Demonstrator
 from envs.settings import Settings
+from envs.text import PRINTABLE, printable
 from envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
 from envs.web_shop.pages import (
     BACK,
@@ -98,8 +100,7 @@ class WebShopOptions(Settings):
         return self
 
 
-@register
-class WebShop(TextEnv):
+class WebShop(TextEnv, Demonstrator):
     """Search the shop, choose a product and its options, and buy it."""
 
     name = "WebShop"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from envs.base import MAX_DRAWS, Split, content_key, split_of
 from envs.retrieval import Index, Passage, open_index
+from envs.splits import MAX_DRAWS, Split, split_of, task_key_of
 from envs.web_shop.products import Goal, Product
 from envs.wording import choose, draw_distinct
 
@@ -153,7 +153,7 @@ def _goal(rng: random.Random, product: Product, row: int) -> Goal:
     parts = [f"{product.query} that is {' and '.join(attributes)}"]
     parts += [f"{name} {value}" for name, value in wanted]
     text = f"{', '.join(parts)}, below {limit:g} dollars"
-    key = content_key("WebShop", text)
+    key = task_key_of("WebShop", text)
     return Goal(
         instruction=_INSTRUCTIONS[int(key[-8:], 16) % len(_INSTRUCTIONS)].format(text),
         title=product.query,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from envs.base import printable
+from envs.text import printable
 from envs.web_shop.products import Product
 
 NEXT, PREVIOUS, BACK, BUY = "next >", "< prev", "back to search", "buy now"

@@ -23,10 +23,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
-from envs.base import Split, content_key, split_of
 from envs.data.rows import Rows, read_rows
 from envs.retrieval import Index, Passage, open_index
 from envs.retrieval.index import file_identity
+from envs.splits import Split, split_of, task_key_of
 from envs.web_shop.made_up import price_limit
 from envs.web_shop.products import NO_LIMIT, Goal, Product
 
@@ -128,7 +128,7 @@ class PublishedShop:
         wishes = self._wishes(source)
         rows = pc.index_in(pa.array([asin for asin, _ in wishes], pa.string()), value_set=self.index.ids).to_pylist()
         for row, (asin, wish) in zip(rows, wishes, strict=True):
-            if row is not None and split_of(content_key("WebShop", wish.instruction)) == split:
+            if row is not None and split_of(task_key_of("WebShop", wish.instruction)) == split:
                 owned += 1
                 yield Passage(asin, wish.instruction, "", json.dumps(asdict(replace(wish, row=row))))
         if not owned:
@@ -263,5 +263,5 @@ def _goal(wish: Wish, product: Product, options: tuple[str, ...]) -> Goal:
         query=product.query,
         category=product.category,
         product=wish.row,
-        key=content_key("WebShop", f"{product.id}\n{text}"),
+        key=task_key_of("WebShop", f"{product.id}\n{text}"),
     )

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.play.codec import ChatCodec, Message
-from envs.base import TextEnv, make
 from envs.config import EnvironmentConfig
+from envs.contract import Demonstrator, Environment, require
 from envs.episode import Episode
 from envs.format import well_formed
+from envs.registry import make
 from envs.wording import DemonstrationQuality
 
 _NOISE_SALT = 7_919
@@ -49,8 +50,9 @@ class Demonstration:
     loss_mask: np.ndarray
 
 
-def play(env: TextEnv, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality) -> Transcript:
-    """One demonstration of the task with this seed."""
+def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality) -> Transcript:
+    """One demonstration of the task with this seed; MissingCapabilityError where the environment shows none."""
+    demonstrator = require(environment.name, env, Demonstrator, "the warm-up of a tiny policy")
     rng = np.random.default_rng([seed, _NOISE_SALT])
     episode = Episode(env, seed, int(rng.integers(2**31)), environment.format)
     opening: list[Message] = episode.start()
@@ -59,7 +61,7 @@ def play(env: TextEnv, environment: EnvironmentConfig, seed: int, quality: Demon
     max_actions = environment.format.max_actions_per_turn or env.max_actions_per_turn
     quality = quality.model_copy(update={"max_actions": min(quality.max_actions, max_actions)})
     for turn in range(1, max_turns + 1):
-        said = well_formed(*env.demonstrate(rng, quality))
+        said = well_formed(*demonstrator.demonstrate(rng, quality))
         message = episode.act(said).next_message if turn < max_turns else None
         turns.append((said, message))
         if message is None:

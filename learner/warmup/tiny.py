@@ -36,9 +36,9 @@ from torch.nn import functional
 from transformers import DynamicCache, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from actors.play.codec import ChatCodec
-from envs.base import environment_class, resolved
 from envs.config import EnvironmentConfig
-from envs.format import phrases
+from envs.format import phrases, reads_words
+from envs.registry import environment_class, resolved
 from envs.settings import Settings
 from envs.wording import DemonstrationQuality
 from learner.warmup.demonstrations import Demonstration, encode, transcripts
@@ -138,8 +138,8 @@ class TinyReport:
 
 def recipe_for(environment: str) -> TinyRecipe:
     """The recipe of a registered environment; one without its own gets that of its kind of text."""
-    kind = environment_class(environment).tokenizer
-    return RECIPES.get(environment, TEXT_RECIPE if kind == "bytes" else TinyRecipe())
+    words = reads_words(environment_class(environment))
+    return RECIPES.get(environment, TinyRecipe() if words else TEXT_RECIPE)
 
 
 def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> str:
@@ -252,11 +252,15 @@ def _build(
 
 def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> ChatCodec:
     """Write the environment's tokenizer and return the codec, which has checked that no word is missing."""
-    kind = environment_class(environment.name).tokenizer
-    known = phrases(environment_class(environment.name), environment.format)
+    played = environment_class(environment.name)
+    words, known = reads_words(played), phrases(played, environment.format)
+    count = NUM_VOCABULARY["words" if words else "bytes"]
     source = transcripts(environment, recipe.quality, DEMONSTRATION_SEED + seed)
-    texts = [*known, *(text for one in itertools.islice(source, NUM_VOCABULARY[kind]) for text in one.texts())]
-    if kind == "words":
+    texts = [
+        *known,
+        *(text for one in itertools.islice(source, count) for text in one.texts()),
+    ]
+    if words:
         pieces = vocabulary([*texts, *(f" {text}" for text in known)])
         tokenizer = make_tokenizer(pieces, recipe.vocabulary_multiple)
     else:

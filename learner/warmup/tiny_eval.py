@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from actors.play.codec import ChatCodec
-from envs.base import make
 from envs.config import EnvironmentConfig
 from envs.episode import Episode
+from envs.registry import make
 
 ROWS_TOGETHER = 128
 """Episodes decoded together: more do not fit the caches of a small CPU."""

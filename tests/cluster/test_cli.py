@@ -74,7 +74,7 @@ def test_every_command_explains_itself(capsys):
         assert caught.value.code == 0 and len(capsys.readouterr().out) > 100
 
 
-HEAVY = {"torch", "ray", "vllm", "transformers", "gymnasium"}
+HEAVY = {"torch", "ray", "vllm", "transformers", "gymnasium", "envs.base"}
 
 
 def fast_command(name: str, folder: Path) -> list[str]:

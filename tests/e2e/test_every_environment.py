@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.archive.reader import read_groups, read_metrics
-from envs import environment_names
+from envs.registry import environment_names
 from learner.warmup.tiny import build_tiny, recipe_for
 from tests.e2e.support import Run, summary
 

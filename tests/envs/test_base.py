@@ -11,15 +11,18 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from benchmarks.environments.hostile_text import hostile_actions
-from envs import DemonstrationQuality, environment_names, make, task_seeds
-from envs.base import TextEnv, environment_class, printable, resolved, split_of
+from envs.base import TextEnv
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.episode import Episode
-from envs.format import parse, phrases, well_formed
+from envs.format import parse, phrases, reads_words, well_formed
+from envs.registry import environment_class, environment_names, make, resolved
+from envs.splits import split_of, task_seeds
+from envs.text import printable
+from envs.wording import DemonstrationQuality
 
 NAMES = environment_names()
 GRIDS = ["FrozenLake", "Sokoban"]
-WORD_READERS = [name for name in NAMES if environment_class(name).tokenizer == "words"]
+WORD_READERS = [name for name in NAMES if reads_words(environment_class(name))]
 QUICK = {"FrozenLake", "Sokoban", "Countdown"}
 """Environments that play thousands of tasks a second; of the others fewer tasks are drawn."""
 ODD_TEXTS = (

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import Countdown
 from envs.countdown import (
     MAX_LENGTH,
     MAX_VALUE,
+    Countdown,
     CountdownOptions,
     Puzzle,
     expression,

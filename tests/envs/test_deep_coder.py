@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.environments.hostile_text import hostile_actions
-from envs import DemonstrationQuality, make
-from envs.base import split_of
 from envs.config import FormatConfig
-from envs.deep_coder.environment import DeepCoder, generated
+from envs.deep_coder.environment import DeepCoder, DeepCoderOptions, generated
 from envs.deep_coder.published import PublishedProblem, read_problem
 from envs.deep_coder.tasks import DIFFICULTIES, Difficulty, Plan, Problem, draw_plan, key_of, near_miss, problem, words
 from envs.episode import Episode
+from envs.registry import make
 from envs.sandbox import SandboxConfig, judge, shared_pool
 from envs.sandbox.backends import choose
+from envs.splits import split_of
+from envs.wording import DemonstrationQuality
 
 try:
     choose(allow_unsafe=False)
@@ -90,7 +91,7 @@ def test_ten_thousand_contents_in_each_split_and_none_in_both() -> None:
         key = key_of(draw_plan(rng, DIFFICULTIES[draw % 3]), DIFFICULTIES[draw % 3])
         keys[split_of(key)].add(key)
     assert all(len(found) >= 10_000 for found in keys.values()), {name: len(found) for name, found in keys.items()}
-    options = DeepCoder.read_options({})
+    options = DeepCoderOptions()
     for split, first in (("train", 0), ("validation", 10**9)):
         assert all(split_of(generated(seed, split, options).key) == split for seed in range(first, first + 300))
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from envs import make
-from envs.base import resolved, split_of
 from envs.config import EnvironmentConfig
 from envs.episode import Episode
 from envs.format import well_formed
 from envs.meta_math_qa.answers import Judge, plain, verdict
 from envs.meta_math_qa.environment import MetaMathQA, MetaMathQAOptions, answers, shuffled
 from envs.meta_math_qa.problems import SCHEMAS, Draw, generate
+from envs.registry import make, resolved
+from envs.splits import split_of
 
 HOSTILE_PARTS = (
     *("1", "9", "72", "0.5", "99", "x", "y", "n", "+", "-", "*", "/", "^", "^{", "}", "{", "(", ")", "[", "]", "!"),

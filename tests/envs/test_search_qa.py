@@ -19,13 +19,14 @@ from actors.play.codec import ChatCodec
 from actors.play.player import EnvironmentPlayer
 from actors.records import Group, Task, Ticket
 from benchmarks.environments.hostile_searches import hostile_searches
-from envs import DemonstrationQuality, make
 from envs.bracketed import MAX_ARGUMENT, read_bracketed
 from envs.config import EnvironmentConfig
+from envs.registry import make
 from envs.retrieval import RetrieverError
-from envs.search_qa import SearchQA
+from envs.search_qa.environment import SearchQA
 from envs.search_qa.questions import REWARDS, Question, exact_match, f1, normalised
 from envs.search_qa.world import RELATIONS, World, generate
+from envs.wording import DemonstrationQuality
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.demonstrations import PERFECT, last_reward
 from tests.envs.retriever_server import hits, serving, sleeping

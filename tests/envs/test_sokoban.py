@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import Sokoban
 from envs.sokoban import (
     Level,
     Room,
+    Sokoban,
     advance,
     dead_cells,
     grid,

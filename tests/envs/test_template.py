@@ -11,11 +11,11 @@ from gymnasium.utils.env_checker import check_env
 
 from actors.play.codec import ChatCodec
 from benchmarks.environments.hostile_text import hostile_texts
-from envs import environment_names, make
-from envs.base import environment_class, split_of
 from envs.config import EnvironmentConfig
 from envs.episode import Episode
 from envs.format import well_formed
+from envs.registry import environment_class, environment_names, make
+from envs.splits import split_of
 from envs.template import SortWords
 from learner.warmup.demonstrations import encode, transcripts
 from learner.warmup.tiny import TEXT_RECIPE, build_tiny, recipe_for

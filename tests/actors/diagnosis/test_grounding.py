@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.diagnosis.grounding import ROLES, correlations, holds, judge_of, last_grid, ranks, spearman
-from envs.base import make
+from envs.registry import make
 from envs.wording import DemonstrationQuality
 
 LAKE = "Walk to G .\n\n_ O _ _\nG _ O O\nO _ _ P\n_ _ _ _\nactions left 10"

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig
 from actors.messages import WeightBundle
-from actors.play.player import EnvironmentActor
+from actors.play.actor import EnvironmentActor
 from actors.records import Task, Ticket, from_table
 from actors.rollout.worker import RolloutWorker
 from envs.config import EnvironmentConfig, FormatConfig

@@ -23,15 +23,16 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from actors.play.codec import ChatCodec
-from envs.base import environment_class, environment_names, resolved
 from envs.config import EnvironmentConfig, FormatConfig
+from envs.format import reads_words
+from envs.registry import environment_class, environment_names, resolved
 from learner.warmup import tiny, tiny_eval
 from learner.warmup.demonstrations import Demonstration, encode, transcripts
 from learner.warmup.tiny import TinyRecipe, batch_loss, batches, build_tiny, learning_rate_factor, shared_prefix
 from learner.warmup.tiny_tokenizer import CONTROL_TOKENS, make_tokenizer, vocabulary
 
 LAKE = EnvironmentConfig(name="FrozenLake")
-WORD_READERS = [name for name in environment_names() if environment_class(name).tokenizer == "words"]
+WORD_READERS = [name for name in environment_names() if reads_words(environment_class(name))]
 SMALL = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, batch_tokens=512)
 
 

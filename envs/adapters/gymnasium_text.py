@@ -1,0 +1,121 @@
+"""Any Gymnasium environment with Discrete or Text actions whose state can be told as text, such as Taxi.
+
+    environment.name=Gymnasium
+    environment.options='{id: Taxi-v4, actions: [South, North, East, West, Pickup, Dropoff]}'
+
+The policy sees the environment's `ansi` rendering, or its observation where that is text (`render: false`). Colours
+carry meaning in Gymnasium's renderings (Taxi shows the taxi by one), so `R` in blue becomes `[blue R]`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Discrete, Text
+from pydantic import Field
+
+from envs.contract import Environment
+from envs.settings import Settings
+from envs.splits import Split, no_task, split_of, task_key_of
+from envs.text import printable
+
+MAX_OBSERVATION = 4000
+"""Characters of an observation; the rest is cut."""
+MAX_RESETS = 1000
+"""Starts drawn before the adapter concludes that the split has none."""
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURED = re.compile(r"\x1b\[[34]([0-7])[0-9;]*m(.*?)\x1b\[0m", flags=re.DOTALL)
+
+
+class GymnasiumOptions(Settings):
+    """Which environment, and what the policy is told about it."""
+
+    id: str
+    """Gymnasium's id, such as `Taxi-v4`; `module:id` imports the module that registers it first."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of `gymnasium.make`."""
+    instruction: str = "Play the game ."
+    """The task and its symbols, for the system message."""
+    actions: tuple[str, ...] = ()
+    """The names of Discrete actions, in their order; by default their numbers."""
+    render: bool = True
+    """Whether to show the `ansi` rendering. False shows the observation, which must then be text."""
+    success_reward: float = 0.0
+    """The least last reward of a solved episode; `info["is_success"]` decides instead where the environment sets it."""
+    hold_out: bool = True
+    """Whether validation has starts of its own, by the digest of the first observation. False where there is a single
+    start, as in CliffWalking: validation then plays the training task."""
+
+
+class GymnasiumText(Environment):
+    """One Gymnasium environment. A seed draws starts until one belongs to the split; noise has its own seed."""
+
+    Options = GymnasiumOptions
+    options: GymnasiumOptions
+    max_turns = 20
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        super().__init__(split, **options)
+        wanted = {"render_mode": "ansi"} if self.options.render else {}
+        try:
+            self._env = gymnasium.make(self.options.id, disable_env_checker=True, **wanted, **self.options.kwargs)
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise ValueError(f"environment.options.id: {self.options.id!r} cannot be made: {error}") from error
+        self._check_speech()
+        space = self._env.action_space
+        numbers = range(space.start, space.start + space.n) if isinstance(space, Discrete) else ()
+        names = self.options.actions or tuple(map(str, numbers))
+        if len(names) != len(numbers):
+            raise ValueError(f"environment.options.actions: {len(names)} names for {len(numbers)} actions of {space}")
+        self._numbers = dict(zip(names, map(int, numbers), strict=True))
+        self._known = {name.lower(): name for name in names}
+
+    def _check_speech(self) -> None:
+        """ValueError where actions are neither Discrete nor Text, or the state cannot be told as text."""
+        env, modes = self._env, self._env.metadata.get("render_modes", [])
+        if not isinstance(env.action_space, Discrete | Text):
+            raise ValueError(f"environment.options.id: actions must be Discrete or Text (got {env.action_space})")
+        if self.options.render and "ansi" not in modes:
+            raise ValueError(f"environment.options.render: there is no ansi rendering (got {modes}); set it to false")
+        if not self.options.render and not isinstance(env.observation_space, Text):
+            raise ValueError(f"environment.options.render: observations must be Text (got {env.observation_space})")
+
+    def rules(self) -> str:
+        actions = f"Actions {' '.join(self._numbers)} ." if self._numbers else "The action is text ."
+        return f"{self.options.instruction} {actions}"
+
+    def read_action(self, text: str) -> str | None:
+        if self._numbers:
+            return self._known.get(text.strip().lower())
+        said = text.strip()
+        return said if self._env.action_space.contains(said) else None
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        for draw in range(MAX_RESETS):
+            start = random.Random(f"{self.options.id} {seed} {draw}").getrandbits(32)
+            observation, info = self._env.reset(seed=start)
+            shown = self._shown(observation)
+            key = task_key_of(self.options.id, shown)
+            if not self.options.hold_out or split_of(key) == self.split:
+                self._env.unwrapped.np_random = np.random.default_rng(options["noise_seed"])
+                return shown, {**info, "task_key": key}
+        raise no_task(f"{self.options.id} (split {self.split})", self.options, MAX_RESETS)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        played = self._numbers[action] if self._numbers else action
+        observation, reward, terminated, truncated, info = self._env.step(played)
+        solved = info.get("is_success", terminated and reward >= self.options.success_reward)
+        return self._shown(observation), float(reward), terminated, truncated, {**info, "success": bool(solved)}
+
+    def _shown(self, observation: Any) -> str:
+        text = self._env.render() if self.options.render else observation
+        return printable(_COLOURED.sub(_in_words, text), MAX_OBSERVATION).strip("\n")
+
+
+def _in_words(coloured: re.Match[str]) -> str:
+    """A coloured stretch with the colour's name in the place of the terminal's codes."""
+    return f"[{' '.join((_COLOURS[int(coloured[1])], *coloured[2].split()))}]"

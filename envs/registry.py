@@ -1,0 +1,70 @@
+"""The environments by name. This module imports none of them, nor Gymnasium, before one is asked for.
+
+A table entry is `name: "module:Class"`. `package.module:Class` itself is a name too, and needs no entry.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from envs.config import EnvironmentConfig
+from envs.contract import Environment, lacking
+from envs.options import nearest, read_options
+from envs.splits import Split, check_split
+
+ENVIRONMENTS: dict[str, str] = {
+    "Countdown": "envs.countdown:Countdown",
+    "DeepCoder": "envs.deep_coder.environment:DeepCoder",
+    "FrozenLake": "envs.frozen_lake:FrozenLake",
+    "MetaMathQA": "envs.meta_math_qa.environment:MetaMathQA",
+    "SearchQA": "envs.search_qa.environment:SearchQA",
+    "Sokoban": "envs.sokoban:Sokoban",
+    "WebShop": "envs.web_shop.environment:WebShop",
+}
+"""The paper's seven. Each is a `TextEnv` with every capability; Gymnasium knows it as `squelch/<name>-v0`."""
+ADAPTERS: dict[str, str] = {"Gymnasium": "envs.adapters.gymnasium_text:GymnasiumText"}
+"""Wrappers of other people's environments. They can be played; they demonstrate nothing."""
+
+
+def environment_names() -> list[str]:
+    """Names of the environments that are written here, sorted."""
+    return sorted(ENVIRONMENTS)
+
+
+def environment_class(name: str) -> type[Environment]:
+    """The class of a name in the tables, or of `package.module:Class`.
+
+    Raises:
+        ValueError: the name is unknown (the text names the nearest one), its module cannot be imported, or the class
+            is no environment (the text names what it lacks).
+    """
+    tables = {**ENVIRONMENTS, **ADAPTERS}
+    if name not in tables and ":" not in name:
+        raise ValueError(f"environment.name is {name!r}, which is unknown; {nearest(name, sorted(tables))}")
+    module, _, attribute = tables.get(name, name).partition(":")
+    try:
+        found = vars(importlib.import_module(module)).get(attribute)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"environment.name is {name!r}, but {module!r} cannot be imported: {error}") from error
+    if not isinstance(found, type):
+        raise ValueError(f"environment.name is {name!r}, but {module!r} defines no environment class {attribute!r}")
+    if missing := lacking(found, Environment):
+        raise ValueError(
+            f"environment.name is {name!r}, but {attribute} is no environment: it lacks {', '.join(missing)}; derive "
+            "it from envs.contract.Environment"
+        )
+    return found
+
+
+def make(name: str, split: Split = "train", options: dict[str, Any] | None = None) -> Environment:
+    """The environment of that name; ValueError for an unknown name, split or option."""
+    environment = environment_class(name)
+    check_split(split)
+    read_options(name, environment.Options, options or {})  # first, so that none passes for a constructor argument
+    return environment(split=split, **(options or {}))
+
+
+def resolved(config: EnvironmentConfig) -> EnvironmentConfig:
+    """`config` with the environment's own numbers in the place of what the format leaves open."""
+    return config.model_copy(update={"format": config.format.resolved(environment_class(config.name))})

@@ -1,0 +1,12 @@
+"""The characters that an observation may hold."""
+
+_RANGES = ((0x20, 0x7F), (0xA1, 0x250), (0x370, 0x400), (0x2010, 0x2028), (0x20A0, 0x20C0), (0x2190, 0x2300))
+PRINTABLE = "\n" + "".join(chr(c) for first, end in _RANGES for c in range(first, end) if chr(c).isprintable())
+"""ASCII, Latin, Greek, dashes and quotes, currencies, arrows and operators."""
+_PRINTABLE = frozenset(PRINTABLE)
+
+
+def printable(text: str, max_length: int) -> str:
+    """`text` as an observation may show it: characters outside `PRINTABLE` become `?`, white space other than a newline
+    becomes a space, and the text is cut after `max_length` characters."""
+    return "".join(c if c in _PRINTABLE else " " if c.isspace() else "?" for c in text[:max_length])

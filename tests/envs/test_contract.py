@@ -1,0 +1,170 @@
+"""The contract of an environment: four methods are enough to be played, and whatever else is needed is asked for."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import load
+from cluster.errors import UserError
+from cluster.fleet.bootstrap import prepare_model
+from envs.config import EnvironmentConfig, FormatConfig
+from envs.contract import (
+    ClosedVocabulary,
+    Demonstrator,
+    Environment,
+    MissingCapabilityError,
+    lacking,
+    require,
+)
+from envs.episode import Episode
+from envs.format import phrases, reads_words, well_formed
+from envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, resolved
+from envs.splits import split_of, task_key_of
+from learner.warmup.tiny import build_tiny
+
+ROOMS = {"actors", "benchmarks", "cluster", "deploy", "learner", "tests"}
+ROOT = Path(__file__).parents[2]
+
+
+class Doubling(Environment):
+    """The least that can be played: the number is to be doubled."""
+
+    max_turns = 2
+
+    def rules(self) -> str:
+        return "Double the number . The action is a number ."
+
+    def read_action(self, text: str) -> str | None:
+        said = text.strip()[:20]
+        return said if said.isdecimal() and said.isascii() else None
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        number = seed
+        while split_of(key := task_key_of("Doubling", str(number))) != self.split:
+            number += 1_000_000
+        self._number = number
+        return str(number), {"task_key": key, "task_kind": "even" if number % 2 == 0 else "odd"}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        right = int(action) == 2 * self._number
+        return "right" if right else str(self._number), float(right), right, False, {"success": right}
+
+
+class Forgetful(Doubling):
+    """It forgets what the contract asks `info` to hold."""
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return super().reset(seed=seed, options=options)[0], {}
+
+
+class Silent(Doubling):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return (*super().step(action)[:4], {})
+
+
+class Unplayable(Environment):
+    """It has neither `step` nor `max_turns`."""
+
+    def rules(self) -> str:
+        return ""
+
+    def read_action(self, text: str) -> str | None:
+        return None
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        return "", {}
+
+
+NAME = f"{__name__}:Doubling"
+
+
+def test_four_methods_and_a_number_of_turns_are_played_by_name() -> None:
+    env = make(NAME)
+    episode = Episode(env, 21, 0, FormatConfig())
+    system, user = episode.start()
+    number = int(user["content"].splitlines()[0])
+    assert system["content"].startswith("Double the number . The action is a number . Always output")
+    assert episode.task_key == task_key_of("Doubling", str(number)) and episode.task_kind == "odd"
+    wrong = episode.act(well_formed("so", ["3"]))
+    assert (wrong.reward, wrong.done) == (0.0, False)
+    assert wrong.next_message["content"] == f"reward 0.0\n{number}\nactions left 1"
+    right = episode.act(well_formed("so", [str(2 * number)]))
+    assert (right.reward, right.success, right.done, right.truncated) == (1.0, True, True, False)
+    own = resolved(EnvironmentConfig(name=NAME)).format
+    assert (own.max_turns, own.max_actions_per_turn) == (2, 1)
+
+
+def test_options_are_refused_where_an_environment_declares_none() -> None:
+    with pytest.raises(ValueError, match=r"environment\.options\.size: .*:Doubling has no such option; known are none"):
+        make(NAME, options={"size": 3})
+
+
+def test_a_class_that_lacks_a_member_is_named_with_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="Unplayable is no environment: it lacks max_turns, step; derive it from envs"):
+        make(f"{__name__}:Unplayable")
+    with pytest.raises(
+        ValueError,
+        match=r"Path is no environment: it lacks Options, max_turns, .*, rules, ",
+    ):
+        make(f"{__name__}:Path")
+
+
+@pytest.mark.parametrize(("environment", "key"), [(Forgetful, "task_key"), (Silent, "success")])
+def test_info_that_lacks_a_key_of_the_contract_is_named(environment: type[Environment], key: str) -> None:
+    episode = Episode(environment(), 21, 0, FormatConfig())
+    with pytest.raises(ValueError, match=rf"returned no info\['{key}'\] \(envs\.contract\.Environment\."):
+        number = int(episode.start()[1]["content"].splitlines()[0])
+        episode.act(well_formed("so", [str(2 * number)]))
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_environments_that_are_written_here_demonstrate(name: str) -> None:
+    assert not lacking(environment_class(name), Environment) and not lacking(environment_class(name), Demonstrator)
+
+
+def test_only_environments_of_a_closed_vocabulary_are_read_by_the_word() -> None:
+    names = [name for name in (*ENVIRONMENTS, *ADAPTERS) if reads_words(environment_class(name))]
+    assert sorted(names) == ["Countdown", "FrozenLake", "Sokoban"]
+    assert lacking(make(NAME), ClosedVocabulary) == ["phrases", "step_rewards"]
+    assert any("Always output" in text for text in phrases(environment_class(NAME), FormatConfig()))
+
+
+def test_an_optional_capability_that_is_needed_and_absent_is_named_with_the_environment(tmp_path: Path) -> None:
+    says = rf"environment {NAME} has no demonstrate\(\) \(envs\.contract\.Demonstrator\), which .* needs"
+    with pytest.raises(MissingCapabilityError, match=says):
+        require(NAME, make(NAME), Demonstrator, "a demonstration")
+    with pytest.raises(MissingCapabilityError, match=says):
+        build_tiny(tmp_path / "policy", EnvironmentConfig(name=NAME))
+    assert not (tmp_path / "policy").exists()
+
+
+def test_a_run_with_the_tiny_policy_says_that_a_model_folder_is_needed(tmp_path: Path) -> None:
+    overrides = [f"environment.name={NAME}", "environment.options={}", f"model.cache={tmp_path}"]
+    with pytest.raises(UserError, match=rf"{NAME} has no demonstrate\(\).*model\.path"):
+        prepare_model(load("countdown", overrides), lambda text: None)
+
+
+def test_importing_the_table_loads_no_environment_and_no_heavy_package() -> None:
+    code = (
+        "import sys, envs, envs.registry, envs.episode, actors.config, learner.config\n"
+        "heavy = {'torch', 'ray', 'vllm', 'transformers', 'gymnasium', 'numpy', 'envs.base', 'envs.countdown'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_of_this_room_imports_another_room() -> None:
+    found = []
+    for path in sorted((ROOT / "envs").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path.name}: {name}" for name in names if name.split(".")[0] in ROOMS]
+    assert found == []
