@@ -152,7 +152,7 @@ def test_a_run_with_the_tiny_policy_says_that_a_model_folder_is_needed(tmp_path:
 
 def test_importing_the_table_loads_no_environment_and_no_heavy_package() -> None:
     code = (
-        "import sys, envs, envs.registry, envs.episode, actors.config, learner.config\n"
+        "import sys, envs, envs.registry, envs.episode, actors.config\n"
         "heavy = {'torch', 'ray', 'vllm', 'transformers', 'gymnasium', 'numpy', 'envs.base', 'envs.countdown'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
