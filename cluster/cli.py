@@ -14,18 +14,18 @@ from cluster.errors import UserError
 COMMANDS = {
     "train": "train a policy",
     "submit": "run `train` as a job on a Ray cluster that is up",
-    "job": "status, logs or stop of a submitted job",
-    "status": "where a run is, once",
-    "watch": "live terminal view of a run",
-    "eval": "success on the fixed validation tasks",
+    "job": "show status or logs of a submitted job, or stop it",
+    "status": "show the progress of a run once",
+    "watch": "show the progress of a run live",
+    "eval": "measure success on the fixed validation tasks",
     "tiny": "build the embedded tiny policy",
-    "filter": "which groups the filter keeps, from a file",
-    "mi": "whether reasoning depends on its input, from a file",
-    "score": "scores any trainer's reasonings, from a file",
-    "gradients": "task and regulariser gradients by reward variance (Figure 3)",
-    "sweep": "a recipe over a grid of settings and seeds, with one table",
-    "config": "print a recipe, resolved, or the list of recipes",
-    "doctor": "what is missing or mismatched here, and how to mend it",
+    "filter": "show which groups the filter keeps, from a file of rewards",
+    "mi": "measure whether reasoning depends on its input, from a score matrix",
+    "score": "the same from prompts and completions of any trainer",
+    "gradients": "measure task and regulariser gradients by reward variance (Figure 3)",
+    "sweep": "run a recipe over settings and seeds, with one table at the end",
+    "config": "print all settings of a recipe, or the list of recipes",
+    "doctor": "list what this machine lacks, and how to install it",
 }
 """Name and one line of help. The module `cluster.commands.NAME` has `add_arguments(parser)` and `run(options)`."""
 
@@ -33,16 +33,16 @@ EPILOG = """\
 examples:
   squelch train frozenlake                     the demo, on this machine
   squelch train frozenlake filter.rule=none name=unfiltered
-  squelch train sokoban --resume               go on from the last checkpoint
+  squelch train sokoban --resume               continue from the last checkpoint
   squelch watch runs/frozenlake                live view of a run
   squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
   squelch filter rewards.npz --rule top_k --rho 0.25
-  squelch score completions.parquet --model policy/    any trainer's reasonings
+  squelch score completions.parquet --model policy/    reasonings of any trainer
   squelch gradients runs/frozenlake            task and regulariser gradients by reward variance
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 
-Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them, resolved.
+Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them.
 Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 128 + signal when stopped."""
 
 
@@ -84,8 +84,8 @@ def build_parser(command: str | None = None) -> Parser:
     """Every command by name, and the arguments of the one that is to run."""
     parser = Parser(
         prog="squelch",
-        description="Agent RL that drops the prompts without signal and shows, live, whether reasoning depends on its "
-        "input (RAGEN-2).",
+        description="Trains LLM agents with RL, drops the prompts without signal, and shows during training whether "
+        "the reasoning depends on its input (RAGEN-2).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

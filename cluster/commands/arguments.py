@@ -30,7 +30,7 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 def add_file(parser: argparse.ArgumentParser) -> None:
     """FILE and `--json` of the commands that read other trainers' files."""
-    parser.add_argument("file", metavar="FILE", type=Path, help="see above")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file described above")
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of a table")
 
 
@@ -40,7 +40,7 @@ def add_compat(parser: argparse.ArgumentParser, ragen: str) -> None:
         "--compat",
         choices=("paper", "ragen"),
         default="paper",
-        help=f"paper: as the paper defines it; ragen: as the authors' code does: {ragen} (default: paper)",
+        help=f"paper: the definitions of the paper; ragen: those of the authors' code: {ragen} (default: paper)",
     )
 
 
@@ -54,7 +54,7 @@ def run_folder(path: Path) -> Path:
 def natural(text: str) -> int:
     """The value of a flag that takes a whole number from 0 on; argparse names the flag when it is not one."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 

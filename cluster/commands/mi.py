@@ -29,15 +29,16 @@ matrix of log-likelihoods.
 
 FILE is an .npz with
   log_likelihood (N, K, N)   log p(Z_ik | X_j), natural log, summed over the tokens of reasoning k of prompt i
-  lengths (N, K)             tokens of each reasoning; 0 where there is none
-  prompt_id (N)              optional; equal where prompts are identical
-A leading time axis on log_likelihood and lengths feeds the moving average and yields one result for each time."""
+  lengths (N, K)             tokens of each reasoning; 0 where a reasoning is missing
+  prompt_id (N)              optional; identical prompts have equal ids
+If log_likelihood and lengths have a leading time axis, the command prints one result per time and updates the moving
+average from one to the next."""
 
 MI_EPILOG = """\
 how to read it:
-  retrieval accuracy at its chance level, MI not told from its null, entropy still high: template collapse
-  [low, high] is a 95% interval over prompts; null is the figure when prompts are dealt out at random
-  MI is at most log N a sequence; more prompts make it finer
+  template collapse: retrieval accuracy is at its chance level, MI lies within its null distribution, entropy is high
+  [low, high] is a 95% interval over prompts; null is the value when prompts are assigned at random
+  MI per sequence is at most log N, so more prompts can show more information
 
 examples:
   squelch mi scores.npz
@@ -54,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive(float),
         default=0.05,
         metavar="NATS",
-        help="say how many prompts a 95%% interval of MI-Est of this half width needs, nats a token (default: 0.05)",
+        help="print how many prompts a 95%% interval of MI-Est with this half width needs, in nats per token "
+        "(default: 0.05)",
     )
-    parser.add_argument("--seed", type=natural, default=0, help="of the resampling (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the resampling (default: %(default)s)")
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
 
 
@@ -146,7 +148,7 @@ def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str =
     notes = [f"no intervals: {sure.why_not}"] if sure.why_not else []
     needed = sure.prompts_needed("mi_est", half_width)
     if needed is not None:
-        notes.append(f"an interval of MI-Est of +-{half_width:g} nats a token needs about {needed} prompts")
+        notes.append(f"a 95% interval of MI-Est of +-{half_width:g} nats per token needs about {needed} prompts")
     return "\n".join([*([title] if title else []), *aligned(rows), *notes])
 
 

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from cluster.commands.score_files import Reasonings
 
 SCORE_HELP = """\
-Does the reasoning that some trainer wrote depend on its input? Scores every reasoning under every prompt with a model,
-and prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1), with intervals, and the reasonings that fit every
-prompt: the templates themselves.
+Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
+prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) with intervals, and lists the reasonings that fit
+every prompt (templates).
 
-FILE holds one reasoning a row, as JSONL or Parquet, of one training step:
+FILE is a JSONL or Parquet file with one reasoning per row, all of one training step:
   as text   `prompt` (or `input`; text up to where the answer begins, or a list of messages), with
             `reasoning`, or `completion` (or `output`, `response`) that closes its reasoning with </think>
   as ids    `prompt_ids`, up to and including the opening of the reasoning, with `reasoning_ids`
   optional  `prompt_id` (or `group_id`): rows of one id must have one prompt; `step`: see --step
-Other columns are left alone. Several reasonings of each prompt and many prompts make the figures finer."""
+Other columns are ignored. More prompts, and several reasonings of each, narrow the intervals."""
 
 SCORE_EPILOG = """\
-how to read it: as `squelch mi` does; docs/use-with-other-trainers.md has TRL, verl and OpenRLHF
-  gap: log p(z|own prompt) - log mean p(z|other prompts), nats; at 0 or below the reasoning fits any prompt
+how to read it: see `squelch mi --help`; docs/use-with-other-trainers.md describes TRL, verl and OpenRLHF
+  gap: log p(z|own prompt) - log mean p(z|other prompts), in nats; a reasoning with a gap of 0 or less fits any prompt
 
 examples:
   squelch score completions_00100.parquet --model checkpoint-100
@@ -67,31 +67,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
     parser.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="the policy that wrote them: a Hugging Face folder"
+        "--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of the policy that sampled them"
     )
-    parser.add_argument("--out", type=Path, metavar="NPZ", help="write the matrix, for `squelch mi`")
-    parser.add_argument("--step", type=int, help="score this step's rows alone")
+    parser.add_argument("--out", type=Path, metavar="NPZ", help="also write the score matrix, for `squelch mi`")
+    parser.add_argument("--step", type=int, help="score only the rows of this step")
     parser.add_argument(
-        "--temperature", type=positive(float), default=1.0, help="of the sampling (default: %(default)s)"
+        "--temperature", type=positive(float), default=1.0, help="temperature of the sampling (default: %(default)s)"
     )
     parser.add_argument(
         "--markers",
         nargs=2,
         default=("<think>", "</think>"),
         metavar=("OPEN", "CLOSE"),
-        help="what opens and closes the reasoning in a completion (default: <think> </think>)",
+        help="markers around the reasoning in a completion (default: <think> </think>)",
     )
     parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
-    parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score N prompts, drawn at random")
+    parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
     parser.add_argument(
-        "--templates", type=int, default=5, metavar="N", help="name N reasonings that fit every prompt (default: 5)"
+        "--templates",
+        type=int,
+        default=5,
+        metavar="N",
+        help="list N reasonings that fit every prompt (default: 5)",
     )
-    parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="as of `squelch mi`")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: cuda where there is one)")
+    parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="see `squelch mi`")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: cuda if available)")
     parser.add_argument(
         "--token-budget", type=positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=natural, default=0, help="of the resampling and of --max-prompts")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the resampling and of --max-prompts")
     add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
 
 

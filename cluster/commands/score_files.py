@@ -224,9 +224,7 @@ class Reader:
                 return None, why
             prompt, reasoning = self._encode(number, self._prompt(row)), self._encode(number, text)
         if not len(prompt):
-            raise UserError(
-                f"{self._path}, row {number}: the prompt is empty; a reasoning needs something to depend on"
-            )
+            raise UserError(f"{self._path}, row {number}: the prompt is empty; every reasoning needs a prompt")
         self._check_vocabulary(number, prompt, reasoning)
         return (prompt, reasoning, text), None
 

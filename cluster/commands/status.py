@@ -11,7 +11,7 @@ from cluster.terminal import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     add_run_dir(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:

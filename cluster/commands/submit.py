@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_recipe(parser)
     add_job_server(parser)
-    parser.add_argument("--no-wait", action="store_true", help="return once it is submitted")
-    parser.add_argument("--resume", action="store_true", help="continue the run of that name")
+    parser.add_argument("--no-wait", action="store_true", help="return after the submission; do not follow the logs")
+    parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,10 +12,10 @@ from cluster.errors import UserError
 
 HELP = """\
 Runs a recipe once for every combination of the grid and every seed. Each cell is a normal run in runs/NAME/CELL with
-its own config.yaml; its output is in CELL/train.log, and `squelch watch` shows it live. The same command again goes
-on: finished cells are kept, broken ones resumed from their checkpoints. A seed sets `seed` and shifts the task seeds,
-so that cells of one seed play the same tasks in every arm. At the end: one table, means and 95% t-intervals over
-seeds, and runs/NAME/sweep.json."""
+its own config.yaml; its output is in CELL/train.log, and `squelch watch` shows it live. The same command again
+continues the sweep: it keeps finished cells and resumes the others from their checkpoints. A seed sets `seed` and
+shifts the task seeds, so that cells of one seed play the same tasks in every arm. At the end the command prints one
+table with means and 95% t-intervals over seeds, and writes runs/NAME/sweep.json."""
 
 EPILOG = """\
 examples:
@@ -30,19 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.description, parser.epilog = HELP, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_recipe(parser, "dotted overrides of every cell")
-    parser.add_argument("--seeds", default="0", metavar="0,1,2", help="one run of each arm for each (default: 0)")
+    add_recipe(parser, "overrides for every cell, e.g. filter.rho=0.5")
+    parser.add_argument("--seeds", default="0", metavar="0,1,2", help="seeds; each arm runs once per seed (default: 0)")
     parser.add_argument(
-        "--grid", action="append", default=[], metavar="key=a,b", help="values of a setting; several make a product"
+        "--grid",
+        action="append",
+        default=[],
+        metavar="key=a,b",
+        help="values of one setting; may be repeated",
     )
-    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells side by side (default: 1)")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="cells that run at once (default: 1)")
     parser.add_argument(
-        "--address", default="", help="Ray cluster for all cells (host:port or auto); default: own ones"
+        "--address", default="", help="Ray cluster for all cells (host:port or auto); default: each cell starts one"
     )
     parser.add_argument(
-        "--name", default="", help="the sweep's folder under runs_dir (default: the recipe's and -sweep)"
+        "--name", default="", help="folder of the sweep under runs_dir (default: the recipe's name with -sweep)"
     )
-    parser.add_argument("--json", action="store_true", help="the content of sweep.json on stdout; progress on stderr")
+    parser.add_argument("--json", action="store_true", help="print sweep.json to stdout and progress to stderr")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     from cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
 
     if options.parallel < 1:
-        raise UserError(f"--parallel {options.parallel}: at least 1 cell has to run at a time")
+        raise UserError(f"--parallel {options.parallel}: must be at least 1")
     plan = make_plan(
         options.recipe,
         options.overrides,

@@ -17,8 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Hugging Face folder. A folder built with the same settings is kept as it is."
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--env", default="FrozenLake", help="environment to warm up for")
-    parser.add_argument("--seed", type=natural, default=0, help="of weights and demonstrations (default: %(default)s)")
+    parser.add_argument("--env", default="FrozenLake", help="environment of the demonstrations (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="seed of weights and demonstrations (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

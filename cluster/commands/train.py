@@ -10,9 +10,9 @@ from cluster.terminal import say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.description = "Runs a recipe to its end."
+    parser.description = "Trains a policy with the settings of a recipe."
     add_recipe(parser)
-    parser.add_argument("--resume", action="store_true", help="continue the run of that name from its last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
     parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
 
 

@@ -51,7 +51,7 @@ def settled(recipe: str, config: RunConfig, overrides: list[str]) -> list[str]:
     """
     if recipe.endswith((".yaml", ".yml")) and not Path(recipe).is_absolute():
         raise UserError(
-            f"recipe {recipe}: only its path travels with the job: give an absolute one that every node of the cluster "
+            f"recipe {recipe}: the job gets only its path: give an absolute path that every node of the cluster "
             f"sees, e.g. /shared/{Path(recipe).name}"
         )
     if not Path(config.runs_dir).is_absolute():
@@ -72,7 +72,7 @@ def submit(
     flags = ["--resume"] if resume else []
     words = ["python", "-m", "cluster.cli", "train", recipe, *overrides, "--address", "auto", *flags]
     job_id = _accepted(jobs, shlex.join(words), recipe)
-    say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` says how it goes")
+    say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` shows its progress")
     return asyncio.run(_follow(jobs, job_id, say)) if wait else 0
 
 
@@ -84,7 +84,7 @@ def _accepted(jobs: JobSubmissionClient, entrypoint: str, recipe: str) -> str:
             return jobs.submit_job(entrypoint=entrypoint, runtime_env=_code(), metadata={"recipe": recipe})
         except RuntimeError as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise UserError(f"the cluster did not take the job: {error}") from error
+                raise UserError(f"the cluster did not accept the job: {error}") from error
             time.sleep(1.0)
 
 

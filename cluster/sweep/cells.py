@@ -103,7 +103,7 @@ class Sweep:
         """Runs the open cells, `parallel` at a time, in order."""
         queue = deque(self.open_cells)
         done = len(self.plan.cells) - len(queue)
-        self.say(f"{len(self.plan.cells)} cells in {self.plan.folder}, {done} of them finished already")
+        self.say(f"{len(self.plan.cells)} cells in {self.plan.folder}, {done} already finished")
 
         async def work() -> None:
             while queue and not self.stopped_by:
@@ -118,7 +118,7 @@ class Sweep:
     def stop(self, number: int) -> None:
         """Starts no further cell and asks those under way to end; once more: now."""
         if not self.stopped_by:
-            self.say("stopping: the cells under way finish their step and checkpoint it; a second signal ends them now")
+            self.say("stopping: running cells finish their step and save a checkpoint; a second signal ends them now")
         self.stopped_by = number
         self.runner.interrupt()
 
@@ -126,14 +126,14 @@ class Sweep:
         self._mark(cell, Outcome("running"))
         saved = checkpoints(cell.folder)
         at = self.plan.cells.index(cell) + 1
-        begun = f"goes on after step {saved[-1][0]}" if saved else "starts"
+        begun = f"continues after step {saved[-1][0]}" if saved else "starts"
         self.say(f"cell {at}/{len(self.plan.cells)} {cell.name} {begun}; squelch watch {cell.folder}")
         started = time.time()
         for attempt in range(1, ATTEMPTS + 1):
             outcome, crashed = await self._attempt(cell)
             if not (crashed and attempt < ATTEMPTS and checkpoints(cell.folder)):
                 break
-            self.say(f"cell {cell.name} broke off ({outcome.reason}); resumed from its last checkpoint")
+            self.say(f"cell {cell.name} crashed ({outcome.reason}); it is resumed from its last checkpoint")
         self._mark(cell, outcome)
         reason = f": {outcome.reason}" if outcome.reason else ""
         self.say(
@@ -146,9 +146,7 @@ class Sweep:
         try:
             ended = await self.runner.run(cell)
         except BlockingIOError:
-            return Outcome(
-                "elsewhere", "another process runs this cell; the same command shows it once it is over"
-            ), False
+            return Outcome("elsewhere", "another process runs this cell; repeat the command when it has ended"), False
         except OSError as error:
             return Outcome("failed", f"could not be started: {error}"), False
         if is_finished(cell.folder):
@@ -317,7 +315,7 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
         write_report(plan.folder, report)
     except OSError as error:
         raise UserError(
-            f"{plan.folder}: {error}; cells under way were asked to end, the same command goes on"
+            f"{plan.folder}: {error}; running cells were asked to end; the same command continues the sweep"
         ) from error
     if as_json:
         say(json.dumps(report, allow_nan=False))
@@ -341,7 +339,5 @@ def _close(sweep: Sweep, say: Callable[[str], None]) -> int:
     if sweep.finished:
         say(f"all {len(sweep.plan.cells)} cells finished: {sweep.plan.folder / 'sweep.json'}")
         return 0
-    say(
-        f"{len(sweep.open_cells)} of {len(sweep.plan.cells)} cells are not finished; the same command goes on with them"
-    )
+    say(f"{len(sweep.open_cells)} of {len(sweep.plan.cells)} cells are not finished; the same command continues them")
     return 128 + sweep.stopped_by if sweep.stopped_by else 1

@@ -79,10 +79,10 @@ def read_seeds(text: str) -> list[int]:
     """`0,1,2` -> [0, 1, 2]; UserError unless distinct whole numbers from 0 on."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise UserError(f"--seeds {text!r}: give whole numbers from 0 on, e.g. --seeds 0,1,2")
+        raise UserError(f"--seeds {text!r}: give whole numbers of 0 or more, e.g. --seeds 0,1,2")
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text!r}: a seed stands there twice")
+        raise UserError(f"--seeds {text!r}: a seed occurs twice")
     return seeds
 
 
@@ -105,7 +105,7 @@ def _values(text: str, values: str) -> list[Any]:
         raise UserError(f"--grid {text!r}: a value is missing; the form is key=a,b")
     written = [json.dumps(value, default=str) for value in found]
     if len(set(written)) < len(written):
-        raise UserError(f"--grid {text!r}: a value stands there twice")
+        raise UserError(f"--grid {text!r}: a value occurs twice")
     return found
 
 
@@ -182,7 +182,9 @@ def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
             raise UserError(f"override {override!r}: a sweep sets {key} itself; {remedy[key]}")
     for key in dict.fromkeys(key for arm in arms for key in arm.settings):
         if any(key == own or key.startswith(f"{own}.") for own in NO_GRID):
-            raise UserError(f"--grid {key}: a sweep sets it itself or it only says where a run is; vary another key")
+            raise UserError(
+                f"--grid {key}: the sweep sets this key itself, or it only says where a run is stored; vary another key"
+            )
     for arm in arms:
         if sum(arm.label == other.label for other in arms) > 1:
             raise UserError(f"two arms of the sweep would have the same folder, {arm.label}; give other values")
@@ -212,8 +214,8 @@ def check_folders(plan: Plan) -> None:
         written = cell.folder / "config.yaml"
         if written.exists() and (different := _different(written, cell.config)):
             raise UserError(
-                f"{cell.folder} was begun with other settings ({'; '.join(different)}). Give another --name, or "
-                f"remove {cell.folder} to run this cell anew."
+                f"{cell.folder} was started with other settings ({'; '.join(different)}). Give another --name, or "
+                f"remove {cell.folder} to run this cell again from the start."
             )
 
 
@@ -229,7 +231,7 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text()))
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, and the run is continued") from error
+        raise UserError(f"{path} is damaged ({error}); remove it, and the sweep continues the run") from error
 
 
 def is_finished(run_dir: Path) -> bool:

@@ -28,7 +28,7 @@ def test_an_interrupted_sweep_goes_on_with_the_cells_that_are_not_finished(tmp_p
         time.sleep(0.1)
     below = children(first.process.pid)
     first.signal(signal.SIGINT)
-    assert first.finish() == 130 and "the same command goes on with them" in first.text, first.text
+    assert first.finish() == 130 and "the same command continues them" in first.text, first.text
     assert not wait_gone(below)
     written = (cells[0] / "summary.json").stat().st_mtime_ns
 
