@@ -175,6 +175,10 @@ class LearnerGroup:
         """Leave the process group and end the actors, whatever state they are in."""
         calls = [actor.stop.remote() for actor in self.ranks]
         ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actors at once."""
         for actor in self.ranks:
             ray.kill(actor)
 

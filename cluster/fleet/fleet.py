@@ -1,10 +1,18 @@
-"""The fleet: brings the actors of a run up, replaces the ones that may be replaced, and takes all of them down.
+"""The fleet: brings the parties of a run up, replaces the ones that may be replaced, and takes all of them down.
+
+    who waits          for                                 unblocked by            on time-out
+    `start`            every party to be ready             each party              the run ends; the late are named
+    `update_workers`   every stale or healthy worker       its parity probe        the run ends; the late are named
+    a join (a task)    the new worker, then the boundary   the worker; updates     the worker is ended, another tried
+    `need_worker`      a healthy worker                    a join, a health check  RuntimeError once none can come
+    `need_player`      a healthy environment actor         its replacement         RuntimeError once none can come
 
 Environment actors, rollout workers, filter service and scorer are replaced after their death, at most
-`cluster.max_restarts` times each; a replaced rollout worker gets the current weights as any late joiner does, and one
-that cannot join is itself replaced.
-The learner's process group is never touched: the death of a rank ends the run, which resumes from its last
-checkpoint."""
+`cluster.max_restarts` times each. Rollout workers join at a weight boundary: a new one is stale until it has loaded the
+current weights, proven them, and is known to every environment actor. Only healthy members are given work
+(`cluster.control.membership`). The learner's process group is never touched: the death of a rank ends the run, which
+resumes from its last checkpoint. Knows nothing of Ray: `Parties` creates the parties.
+"""
 
 from __future__ import annotations
 
@@ -13,132 +21,126 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import ray
-from ray.exceptions import RayError
-
-from actors.filter.service import FilterService
 from actors.messages import UpdateReport, WeightBundle
-from actors.play.actor import EnvironmentActor
-from actors.process.allocator import ALLOCATOR
-from actors.process.ray_errors import DEAD
-from actors.rollout.worker import RolloutWorker
-from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
-from learner.actor import LearnerGroup
+from cluster.control.membership import PLAYER_MOVES, WORKER_MOVES, Member, Membership
+from cluster.control.membership import MemberState as State
+from cluster.control.parties import Died, Filter, Learner, Parties, PartyError, Player, Scorer, Worker
+from cluster.fleet.waiting import bounded, outcomes, within
 
 log = logging.getLogger(__name__)
-# The engine tells of every pause and start-up detail otherwise, and warns of what the CPU build chose on purpose.
-QUIET_ENGINE = {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
-Handle = Any  # a Ray actor handle; Ray exports no public type for it
+HEALTH_TIMEOUT_S = 20.0
 
 
 class Fleet:
-    """Handles of every actor, by name."""
+    """Every party of a run, by name."""
 
-    def __init__(self, config: RunConfig, model_dir: Path, on_event: Callable[..., None]) -> None:
-        self.config = config
-        self.model_dir = str(model_dir)
-        self.on_event = on_event
-        self.players: dict[str, Handle] = {}
-        self.workers: dict[str, Handle] = {}
-        self.filter: Handle = None
-        self.scorer: Handle = None
-        self.learner: LearnerGroup = None
+    def __init__(self, config: RunConfig, parties: Parties, on_event: Callable[..., None]) -> None:
+        self.config, self.parties, self.on_event = config, parties, on_event
+        self.workers: Membership[Worker] = Membership("rollout worker", WORKER_MOVES)
+        self.players: Membership[Player] = Membership("environment actor", PLAYER_MOVES)
+        self.filter: Filter | None = None
+        self.scorer: Scorer | None = None
+        self.learner: Learner | None = None
         self.bundle: WeightBundle | None = None
         """The published version, which late joiners load."""
         self._boundary = asyncio.Lock()
         self._joins: dict[str, asyncio.Task[None]] = {}
         self._join_failure = ""
+        self._join_fault: BaseException | None = None
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 
+    # -- start and stop --------------------------------------------------------------------------------------------
+
     async def start(self, learning: bool = True) -> None:
-        """Creates every actor at once and waits until each is ready; names the late ones.
+        """Creates every party at once and waits until each is ready; names the late ones.
 
-        With `learning` false only what plays is started: rollout workers and environment actors.
+        With `learning` false only rollout workers and environment actors are started; the workers keep the weights
+        that they were started with and count as healthy.
         """
-        config = self.config
-        self.workers = {f"rollout-{i}": self._new_worker(f"rollout-{i}") for i in range(config.rollout.count)}
-        self.players = {f"env-{i}": self._new_player(f"env-{i}") for i in range(config.environment_actor.count)}
-        ready: dict[str, Awaitable[Any]] = {
-            name: actor.ready.remote() for name, actor in (self.workers | self.players).items()
-        }
+        for i in range(self.config.rollout.count):
+            self.workers.join(f"rollout-{i}", self.parties.worker(f"rollout-{i}"))
+        for i in range(self.config.environment_actor.count):
+            self.players.join(f"env-{i}", self.parties.player(f"env-{i}"))
+        starting = [*self.workers.present(), *self.players.present()]
+        ready: dict[str, Awaitable[Any]] = {member.name: member.party.ready() for member in starting}
         if learning:
-            ready |= self._new_learning()
-        await within(ready, config.cluster.start_timeout_s, "start")
-        await self._introduce_workers()
+            ready |= self._start_learning()
+        await within(ready, self.config.cluster.start_timeout_s, "start")
+        for worker in self.workers.present():
+            self.workers.move(worker, State.STALE)
+            if not learning:
+                self.workers.move(worker, State.HEALTHY)
+        await self._introduce(self.players.present(), self.workers.present())
+        for player in self.players.present():
+            self.players.move(player, State.HEALTHY)
 
-    def _new_learning(self) -> dict[str, Awaitable[Any]]:
-        config = self.config
-        self.filter = self._new_filter()
-        self.scorer = self._new_scorer() if config.scorer.enabled else None
-        self.learner = LearnerGroup(self.model_dir, config.learner, config.seed, config.sampling.temperature)
-        ready = {"filter": self.filter.state.remote(), "learner": asyncio.to_thread(self.learner.start)}
-        return ready | ({"scorer": self.scorer.health.remote()} if self.scorer is not None else {})
+    def _start_learning(self) -> dict[str, Awaitable[Any]]:
+        self.filter = self.parties.filter()
+        self.scorer = self.parties.scorer() if self.config.scorer.enabled else None
+        self.learner = self.parties.learner()
+        ready = {"filter": self.filter.state(), "learner": self.learner.start()}
+        return ready | ({"scorer": self.scorer.health()} if self.scorer is not None else {})
 
-    def _new_player(self, name: str) -> Handle:
-        config = self.config
-        shell = ray.remote(EnvironmentActor).options(num_cpus=config.environment_actor.num_cpus, max_concurrency=1000)
-        return shell.remote(
-            name,
-            self.model_dir,
-            config.environment,
-            config.sampling,
-            config.environment_actor,
-            config.rollout.max_model_len,
-        )
+    async def stop(self, timeout_s: float = 30.0) -> None:
+        """Ends every party: asked first, killed when late. Leaves no process behind."""
+        for join in self._joins.values():
+            join.cancel()
+        await asyncio.gather(*self._joins.values(), return_exceptions=True)
+        calls: dict[str, Awaitable[Any]] = {member.name: member.party.stop() for member in self.workers.present()}
+        if self.learner is not None:
+            calls["learner"] = self.learner.stop()
+        done = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
+        for name, result in zip(calls, done, strict=True):
+            if isinstance(result, BaseException):
+                log.warning("%s did not stop when asked and is killed: %r", name, result)
+        for members in (self.workers, self.players):
+            for member in members.present():
+                member.party.kill()
+                members.move(member, State.RETIRED)
+        for service in (self.filter, self.scorer, self.learner):
+            if service is not None:
+                service.kill()
 
-    def _new_worker(self, name: str) -> Handle:
-        rollout = self.config.rollout
-        shell = ray.remote(RolloutWorker).options(
-            num_cpus=rollout.num_cpus,
-            num_gpus=rollout.num_gpus,
-            max_concurrency=1000,
-            runtime_env={"env_vars": QUIET_ENGINE},
-        )
-        return shell.remote(name, self.model_dir, rollout)
-
-    def _new_filter(self) -> Handle:
-        return FilterService.options(num_cpus=0).remote(self.config.filter)
-
-    def _new_scorer(self) -> Handle:
-        config, scorer = self.config, self.config.scorer
-        shell = ScorerActor.options(
-            num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env={"env_vars": ALLOCATOR}
-        )
-        return shell.remote(self.model_dir, scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
-
-    async def _introduce_workers(self) -> None:
-        """Tells the environment actors who the rollout workers are; a dead one is found when it is next called."""
-        calls = {name: player.set_workers.remote(self.workers) for name, player in self.players.items()}
-        for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s, "set_workers")).items():
-            if isinstance(outcome, BaseException) and not isinstance(outcome, DEAD):
-                raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
+    # -- weights -----------------------------------------------------------------------------------------------------
 
     async def update_workers(self, bundle: WeightBundle) -> list[UpdateReport]:
-        """Loads a version into every rollout worker. A dead one is replaced and joins later; one that is late, or whose
-        weights fail their proof, ends the run and is named."""
+        """Loads a version into every rollout worker that is ready. A dead one is replaced and joins later; one that is
+        late, or whose weights fail their proof, ends the run and is named."""
         async with self._boundary:
             self.bundle = bundle
-            handles = dict(self.workers)
-            calls = {name: worker.update_weights.remote(bundle) for name, worker in handles.items()}
+            members = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
+            calls = {member.name: member.party.update_weights(bundle) for member in members}
             found = await outcomes(calls, self.config.rollout.update_timeout_s, "update_weights")
-        reports = []
-        for name, outcome in found.items():
-            if isinstance(outcome, DEAD):
-                self.lose_worker(name, handles[name], str(outcome))
-            elif isinstance(outcome, BaseException):
-                raise RuntimeError(f"update_weights: {name} failed: {outcome}") from outcome
-            else:
-                reports.append(outcome)
+            reports = [self._updated(member, found[member.name]) for member in members]
         await self.need_worker()
-        return reports
+        return [report for report in reports if report is not None]
+
+    def _updated(self, member: Member[Worker], outcome: Any) -> UpdateReport | None:
+        if isinstance(outcome, Died):
+            self.lose_worker(member, str(outcome))
+            return None
+        if isinstance(outcome, BaseException):
+            raise RuntimeError(f"update_weights: {member.name} failed: {outcome}") from outcome
+        if member.state is State.STALE:
+            self.workers.move(member, State.HEALTHY)
+        return outcome
+
+    async def _introduce(self, players: list[Member[Player]], workers: list[Member[Worker]]) -> None:
+        """Tells environment actors who the rollout workers are; a dead actor is found when it is next called."""
+        known = {member.name: member.party for member in workers}
+        calls = {player.name: player.party.meet(known) for player in players}
+        for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s, "set_workers")).items():
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Died):
+                raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
+
+    # -- members that come and go --------------------------------------------------------------------------------------
 
     def allow_restart(self, name: str, cause: str) -> None:
-        """Counts a restart; raises RuntimeError with the cause when the actor has used up its restarts."""
+        """Counts a restart; raises RuntimeError with the cause when the party has used up its restarts."""
         self.restarts[name] += 1
         self.on_event(name, "restart", time.time(), time.time(), cause=cause, count=self.restarts[name])
         log.warning("%s died and is replaced (%d): %s", name, self.restarts[name], cause)
@@ -148,75 +150,123 @@ class Fleet:
                 f"last cause: {cause}"
             )
 
-    async def replace_player(self, name: str, dead: Handle, cause: str) -> None:
-        """A new environment actor in place of `dead`; whoever noticed first replaces it, later callers find it done."""
-        if self.players[name] is not dead:
+    async def replace_player(self, dead: Member[Player], cause: str) -> None:
+        """A new environment actor in place of `dead`; the first who notices replaces it, later callers find it done."""
+        if dead.state in (State.DEAD, State.RETIRED):
             return
-        self.allow_restart(name, cause)
-        self.players[name] = player = self._new_player(name)
-        await within({name: player.set_workers.remote(self.workers)}, self.config.cluster.start_timeout_s, "restart")
-
-    def lose_worker(self, name: str, dead: Handle, cause: str) -> None:
-        """Takes a dead rollout worker out and starts another in its place, which joins at a weight boundary."""
-        if self.workers.get(name) is not dead:
-            return
-        del self.workers[name]
-        self.allow_restart(name, cause)
-        ray.kill(dead)
-        self._joins[name] = asyncio.create_task(self._join(name))
-
-    async def _join(self, name: str) -> None:
-        """Takes a new rollout worker in. One that fails is ended, and another tried while restarts are left."""
-        worker = self._new_worker(name)
+        self.players.move(dead, State.DEAD)
+        dead.party.kill()
+        self.allow_restart(dead.name, cause)
+        member = self.players.join(dead.name, self.parties.player(dead.name))
         try:
-            await self._take_in(name, worker)
-        except (RuntimeError, TimeoutError, RayError) as error:
-            self._join_failed(name, worker, str(error))
-        else:
-            self._drop_join(name)
+            await within({dead.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
+        except (RuntimeError, TimeoutError):
+            self.players.move(member, State.DEAD)
+            member.party.kill()
+            raise
 
-    async def _take_in(self, name: str, worker: Handle) -> None:
-        await within({name: worker.ready.remote()}, self.config.rollout.start_timeout_s, "restart")
+    async def _prepare(self, player: Member[Player]) -> None:
+        """Makes a new environment actor healthy once it knows every rollout worker, those that join meanwhile too."""
+        await player.party.ready()
+        known: dict[str, Worker] | None = None
+        while known != (present := {member.name: member.party for member in self.workers.present()}):
+            await player.party.meet(present)
+            known = present
+        self.players.move(player, State.HEALTHY)
+
+    async def suspect_worker(self, member: Member[Worker]) -> bool:
+        """Asks a worker under which a whole group failed for a token; True when it is dead or was replaced since."""
+        if self.workers.current(member.name) is not member or member.state not in (State.HEALTHY, State.SUSPECT):
+            return True
+        if member.state is State.HEALTHY:
+            self.workers.move(member, State.SUSPECT)
+        try:
+            await bounded(member.party.health(), HEALTH_TIMEOUT_S)
+        except (PartyError, TimeoutError) as error:
+            self.lose_worker(member, repr(error)[:300])
+            return True
+        finally:
+            if member.state is State.SUSPECT:
+                self.workers.move(member, State.HEALTHY)
+        return False
+
+    def lose_worker(self, member: Member[Worker], cause: str) -> None:
+        """Takes a dead rollout worker out and starts another in its place, which joins at a weight boundary."""
+        if self.workers.current(member.name) is not member or member.state is State.DEAD:
+            return
+        self.workers.move(member, State.DEAD)
+        member.party.kill()
+        self.allow_restart(member.name, cause)
+        self._begin_join(member.name)
+
+    def _begin_join(self, name: str) -> None:
+        member = self.workers.join(name, self.parties.worker(name))
+        self._joins[name] = asyncio.create_task(self._join(member))
+        self._joins[name].add_done_callback(self._join_ended)
+
+    def _join_ended(self, task: asyncio.Task[None]) -> None:
+        """Keeps an error that `_join` did not expect, a fault of ours, for `need_worker` to raise."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._join_fault = fault
+            self.workers.changed.set()
+
+    async def _join(self, member: Member[Worker]) -> None:
+        """Takes a new rollout worker in. One that fails is ended, and another tried while restarts are left."""
+        try:
+            await self._take_in(member)
+        except (RuntimeError, TimeoutError) as error:
+            self._join_failed(member, str(error))
+
+    async def _take_in(self, member: Member[Worker]) -> None:
+        name, rollout = member.name, self.config.rollout
+        await within({name: member.party.ready()}, rollout.start_timeout_s, "restart")
+        self.workers.move(member, State.STALE)
         async with self._boundary:
             if self.bundle is not None:
-                update = worker.update_weights.remote(self.bundle)
-                await within({name: update}, self.config.rollout.update_timeout_s, "late join")
-            self.workers[name] = worker
-        await self._introduce_workers()
+                update = member.party.update_weights(self.bundle)
+                await within({name: update}, rollout.update_timeout_s, "late join")
+            workers = [*self.workers.members(State.HEALTHY, State.SUSPECT), member]
+            await self._introduce(self.players.members(State.HEALTHY), workers)
+            self.workers.move(member, State.HEALTHY)
 
-    def _drop_join(self, name: str) -> bool:
-        """Drops the entry of the join that calls; false where the worker died since, and its successor has the name."""
-        own = self._joins.get(name) is asyncio.current_task()
-        if own:
-            del self._joins[name]
-        return own
-
-    def _join_failed(self, name: str, worker: Handle, cause: str) -> None:
-        now = time.time()
+    def _join_failed(self, member: Member[Worker], cause: str) -> None:
+        now, name = time.time(), member.name
         self.on_event(name, "join_failed", now, now, cause=cause)
         log.error("%s: a replacement did not join: %s", name, cause)
-        ray.kill(worker)
-        if self.workers.get(name) is worker:
-            del self.workers[name]
         self._join_failure = cause
-        if self._drop_join(name) and self.restarts[name] < self.config.cluster.max_restarts:
+        if self.workers.current(name) is not member or member.state is State.DEAD:
+            return  # it was lost while it was introduced, and its successor has the name
+        self.workers.move(member, State.DEAD)
+        member.party.kill()
+        if self.restarts[name] < self.config.cluster.max_restarts:
             self.allow_restart(name, cause)
-            self._joins[name] = asyncio.create_task(self._join(name))
+            self._begin_join(name)
 
-    async def need_worker(self) -> None:
-        """Returns once there is a rollout worker; raises RuntimeError when none is left and none is starting."""
-        while not self.workers:
-            if not self._joins:
+    async def need_worker(self) -> dict[str, Worker]:
+        """The healthy rollout workers, once there is one; RuntimeError when none is healthy nor on its way."""
+        while not (healthy := self.workers.healthy()):
+            if self._join_fault is not None:
+                raise self._join_fault
+            if not self.workers.present():
                 cause = f"; the last to start failed: {self._join_failure}" if self._join_failure else ""
                 raise RuntimeError(f"no rollout worker is left, and none is starting{cause}")
-            done, _ = await asyncio.wait(self._joins.values(), return_when=asyncio.FIRST_COMPLETED)
-            for join in done:
-                join.result()  # a fault of ours: what may fail in a join is taken care of there
+            await self.workers.change()
+        return healthy
+
+    async def need_player(self) -> dict[str, Player]:
+        """The healthy environment actors, once there is one; RuntimeError when none is healthy nor on its way."""
+        while not (healthy := self.players.healthy()):
+            if not self.players.present():
+                raise RuntimeError("no environment actor is left, and none is starting")
+            await self.players.change()
+        return healthy
+
+    # -- services --------------------------------------------------------------------------------------------------
 
     def replace_filter(self, cause: str) -> None:
         """A new filter service, which knows nothing yet."""
         self.allow_restart("filter", cause)
-        self.filter = self._new_filter()
+        self.filter = self.parties.filter()
 
     def replace_scorer(self, cause: str) -> None:
         """A new scorer; nobody waits for it. Without restarts left the run goes on unscored, and says so."""
@@ -225,77 +275,31 @@ class Fleet:
             self.scorer = None
             return
         self.allow_restart("scorer", cause)
-        self.scorer = self._new_scorer()
+        self.scorer = self.parties.scorer()
+
+    # -- figures -----------------------------------------------------------------------------------------------------
 
     def take_restarts(self) -> Counter[str]:
-        """Restarts since they were last taken, by actor."""
+        """Restarts since they were last taken, by party."""
         news = self.restarts - self._told
         self._told = Counter(self.restarts)
         return news
 
     def up(self) -> dict[str, bool]:
-        """Which actors are there; one that died and was not replaced is not."""
-        actors = {f"rollout-{i}": self.workers.get(f"rollout-{i}") for i in range(self.config.rollout.count)}
-        actors |= {**self.players, "filter": self.filter}
+        """Which parties are there; one that died and was not replaced is not."""
+        members = [*self.workers.members(), *self.players.members()]
+        services = {"filter": self.filter is not None}
         if self.config.scorer.enabled:
-            actors["scorer"] = self.scorer
-        return {name: handle is not None for name, handle in actors.items()}
-
-    async def stop(self, timeout_s: float = 30.0) -> None:
-        """Ends every actor: asked first, killed when late. Leaves no process behind."""
-        for join in self._joins.values():
-            join.cancel()
-        calls: dict[str, Awaitable[Any]] = {name: worker.stop.remote() for name, worker in self.workers.items()}
-        if self.learner is not None:
-            calls["learner"] = asyncio.to_thread(self.learner.stop)
-        done = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
-        for name, result in zip(calls, done, strict=True):
-            if isinstance(result, BaseException):
-                log.warning("%s did not stop when asked and is killed: %r", name, result)
-        for handle in (self.filter, self.scorer, *self.players.values(), *self.workers.values()):
-            if handle is not None:
-                ray.kill(handle)
+            services["scorer"] = self.scorer is not None
+        return {member.name: member.state in UP for member in members} | services
 
 
-async def bounded(call: Awaitable[Any], timeout_s: float) -> Any:
-    """The result of one call, e.g. an object reference; TimeoutError past the bound."""
-    return await asyncio.wait_for(_as_future(call), timeout_s)
+UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
+"""States in which a member counts as up."""
 
 
-async def _as_future(call: Awaitable[Any]) -> Any:
-    return await call
-
-
-async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
-    """Result or exception of named calls, awaited together; past the bound TimeoutError names the late parties."""
-    tasks = {name: asyncio.ensure_future(_as_future(call)) for name, call in calls.items()}
-    late = (await asyncio.wait(tasks.values(), timeout=timeout_s))[1] if tasks else set()
-    for task in late:
-        task.cancel()
-    if late:
-        names = ", ".join(name for name, task in tasks.items() if task in late)
-        raise TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
-    return {name: task.exception() or task.result() for name, task in tasks.items()}
-
-
-async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
-    """Results of named calls; the first to fail raises RuntimeError with its name, at once."""
-    tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
-    if not tasks:
-        return {}
-    done, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-    for task in late:
-        task.cancel()
-    for task in done:
-        task.result()
-    if late:
-        names = ", ".join(name for name, task in tasks.items() if task in late)
-        raise TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
-    return {name: task.result() for name, task in tasks.items()}
-
-
-async def _named(call: Awaitable[Any], name: str, what: str) -> Any:
-    try:
-        return await call
-    except (RayError, RuntimeError, ValueError, TimeoutError) as error:
-        raise RuntimeError(f"{what}: {name} failed: {error}") from error
+def party_names(config: RunConfig) -> tuple[list[str], list[str]]:
+    """Names of the rollout workers, and of all parties, that a run starts with; their series are seeded by them."""
+    workers = [f"rollout-{i}" for i in range(config.rollout.count)]
+    players = [f"env-{i}" for i in range(config.environment_actor.count)]
+    return workers, [*workers, *players, "filter", *(["scorer"] if config.scorer.enabled else [])]

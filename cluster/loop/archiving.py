@@ -1,8 +1,8 @@
 """The coordinator's side of the archive: a step's groups are written while the next step goes on.
 
 Who waits: the next step's part, and a checkpoint, for the part before to be on disk. Its rows have a minute to come
-from the object store (`cluster.loop.playing.fetch`), or the run ends; the disk has no bound but its errors, which end
-the run with the path named (`actors.archive.writer.ArchiveError`).
+from the object store (`cluster.loop.playing.Play.rows`), or the run ends; the disk has no bound but its errors, which
+end the run with the path named (`actors.archive.writer.ArchiveError`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-from actors.archive.writer import Archive
 from actors.filter.windows import StepDecision
-from cluster.loop.playing import PlayedGroup, fetch
+from cluster.control.parties import Archive
+from cluster.loop.playing import Play, PlayedGroup
 
 
 class Archiving:
     """At most one part under way."""
 
-    def __init__(self, archive: Archive) -> None:
-        self.archive = archive
+    def __init__(self, archive: Archive, play: Play) -> None:
+        self.archive, self.play = archive, play
         self._writing: asyncio.Task[None] | None = None
 
     async def begin(self, decision: StepDecision, groups: list[PlayedGroup]) -> None:
@@ -35,7 +35,7 @@ class Archiving:
 
     async def _write(self, decision: StepDecision, groups: list[PlayedGroup]) -> None:
         started = time.time()
-        tables = await fetch(groups)
+        tables = await self.play.rows(groups)
         decided = {d.group_id: d for d in decision.decisions}
         await asyncio.to_thread(self.archive.write_groups, decision.step, tables, decided, decision.filter)
         self.archive.event("archive", "write", started, time.time(), step=decision.step)

@@ -25,29 +25,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from actors.archive.writer import Archive
-from actors.filter.windows import Decision, StepDecision, loss_scale
-from actors.messages import StepReport, WeightBundle
-from actors.metrics.exporter import Recorder
+from actors.filter.windows import StepDecision, loss_scale
+from actors.messages import StepReport
 from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import Admission, TicketSource
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
+from cluster.control.parties import Archive, MetricsSink
 from cluster.fleet.fleet import Fleet
 from cluster.loop.archiving import Archiving
+from cluster.loop.checkpointing import Checkpointing
 from cluster.loop.decomposing import Decomposing
 from cluster.loop.filtering import Filtering
 from cluster.loop.journal import Journal
+from cluster.loop.learning import Learning, learner_figures
 from cluster.loop.playing import Play, PlayedGroup
 from cluster.loop.scoring import Scoring
-from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune
+from cluster.loop.state import LoopState, pack_ticket
 from cluster.loop.validation import Validation
-from cluster.runs.figures import EarlyStop, group_figures, publication_figures, reward_spread, update_figures
+from cluster.loop.window import Window
+from cluster.runs.ending import EndCause, Ending
+from cluster.runs.figures import EarlyStop, reward_spread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,22 +57,6 @@ T = TypeVar("T")
 
 class Stopped(Exception):
     """The run was asked to stop."""
-
-
-@dataclass
-class Window:
-    """One step's tickets being played."""
-
-    step: int
-    issued_at: float
-    tickets: list[Ticket] = field(default_factory=list)
-    plays: list[asyncio.Task[PlayedGroup]] = field(default_factory=list)
-    groups: dict[str, PlayedGroup] = field(default_factory=dict)
-    seconds_filter: float = 0.0
-
-    def played(self) -> list[PlayedGroup]:
-        """The groups in order of their tickets: sums over them do not depend on who came first."""
-        return [self.groups[t.ticket_id] for t in self.tickets if t.ticket_id in self.groups]
 
 
 class Coordinator:
@@ -81,7 +67,7 @@ class Coordinator:
         config: RunConfig,
         fleet: Fleet,
         archive: Archive,
-        recorder: Recorder,
+        recorder: MetricsSink,
         state: LoopState,
         say: Callable[[str], None],
     ) -> None:
@@ -90,25 +76,27 @@ class Coordinator:
         self.ledger = Ledger.restore(state.ledger)
         self.source = _training_tickets(config, state.cursor)
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
-        self.archiving = Archiving(archive)
         self.play = Play(config, fleet)
+        self.archiving = Archiving(archive, self.play)
+        self.learning = Learning(config, fleet, self.journal, say, state.bad_steps)
+        self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)
         self.validation = Validation(config, self.play, state)
-        self.decomposing = Decomposing(config, fleet, self.play)
+        self.decomposing = Decomposing(config, self.learning, self.play)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, self.journal.event, say)
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
             self.early_stop.restore(state.early_stop)
-        self.bad_steps = state.bad_steps
         self.windows: dict[int, Window] = {}
         self.last_step = config.loop.steps
-        self.stop_reason: str | None = None
+        self.ending: Ending | None = None
+        """Why the run ends before its last step; None while it does not."""
         self._stop = asyncio.Event()
         self._started = time.time()
 
-    def stop(self, reason: str) -> None:
-        """Asks the loop to end after the step in training."""
-        self.stop_reason = self.stop_reason or reason
+    def stop(self, ending: Ending) -> None:
+        """Asks the loop to end after the step in training; the first reason given is kept."""
+        self.ending = self.ending or ending
         self._stop.set()
 
     async def run(self) -> None:
@@ -118,7 +106,7 @@ class Coordinator:
             while self.admission.clock < self.config.loop.steps and not self._stop.is_set():
                 await self._step(self.admission.clock + 1)
         except Stopped:
-            log.info("stopping: %s", self.stop_reason)
+            log.info("stopping: %s", self.ending.text if self.ending else "")
         finally:
             await self._cancel_plays()
         await self._end()
@@ -128,7 +116,7 @@ class Coordinator:
     async def _begin(self) -> None:
         await self.filtering.restore()
         await self.scoring.restore(self.state.scorer, self.state.scorer_figures, self.state.alarm)
-        await self._publish(self.admission.version)
+        await self.learning.publish(self.admission.version)
         if self.validation.due(0, last=False) and self.admission.clock == 0:
             await self._validate(0)
         self._reissue(self.state.tickets())
@@ -141,14 +129,14 @@ class Coordinator:
             await asyncio.gather(*window.plays, return_exceptions=True)
 
     async def _end(self) -> None:
-        open_tickets = [pack_ticket(t) for w in self.windows.values() for t in w.tickets]
+        open_tickets = self._open_tickets()
         await self.archiving.finish()
         await self.scoring.drain()
         clock = self.admission.clock
-        if clock > 0 and (checkpoints(self.config.run_dir) or [(0, None)])[-1][0] != clock:
+        if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets)
         elif clock > 0:  # a scoring that ended since the checkpoint was written
-            amend(checkpoint_dir(self.config.run_dir, clock), **self._scorer_state())
+            self.checkpointing.amend(clock, self._scorer_state())
         self.ledger.cancel_open()
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -159,7 +147,7 @@ class Coordinator:
         window = self.windows[step]
         decision = await self._until_stopped(self._decide(window))
         decided = time.time()
-        flat = self._decision_figures(window, decision)
+        flat = window.figures(decision)
         flat["seconds/filter"] = window.seconds_filter
         flat["seconds/rollout"] = decided - max(entered, window.issued_at) - window.seconds_filter
         flat["loss_scale"] = self._scale(decision)
@@ -173,14 +161,15 @@ class Coordinator:
         trained = time.time()
         published = report is not None and report.updated
         if published:
-            flat |= await self._publish(self.admission.version + 1)
+            flat |= await self.learning.publish(self.admission.version + 1)
         self.admission.complete(step, published)
         del self.windows[step]
         await self.archiving.begin(decision, window.played())
         self._issue()
-        flat |= self._learner_figures(report, trained - measured)
+        flat |= learner_figures(report)
+        flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
         flat["seconds/publish"] = time.time() - trained
-        self._stop_early(step, self.early_stop.step(self._spread(window)))
+        self._stop_early(step, self.early_stop.step(reward_spread(window.summaries(), self.early_stop.kind)))
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
         drained = await self._drain() if step == self.last_step else 0.0
@@ -202,8 +191,7 @@ class Coordinator:
         loop = self.config.loop
         if step % loop.checkpoint_every == 0 or step == loop.steps or self.state.best_step == step:
             started = time.time()
-            open_tickets = [pack_ticket(t) for w in self.windows.values() for t in w.tickets]
-            await self._checkpoint(step, open_tickets)
+            await self._checkpoint(step, self._open_tickets())
             self.journal.carried["seconds/checkpoint"] = time.time() - started
 
     async def _until_stopped(self, work: Awaitable[T]) -> T:
@@ -262,52 +250,32 @@ class Coordinator:
         for item in decision.dropped:
             self.ledger.move(item.group_id, DROPPED, item.code)
         for item in decision.refused:
-            self.ledger.move(item.group_id, FAILED, _failure(window.groups[item.group_id], item))
+            self.ledger.move(item.group_id, FAILED, window.failure(item))
         return decision
 
-    # -- learner and weights -------------------------------------------------------------------------------------
+    # -- the learner ---------------------------------------------------------------------------------------------
 
     async def _train(self, step: int, kept: list[PlayedGroup], decision: StepDecision) -> StepReport | None:
+        """Learns from the kept groups; None where the filter kept none. Ends the run where settings say so."""
         if not kept:
             self.say(f"step {step}: no signal in {len(decision.decisions)} groups; no update")
             if decision.action == "abort":
-                self._end_with(step, "no signal: filter.on_no_signal=abort, or filter.no_signal_limit was reached")
+                why = "filter.on_no_signal=abort, or filter.no_signal_limit was reached"
+                self._end_with(step, Ending(EndCause.NO_SIGNAL, why))
             return None
-        ids = [g.ticket.ticket_id for g in kept]
+        ids = [group.ticket.ticket_id for group in kept]
         for ticket_id in ids:
             self.ledger.move(ticket_id, TRAINING)
-        started = time.time()
-        tables, scale = [g.table for g in kept], self._scale(decision)
-        report = await asyncio.to_thread(self.fleet.learner.train_step, step, tables, ids, scale)
-        ended = time.time()
-        self.journal.event("learner", "call", started, ended, step=step)
-        worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")
-        self.journal.worked("learner", ended - worked, ended)
+        report = await self.learning.train(step, kept, self._scale(decision))
         for ticket_id in ids:
             self.ledger.move(ticket_id, FAILED if report.refused else TRAINED, "refused_by_learner")
-        self._count_refusal(step, report.refused)
+        if why := self.learning.too_many_refused(report):
+            self._end_with(step, Ending(EndCause.REFUSED_STEPS, why))
         self.state.optimizer_steps += report.optimizer_steps
         return report
 
-    def _count_refusal(self, step: int, refused: str | None) -> None:
-        """Steps refused in a row for non-finite values end the run at `learner.max_bad_steps`."""
-        self.bad_steps = self.bad_steps + 1 if refused else 0
-        if refused:
-            self.say(f"step {step}: the learner refused the update: {refused}")
-        if self.bad_steps >= self.config.learner.max_bad_steps:
-            self._end_with(step, f"{self.bad_steps} steps in a row refused (learner.max_bad_steps); last: {refused}")
-
     def _scale(self, decision: StepDecision) -> float:
         return loss_scale(self.config.learner.objective.loss_scale, decision, self.config.filter.rho)
-
-    async def _publish(self, version: int) -> dict[str, float]:
-        """Makes a version and loads it into every rollout worker."""
-        started = time.time()
-        learner, dtype = self.fleet.learner, self.config.rollout.dtype
-        bundle: WeightBundle = await asyncio.to_thread(learner.publish, version, dtype)
-        reports = await self.fleet.update_workers(bundle)
-        self.journal.event("rollout", "weights", started, time.time(), version=version, checksum=bundle.checksum)
-        return publication_figures(bundle) | update_figures(reports)
 
     # -- validation, checkpoints, figures ------------------------------------------------------------------------
 
@@ -327,58 +295,36 @@ class Coordinator:
 
     def _stop_early(self, step: int, reason: str | None) -> None:
         if reason:
-            self._end_with(step, f"early stop: {reason}")
+            self._end_with(step, Ending(EndCause.EARLY_STOP, reason))
 
-    def _end_with(self, step: int, reason: str) -> None:
+    def _end_with(self, step: int, ending: Ending) -> None:
         """Makes this step the last."""
         self.last_step = step
-        self.stop(reason)
+        self.stop(ending)
 
     async def _checkpoint(self, step: int, open_tickets: list[dict[str, Any]]) -> None:
-        started = time.time()
         state = self.state
         state.clock, state.version = self.admission.clock, self.admission.version
         state.cursor, state.open_tickets = self.source.cursor, open_tickets
         state.ledger, state.filter = self.ledger.state(), self.filtering.state
-        state.early_stop, state.bad_steps = self.early_stop.state(), self.bad_steps
+        state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
         vars(state).update(self._scorer_state())
         state.seconds += time.time() - self._started
         self._started = time.time()
-        await self.archiving.finish()
-        path = checkpoint_dir(self.config.run_dir, step)
-        await asyncio.to_thread(self.fleet.learner.save, path.resolve(), dict(vars(state)))
-        await asyncio.to_thread(prune, self.config.run_dir, self.config.loop.keep_checkpoints, state.best_step)
-        self.journal.event("learner", "checkpoint", started, time.time(), step=step)
+        await self.checkpointing.save(step, state)
+
+    def _open_tickets(self) -> list[dict[str, Any]]:
+        return [pack_ticket(ticket) for window in self.windows.values() for ticket in window.tickets]
 
     def _scorer_state(self) -> dict[str, Any]:
         scoring = self.scoring
         return {"scorer": scoring.state, "scorer_figures": scoring.pending(), "alarm": scoring.alarm.state()}
-
-    def _decision_figures(self, window: Window, decision: StepDecision) -> dict[str, float]:
-        summaries = [g.summary for g in window.played()]
-        flat = group_figures(summaries, {d.group_id for d in decision.kept})
-        failures: dict[str, float] = {}
-        for failure in (f for s in summaries for f in s.failures):
-            key = f"failures/{failure.cause}"
-            failures[key] = failures.get(key, 0.0) + 1
-        return flat | failures | decision.metrics
-
-    def _learner_figures(self, report: StepReport | None, seconds: float) -> dict[str, float]:
-        flat = {"seconds/train": seconds, "policy_version": float(self.admission.version)}
-        if report is None:
-            return flat | {"optimizer_steps": 0.0, "tokens/trained": 0.0}
-        flat |= {f"learner/{k}": v for k, v in report.metrics.items()}
-        flat |= {f"learner_seconds/{k}": v for k, v in report.seconds.items()}
-        return flat | {"optimizer_steps": float(report.optimizer_steps), "tokens/trained": float(report.num_tokens)}
 
     def _staleness(self, kept: list[PlayedGroup]) -> tuple[float, float]:
         if not kept:
             return 0.0, 0.0
         ages = [self.admission.check_staleness(g.summary.version_min) for g in kept]
         return float(max(ages)), float(np.mean(ages))
-
-    def _spread(self, window: Window) -> float:
-        return reward_spread([g.summary for g in window.played()], self.config.validation.early_stop)
 
     def _record(self, step: int, flat: dict[str, float], began: float) -> None:
         flat |= self.scoring.take_figures(step, flat["reward_mean"])
@@ -404,9 +350,3 @@ def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
         config.sampling.temperature,
         cursor,
     )
-
-
-def _failure(group: PlayedGroup, decision: Decision) -> str:
-    """Why a refused group failed: the commonest failure of its trajectories, or what the filter said."""
-    causes = [failure.cause.value for failure in group.summary.failures]
-    return max(set(causes), key=causes.count) if causes else decision.code

@@ -24,7 +24,7 @@ from actors.process.disk import write_whole
 from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
-from cluster.fleet.fleet import Fleet
+from cluster.loop.learning import Learning
 from cluster.loop.playing import Play, PlayedGroup
 from learner.decomposition.statistics import Decomposition
 
@@ -35,8 +35,8 @@ FOLDER = "gradients"
 class Decomposing:
     """Measures steps that are due; see the module's head."""
 
-    def __init__(self, config: RunConfig, fleet: Fleet, play: Play) -> None:
-        self.config, self.fleet, self.play = config, fleet, play
+    def __init__(self, config: RunConfig, learning: Learning, play: Play) -> None:
+        self.config, self.learning, self.play = config, learning, play
 
     async def measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
         """Flat figures of the step, empty when it is not due. `version`: that of the learner's weights."""
@@ -56,8 +56,7 @@ class Decomposing:
                 "step %d: %d groups can be compared, not gradients.groups=%d", step, len(groups), settings.groups
             )
         tables, ids = [g.table for g in groups], [g.ticket.ticket_id for g in groups]
-        learner = self.fleet.learner
-        found: Decomposition = await asyncio.to_thread(learner.decompose, tables, ids)
+        found: Decomposition = await self.learning.decompose(tables, ids)
         facts = {"step": step, "version": version, **found.as_data()}
         path, text = self.config.run_dir / FOLDER / f"step-{step:06d}.json", json.dumps(facts, allow_nan=False) + "\n"
         await asyncio.to_thread(write_whole, path, text)

@@ -16,6 +16,7 @@ from cluster.control.admission import validation_tickets
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import connect, disconnect, prepare_model
 from cluster.fleet.fleet import Fleet
+from cluster.fleet.ray_parties import RayParties
 from cluster.loop.playing import Play
 from cluster.loop.state import checkpoints, read_state
 
@@ -73,7 +74,7 @@ def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[s
 
 
 async def _play(config: RunConfig, model_dir: Path) -> np.ndarray:
-    fleet = Fleet(config, model_dir, _no_event)
+    fleet = Fleet(config, RayParties(config, model_dir), _no_event)
     environment = config.environment
     tickets = validation_tickets(
         environment.name,

@@ -16,17 +16,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from actors.filter.windows import StepDecision
-from actors.process.ray_errors import DEAD
+from cluster.control.parties import Died, Refused
 from cluster.errors import UserError
-from cluster.fleet.fleet import Fleet, within
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.waiting import bounded
 from cluster.loop.playing import PlayedGroup
 
 FILTER_TIMEOUT_S = 60.0
 T = TypeVar("T")
-
-
-class _Died(Exception):
-    """The service's process is gone."""
 
 
 class Filtering:
@@ -114,7 +111,7 @@ class Filtering:
                 if self._death:
                     await self._replace()
                 return await work()
-            except _Died as death:
+            except Died as death:
                 self._death = str(death)
 
     async def _replace(self) -> None:
@@ -126,13 +123,11 @@ class Filtering:
         self._death = ""
 
     async def _ask(self, method: str, *arguments: Any, timeout_s: float = FILTER_TIMEOUT_S) -> Any:
-        """One call; _Died when the service is, UserError with what the filter refuses."""
-        call = getattr(self.fleet.filter, method).remote(*arguments)
+        """One call; Died when the service is gone, UserError with what the filter refuses."""
+        call = getattr(self.fleet.filter, method)(*arguments)
         try:
-            return (await within({"filter": call}, timeout_s, method))["filter"]
-        except RuntimeError as error:
-            if isinstance(error.__cause__, DEAD):
-                raise _Died(str(error)) from error
-            if isinstance(error.__cause__, ValueError):  # what the filter refuses is the user's to mend
-                raise UserError(f"filter: {str(error.__cause__).strip().splitlines()[-1]}") from error
-            raise
+            return await bounded(call, timeout_s)
+        except Refused as error:  # what the filter refuses is the user's to mend
+            raise UserError(f"filter: {error.reason}") from error
+        except TimeoutError as error:
+            raise TimeoutError(f"{method}: filter did not answer within {timeout_s:g} s") from error

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from actors.archive.writer import Archive
-from actors.metrics.exporter import Recorder
-from actors.process.ray_errors import DEAD
-from cluster.fleet.fleet import Fleet, outcomes
+from cluster.control.parties import Archive, Died, MetricsSink
+from cluster.fleet.fleet import UP, Fleet
+from cluster.fleet.waiting import outcomes
 from cluster.loop.scoring import Scoring
 from cluster.runs.figures import clip_intervals, step_line, union_seconds
 
@@ -32,7 +31,7 @@ class Journal:
     def __init__(
         self,
         archive: Archive,
-        recorder: Recorder,
+        recorder: MetricsSink,
         steps: int,
         totals: dict[str, float],
         say: Callable[[str], None],
@@ -62,12 +61,12 @@ class Journal:
 
     async def collect_spans(self, fleet: Fleet) -> None:
         """When rollout workers sampled and environment actors stepped, since the last step."""
-        actors = {**fleet.workers, **fleet.players}
-        calls = {name: actor.take_spans.remote() for name, actor in actors.items()}
+        members = [*fleet.workers.members(*UP), *fleet.players.members(*UP)]
+        calls = {member.name: member.party.take_spans() for member in members}
         for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S, "take_spans")).items():
-            if isinstance(spans, BaseException) and not isinstance(spans, DEAD):
+            if isinstance(spans, BaseException) and not isinstance(spans, Died):
                 raise RuntimeError(f"take_spans: {name} failed: {spans}") from spans
-            for span in [] if isinstance(spans, DEAD) else spans:
+            for span in [] if isinstance(spans, Died) else spans:
                 self.worked(name, *span)
 
     def before_training(self, flat: dict[str, float]) -> None:
@@ -87,7 +86,7 @@ class Journal:
         self._spans.clear()
         flat["seconds/step"] = ended - began - flat.get("seconds/validation", 0.0)
         flat["seconds/orchestration"] = ended - began - busy
-        flat["tokens/per_second"] = flat["tokens/sampled"] / flat["seconds/step"]
+        flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
         flat["total_steps"] = float(self.steps)
         flat |= self.carried
         flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITS.items()}

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
@@ -35,11 +35,14 @@ from actors.metrics.exporter import Recorder
 from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
+from cluster.control.parties import Failed, Refused
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import check_address, connect, disconnect, prepare_model
-from cluster.fleet.fleet import Fleet
+from cluster.fleet.fleet import Fleet, party_names
+from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
+from cluster.runs.ending import EndCause, Ending
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
 from envs.registry import make
 
@@ -79,7 +82,10 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
         except ArchiveError as error:  # a full disk, a folder that may not be written
             raise UserError(str(error)) from error
-        except ValueError as error:  # a token budget below one trajectory; or a fault of ours, which needs its trace
+        except (
+            ValueError,
+            Refused,
+        ) as error:  # e.g. a token budget below one trajectory; or our fault, which needs a trace
             raise UserError(_with_trace(error, config.run_dir)) from error
         except Interrupted as interrupted:
             say(f"stopped by {interrupted.signal.name} before the actors were ready")
@@ -94,9 +100,9 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
         recorder.close()
 
 
-def _with_trace(error: ValueError, run_dir: Path) -> str:
+def _with_trace(error: Exception, run_dir: Path) -> str:
     """The error as one paragraph that says where its whole trace, those of other processes included, was written."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    cause = error.cause if isinstance(error, Failed) else error
     paragraph, path = " ".join(str(cause).split()) or type(cause).__name__, run_dir / TRACE
     try:
         path.write_text("".join(traceback.format_exception(error)))
@@ -113,9 +119,7 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
 
 
 def _open_recorder(config: RunConfig) -> Recorder:
-    workers = [f"rollout-{i}" for i in range(config.rollout.count)]
-    players = [f"env-{i}" for i in range(config.environment_actor.count)]
-    actors = [*workers, *players, "filter", *(["scorer"] if config.scorer.enabled else [])]
+    workers, actors = party_names(config)
     recorder = Recorder(config.recorder, seeds={"worker": workers, "actor": actors})
     try:
         recorder.start()
@@ -135,7 +139,7 @@ async def _train(
 ) -> int:
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock)
-    fleet = Fleet(config, model_dir, archive.event)
+    fleet = Fleet(config, RayParties(config, model_dir), archive.event)
     stop_signal: list[int] = []
     try:
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")
@@ -158,7 +162,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
     if checkpoint is None:
         return
     try:
-        await asyncio.to_thread(fleet.learner.load, checkpoint.resolve())
+        await fleet.learner.load(checkpoint.resolve())
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -211,7 +215,7 @@ def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        coordinator.stop(f"stopped by {signal.Signals(stop_signal[0]).name}")
+        coordinator.stop(Ending(EndCause.SIGNAL, signal.Signals(stop_signal[0]).name))
 
     def ask(number: int) -> None:
         stop_signal.append(number)
@@ -241,9 +245,9 @@ def _close(
     if not summary["ledger"]["balanced"]:
         say(f"failed: the ledger does not balance: {summary['ledger']}")
         return EXIT_FAILED
-    if stop_signal:
-        say(f"{coordinator.stop_reason} after step {summary['steps']}; continue with --resume")
+    ending = coordinator.ending
+    if stop_signal and ending is not None:
+        say(f"{ending.text} after step {summary['steps']}; continue with --resume")
         return 128 + stop_signal[0]
-    reason = coordinator.stop_reason
-    say(f"done: {config.run_dir}" if not reason else f"ended after step {summary['steps']}: {reason}")
-    return 0 if not reason or reason.startswith("early stop") else EXIT_FAILED
+    say(f"done: {config.run_dir}" if ending is None else f"ended after step {summary['steps']}: {ending.text}")
+    return 0 if ending is None or ending.complete else EXIT_FAILED

@@ -14,14 +14,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError
-
 from actors.diagnosis.alarm import DependenceAlarm, scoring_of
 from actors.messages import WeightBundle
-from actors.process.ray_errors import DEAD
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
-from cluster.fleet.fleet import Fleet, bounded
+from cluster.control.parties import Died, PartyError, Refused
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.waiting import bounded
 from cluster.loop.playing import PlayedGroup
 
 log = logging.getLogger(__name__)
@@ -57,13 +56,13 @@ class Scoring:
         self._started = started = time.time()
         scorer = self.fleet.scorer
         try:
-            figures = await scorer.score.remote(step, bundle, [g.table for g in groups])
-            self.state = await scorer.state.remote()
-        except DEAD as error:
+            figures = await scorer.score(step, bundle, [g.table for g in groups])
+            self.state = await scorer.state()
+        except Died as error:
             self._failed(step, started, error)
             self.fleet.replace_scorer(str(error))
             await self.restore(self.state)
-        except RayError as error:
+        except PartyError as error:
             self._failed(step, started, error)
         else:
             self.pace.end("done")
@@ -78,9 +77,8 @@ class Scoring:
     def _busy(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def _failed(self, step: int, started: float, error: RayError) -> None:
-        refused = isinstance(error, RayTaskError) and isinstance(error.cause, ValueError)
-        outcome = "refused" if refused else "failed"
+    def _failed(self, step: int, started: float, error: PartyError) -> None:
+        outcome = "refused" if isinstance(error, Refused) else "failed"
         log.error("%s", self.pace.end(outcome, str(error)))
         self.on_event("scorer", outcome, started, time.time(), step=step, cause=str(error))
 
@@ -131,4 +129,4 @@ class Scoring:
         if alarm is not None:
             self.alarm.restore(alarm)
         if state is not None and self.fleet.scorer is not None:
-            await bounded(self.fleet.scorer.restore.remote(state), self.timeout_s)
+            await bounded(self.fleet.scorer.restore(state), self.timeout_s)

@@ -1,0 +1,214 @@
+"""The parties of a run as Ray actors: creates them with their resources, and turns Ray's errors into the loop's.
+
+The only module of the fleet that knows Ray's handles. Nothing here waits by itself: callers bound every call
+(`cluster.fleet.waiting`), and a call that is cancelled is cancelled in its actor too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from actors.filter.service import FilterService
+from actors.filter.windows import StepDecision
+from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.play.actor import EnvironmentActor
+from actors.process.allocator import ALLOCATOR
+from actors.process.ray_errors import DEAD
+from actors.process.spans import Span
+from actors.records import GroupSummary, Ticket
+from actors.rollout.worker import RolloutWorker
+from actors.scorer.actor import ScorerActor
+from cluster.config import RunConfig
+from cluster.control.parties import Died, Failed, Payload, Refused, Worker
+from learner.actor import LearnerGroup
+from learner.decomposition.statistics import Decomposition
+
+# The engine logs every pause and start-up detail otherwise, and warns of choices that the CPU build makes on purpose.
+QUIET_ENGINE = {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
+Handle = Any  # a Ray actor handle; Ray exports no public type for it
+
+
+class RayParties:
+    """Creates every party of a run as Ray actors, with the resources that its configuration asks for."""
+
+    def __init__(self, config: RunConfig, model_dir: Path) -> None:
+        self.config, self.model_dir = config, str(model_dir)
+        self.payloads = RayPayloads()
+
+    def player(self, name: str) -> RayPlayer:
+        config = self.config
+        shell = ray.remote(EnvironmentActor).options(num_cpus=config.environment_actor.num_cpus, max_concurrency=1000)
+        settings = (config.environment, config.sampling, config.environment_actor, config.rollout.max_model_len)
+        return RayPlayer(shell.remote(name, self.model_dir, *settings))
+
+    def worker(self, name: str) -> RayWorker:
+        rollout = self.config.rollout
+        shell = ray.remote(RolloutWorker).options(
+            num_cpus=rollout.num_cpus,
+            num_gpus=rollout.num_gpus,
+            max_concurrency=1000,
+            runtime_env={"env_vars": QUIET_ENGINE},
+        )
+        return RayWorker(shell.remote(name, self.model_dir, rollout))
+
+    def filter(self) -> RayFilter:
+        return RayFilter(FilterService.options(num_cpus=0).remote(self.config.filter))
+
+    def scorer(self) -> RayScorer:
+        config, scorer = self.config, self.config.scorer
+        shell = ScorerActor.options(
+            num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env={"env_vars": ALLOCATOR}
+        )
+        settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
+        return RayScorer(shell.remote(self.model_dir, *settings))
+
+    def learner(self) -> RayLearner:
+        config = self.config
+        return RayLearner(LearnerGroup(self.model_dir, config.learner, config.seed, config.sampling.temperature))
+
+
+async def answered(ref: Any) -> Any:
+    """The value of an actor's call, or the loop's error for how it ended; cancelling it cancels it in the actor too."""
+    try:
+        return await ref
+    except DEAD as error:
+        raise Died(str(error)) from error
+    except RayTaskError as error:
+        kind = Refused if isinstance(error.cause, ValueError) else Failed
+        raise kind(str(error), error.cause) from error
+    except RayError as error:
+        raise Failed(str(error), error) from error
+    except asyncio.CancelledError:
+        ray.cancel(ref, force=False)
+        raise
+
+
+class RayParty:
+    """A party that is one Ray actor."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def kill(self) -> None:
+        ray.kill(self.handle)
+
+
+class RayPlayer(RayParty):
+    """An environment actor."""
+
+    async def ready(self) -> bool:
+        return await answered(self.handle.ready.remote())
+
+    async def meet(self, workers: Mapping[str, Worker]) -> None:
+        handles = {name: worker.handle for name, worker in workers.items() if isinstance(worker, RayParty)}
+        await answered(self.handle.set_workers.remote(handles))
+
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
+        summary, table = self.handle.play.options(num_returns=2).remote(ticket)
+        return await answered(summary), table
+
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+        summaries, _ = self.handle.evaluate.options(num_returns=2).remote(tickets)
+        return await answered(summaries)
+
+    async def take_spans(self) -> Sequence[Span]:
+        return await answered(self.handle.take_spans.remote())
+
+
+class RayWorker(RayParty):
+    """A rollout worker."""
+
+    async def ready(self) -> object:
+        return await answered(self.handle.ready.remote())
+
+    async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
+        return await answered(self.handle.update_weights.remote(bundle))
+
+    async def health(self) -> object:
+        return await answered(self.handle.health.remote())
+
+    async def take_spans(self) -> Sequence[Span]:
+        return await answered(self.handle.take_spans.remote())
+
+    async def stop(self) -> object:
+        return await answered(self.handle.stop.remote())
+
+
+class RayFilter(RayParty):
+    """The filter service."""
+
+    async def admit(self, summaries: list[GroupSummary]) -> object:
+        return await answered(self.handle.admit.remote(summaries))
+
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+        return await answered(self.handle.close.remote(step, final, target))
+
+    async def state(self) -> dict[str, Any]:
+        return await answered(self.handle.state.remote())
+
+    async def restore(self, state: dict[str, Any]) -> object:
+        return await answered(self.handle.restore.remote(state))
+
+
+class RayScorer(RayParty):
+    """The scorer."""
+
+    async def health(self) -> object:
+        return await answered(self.handle.health.remote())
+
+    async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
+        return await answered(self.handle.score.remote(step, bundle, payloads))
+
+    async def state(self) -> dict[str, Any]:
+        return await answered(self.handle.state.remote())
+
+    async def restore(self, state: dict[str, Any]) -> object:
+        return await answered(self.handle.restore.remote(state))
+
+
+class RayLearner:
+    """All learner ranks: `LearnerGroup` blocks with its own bounds, so each call runs in a thread."""
+
+    def __init__(self, group: LearnerGroup) -> None:
+        self.group = group
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.group.start)
+
+    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
+        return await asyncio.to_thread(self.group.train_step, step, payloads, ids, loss_scale)
+
+    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
+        return await asyncio.to_thread(self.group.decompose, payloads, ids)
+
+    async def publish(self, version: int, dtype: str) -> WeightBundle:
+        return await asyncio.to_thread(self.group.publish, version, dtype)
+
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+        await asyncio.to_thread(self.group.save, path, loop)
+
+    async def load(self, path: Path) -> object:
+        return await asyncio.to_thread(self.group.load, path)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.group.stop)
+
+    def kill(self) -> None:
+        self.group.kill()
+
+
+class RayPayloads:
+    """Groups' rows in Ray's object store."""
+
+    def put(self, table: pa.Table) -> Payload:
+        return ray.put(table)
+
+    async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
+        return await asyncio.to_thread(ray.get, payloads, timeout=timeout_s)

@@ -1,0 +1,61 @@
+"""Bounded waits for named parties: who is late is always said.
+
+Nothing in the loop awaits a party without one of these. A wait that is given up cancels the calls under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from cluster.control.parties import PartyError
+
+T = TypeVar("T")
+
+
+async def bounded(call: Awaitable[T], timeout_s: float) -> T:
+    """The result of one call; TimeoutError past the bound."""
+    return await asyncio.wait_for(call, timeout_s)
+
+
+async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+    """Result or exception of named calls, awaited together; past the bound TimeoutError names the late parties."""
+    tasks = {name: asyncio.ensure_future(call) for name, call in calls.items()}
+    late = (await asyncio.wait(tasks.values(), timeout=timeout_s))[1] if tasks else set()
+    if late:
+        raise await _late(tasks, late, timeout_s, what)
+    return {name: task.exception() or task.result() for name, task in tasks.items()}
+
+
+async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+    """Results of named calls; the first to fail raises RuntimeError with its name, at once."""
+    tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
+    if not tasks:
+        return {}
+    done, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    if failed := next((task.exception() for task in done if task.exception()), None):
+        await _cancel(late)
+        raise failed
+    if late:
+        raise await _late(tasks, late, timeout_s, what)
+    return {name: task.result() for name, task in tasks.items()}
+
+
+async def _late(tasks: dict[str, Any], late: set[Any], timeout_s: float, what: str) -> TimeoutError:
+    names = ", ".join(name for name, task in tasks.items() if task in late)
+    await _cancel(late)
+    return TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
+
+
+async def _cancel(tasks: set[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _named(call: Awaitable[Any], name: str, what: str) -> Any:
+    try:
+        return await call
+    except (PartyError, RuntimeError, ValueError, TimeoutError) as error:
+        raise RuntimeError(f"{what}: {name} failed: {error}") from error

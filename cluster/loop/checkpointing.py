@@ -1,0 +1,41 @@
+"""The coordinator's side of the checkpoints: the learner's shards and the loop's state, whole in one folder or absent.
+
+Who waits: the loop, for the part of the archive before, then for every learner rank and the disk; the rank or path is
+named when one is late (`learner.actor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from cluster.config import RunConfig
+from cluster.loop.archiving import Archiving
+from cluster.loop.journal import Journal
+from cluster.loop.learning import Learning
+from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, prune
+
+
+class Checkpointing:
+    """Writes checkpoints of a run's folder; keeps the newest `loop.keep_checkpoints` and the best."""
+
+    def __init__(self, config: RunConfig, learning: Learning, archiving: Archiving, journal: Journal) -> None:
+        self.run_dir, self.keep = config.run_dir, config.loop.keep_checkpoints
+        self.learning, self.archiving, self.journal = learning, archiving, journal
+
+    def newest(self) -> int:
+        """Step of the newest whole checkpoint; 0 before the first."""
+        return (checkpoints(self.run_dir) or [(0, None)])[-1][0]
+
+    async def save(self, step: int, state: LoopState) -> None:
+        """Writes the checkpoint of a step once its rows are in the archive."""
+        started = time.time()
+        await self.archiving.finish()
+        await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))
+        await asyncio.to_thread(prune, self.run_dir, self.keep, state.best_step)
+        self.journal.event("learner", "checkpoint", started, time.time(), step=step)
+
+    def amend(self, step: int, facts: dict[str, Any]) -> None:
+        """Replaces fields of the loop's state in the checkpoint of a step."""
+        amend(checkpoint_dir(self.run_dir, step), **facts)

@@ -1,0 +1,46 @@
+"""One training step's tickets while they are played, and the figures of its groups. Holds no logic of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from actors.filter.windows import Decision, StepDecision
+from actors.records import GroupSummary, Ticket
+from cluster.loop.playing import PlayedGroup
+from cluster.runs.figures import group_figures
+
+
+@dataclass
+class Window:
+    """One step's tickets being played. `issued_at`: unix seconds."""
+
+    step: int
+    issued_at: float
+    tickets: list[Ticket] = field(default_factory=list)
+    plays: list[asyncio.Task[PlayedGroup]] = field(default_factory=list)
+    groups: dict[str, PlayedGroup] = field(default_factory=dict)
+    seconds_filter: float = 0.0
+
+    def played(self) -> list[PlayedGroup]:
+        """The groups in order of their tickets, so that sums over them do not depend on the order of arrival."""
+        return [self.groups[t.ticket_id] for t in self.tickets if t.ticket_id in self.groups]
+
+    def summaries(self) -> list[GroupSummary]:
+        """Summaries of `played`."""
+        return [group.summary for group in self.played()]
+
+    def figures(self, decision: StepDecision) -> dict[str, float]:
+        """Flat figures of the step's groups and of the filter's decision on them."""
+        flat = group_figures(self.summaries(), {d.group_id for d in decision.kept})
+        failures: dict[str, float] = {}
+        for failure in (f for s in self.summaries() for f in s.failures):
+            key = f"failures/{failure.cause}"
+            failures[key] = failures.get(key, 0.0) + 1
+        return flat | failures | decision.metrics
+
+    def failure(self, decision: Decision) -> str:
+        """Why a refused group failed: the commonest failure of its trajectories, or the filter's code."""
+        group = self.groups[decision.group_id]
+        causes = [failure.cause.value for failure in group.summary.failures]
+        return max(set(causes), key=causes.count) if causes else decision.code

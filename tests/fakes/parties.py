@@ -1,0 +1,370 @@
+"""In-process parties that drive the real loop: players, workers, filter, learner, scorer, archive, rows.
+
+They do no work, but keep what the loop must preserve: a group is stamped with the versions that its worker held, a
+worker is never told an older version than it has, the filter is the real window, the learner counts how often it trained
+on a ticket and how stale it was. `World.faults` says which call of which party dies, hangs, fails or is refused;
+`World.pace` says how long calls take, in virtual seconds (`tests.fakes.clock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.failures import Failure, FailureCause
+from actors.filter.windows import make_window
+from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
+from cluster.config import RunConfig
+from cluster.control.parties import Died, Failed, Refused
+from learner.decomposition.statistics import Decomposition
+
+NEVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls the `call`-th call (from 1) of one kind, e.g. `player.play`, counted over all parties of that kind.
+
+    `what`: `die` (the process is gone, before or after the work as `after` says), `hang` (no answer, ever), `fail`
+    (RuntimeError), `refuse` (ValueError), `lose` (a player's group whose worker died).
+    """
+
+    kind: str
+    call: int
+    what: str = "die"
+    after: bool = False
+
+
+@dataclass
+class World:
+    """What all parties of a test share: pace, faults, and what was called."""
+
+    config: RunConfig
+    faults: tuple[Fault, ...] = ()
+    pace: Callable[[str], float] = lambda kind: 1.0
+    rewards: Callable[[Ticket, int], float] | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    on_call: Callable[[str, int], None] | None = None
+    """Told of every call before it is made, with its number among all calls."""
+    trained: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """Times that each (task seed, ticket id) was trained on, in the history that a resume keeps."""
+    staleness: list[int] = field(default_factory=list)
+    refuse_updates: frozenset[int] = frozenset()
+    """Steps whose update the learner refuses for non-finite values."""
+
+    async def call(self, kind: str, party: Fake, work: Callable[[], Any]) -> Any:
+        """One call of a party: takes its time, does its work, meets its fault."""
+        party.check_alive()
+        self.calls[kind] += 1
+        self.calls["all"] += 1
+        if self.on_call is not None:
+            self.on_call(kind, self.calls["all"])
+        fault = next((f for f in self.faults if (f.kind, f.call) == (kind, self.calls[kind])), None)
+        await party.while_alive(asyncio.sleep(self.pace(kind)))
+        if fault is None or (fault.what == "die" and fault.after):
+            value = work()
+        if fault is not None:
+            await self._befall(fault, party)
+        return value
+
+    async def _befall(self, fault: Fault, party: Fake) -> None:
+        if fault.what == "hang":
+            await party.while_alive(asyncio.sleep(NEVER_S))
+        if fault.what == "fail":
+            raise Failed(f"{fault.kind} failed", RuntimeError(f"{fault.kind} failed"))
+        if fault.what == "refuse":
+            raise Refused(f"{fault.kind} refused", ValueError(f"{fault.kind} refused"))
+        party.kill()
+        party.check_alive()
+
+
+class Fake:
+    """A party that can die."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self._dead = asyncio.Event()
+
+    def kill(self) -> None:
+        self._dead.set()
+
+    @property
+    def alive(self) -> bool:
+        return not self._dead.is_set()
+
+    def check_alive(self) -> None:
+        if not self.alive:
+            raise Died(f"{self.name} is gone")
+
+    async def while_alive(self, work: Any) -> None:
+        """Awaits `work`; Died as soon as the party is killed."""
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self._dead.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        self.check_alive()
+
+    async def _call(self, method: str, work: Callable[[], Any] = lambda: None) -> Any:
+        return await self.world.call(f"{type(self).__name__.lower()}.{method}", self, work)
+
+
+class Player(Fake):
+    """An environment actor: plays a ticket on its worker in one call."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.workers: dict[str, Worker] = {}
+
+    async def ready(self) -> object:
+        return await self._call("ready")
+
+    async def meet(self, workers: Mapping[str, Worker]) -> None:
+        await self._call("meet", lambda: self.workers.update(workers))
+
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, Any]:
+        began = self._version(ticket.worker)
+        group = await self._call("play", lambda: self._group(ticket, began))
+        return summarise(group), group
+
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+        began = [self._version(ticket.worker) for ticket in tickets]
+        groups = await self._call("evaluate", lambda: [self._group(t, b) for t, b in zip(tickets, began, strict=True)])
+        return [summarise(group) for group in groups]
+
+    async def take_spans(self) -> list[Any]:
+        return []
+
+    def _version(self, worker: str) -> int | None:
+        """The version that the worker samples from; None where it cannot be reached."""
+        found = self.workers.get(worker)
+        return found.version if found is not None and found.alive else None
+
+    def _group(self, ticket: Ticket, began: int | None) -> Group:
+        """The ticket's trajectories, sampled from the version at the beginning through the one at the end."""
+        ended = self._version(ticket.worker)
+        if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
+            lost = [failed(i, Failure(FailureCause.GENERATION_ERROR, "gone")) for i in range(ticket.group_size)]
+            return Group(ticket, "", lost)
+        assert began >= 0, f"{ticket.worker} was given {ticket.ticket_id} before it held any version"
+        reward = self.world.rewards or default_reward
+        members = [played(i, reward(ticket, i), began, ended) for i in range(ticket.group_size)]
+        return Group(ticket, f"task-{ticket.task.seed}", members)
+
+
+def default_reward(ticket: Ticket, index: int) -> float:
+    """0 or 1 by a coin whose bias differs between tasks, so that some groups have no variance."""
+    coin = random.Random(f"{ticket.task.split}/{ticket.task.seed}")
+    bias = coin.choice([0.0, 0.3, 0.5, 1.0])
+    return float(random.Random(f"{ticket.task.seed}/{index}").random() < bias)
+
+
+def played(index: int, reward: float, oldest: int, newest: int) -> Trajectory:
+    """A trajectory of two tokens, the second sampled."""
+    turn = Turn(1, 2, 1, 1, reward, 0.0, True, False, 1, oldest, newest)
+    tokens = np.array([1, 2], np.int32), np.array([False, True]), np.array([0.0, -0.5], np.float32)
+    return Trajectory(index, *tokens, [turn], reward > 0, False)
+
+
+def failed(index: int, failure: Failure) -> Trajectory:
+    """A trajectory without tokens."""
+    empty = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+    return Trajectory(index, *empty, [], False, False, failure)
+
+
+class Worker(Fake):
+    """A rollout worker: holds a version, -1 before its first."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.version = -1
+
+    async def ready(self) -> object:
+        return await self._call("ready")
+
+    async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
+        assert bundle.version >= self.version, f"{self.name} was told {bundle.version} after {self.version}"
+
+        def load() -> UpdateReport:
+            self.version = bundle.version
+            return UpdateReport(self.name, bundle.version, bundle.checksum, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+        return await self._call("update", load)
+
+    async def health(self) -> object:
+        return await self._call("health")
+
+    async def take_spans(self) -> list[Any]:
+        return []
+
+    async def stop(self) -> object:
+        return None
+
+
+class Filter(Fake):
+    """The filter's own window."""
+
+    def __init__(self, world: World, name: str = "filter") -> None:
+        super().__init__(world, name)
+        self.window = make_window(world.config.filter)
+
+    async def admit(self, summaries: list[GroupSummary]) -> object:
+        return await self._call("admit", lambda: [self.window.admit(summary) for summary in summaries])
+
+    async def close(self, step: int, final: bool, target: int) -> Any:
+        return await self._call("close", lambda: self.window.close(step, final, target))
+
+    async def state(self) -> dict[str, Any]:
+        return await self._call("state", lambda: json.loads(json.dumps(self.window.state())))
+
+    async def restore(self, state: dict[str, Any]) -> object:
+        return await self._call("restore", lambda: self.window.restore(state))
+
+
+class Scorer(Fake):
+    """A scorer without figures."""
+
+    async def health(self) -> object:
+        return await self._call("health")
+
+    async def score(self, step: int, bundle: WeightBundle, payloads: list[Any]) -> dict[str, float]:
+        return await self._call("score", lambda: {"scorer/version": float(bundle.version)})
+
+    async def state(self) -> dict[str, Any]:
+        return await self._call("state", dict)
+
+    async def restore(self, state: dict[str, Any]) -> object:
+        return await self._call("restore")
+
+
+class Learner(Fake):
+    """The learner: its "weights" are the number of its updates, which a checkpoint holds."""
+
+    def __init__(self, world: World, name: str = "learner") -> None:
+        super().__init__(world, name)
+        self.updates = 0
+
+    async def start(self) -> None:
+        await self._call("start")
+
+    async def train_step(self, step: int, payloads: list[Group], ids: list[str], loss_scale: float) -> StepReport:
+        return await self._call("train", lambda: self._trained(step, payloads, ids))
+
+    def _trained(self, step: int, groups: list[Group], ids: list[str]) -> StepReport:
+        assert [group.ticket.ticket_id for group in groups] == ids and len(set(ids)) == len(ids) > 0
+        assert loss_count(groups) > 0
+        if step in self.world.refuse_updates:
+            return StepReport(step, False, 0, 0, 0, refused=f"non-finite loss in group {ids[0]}")
+        for group in groups:
+            self.world.trained[group.ticket.task.seed, group.ticket.ticket_id] += 1
+            oldest = min(turn.version_min for t in group.trajectories if not t.failure for turn in t.turns)
+            self.world.staleness.append(self.updates - oldest)
+        self.updates += 1
+        return StepReport(step, True, 1, loss_count(groups), loss_count(groups))
+
+    async def decompose(self, payloads: list[Group], ids: list[str]) -> Decomposition:
+        return await self._call("decompose", lambda: Decomposition((), ()))
+
+    async def publish(self, version: int, dtype: str) -> WeightBundle:
+        bundle = WeightBundle(version, (), f"sum-{self.updates}", np.zeros(1, np.int32), np.zeros(0, np.float32))
+        return await self._call("publish", lambda: bundle)
+
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+        def write() -> None:
+            path.mkdir(parents=True, exist_ok=True)
+            trained = [[*key, count] for key, count in self.world.trained.items()]
+            (path / "learner.json").write_text(json.dumps({"updates": self.updates, "trained": trained}))
+            (path / "loop.json").write_text(json.dumps(loop))
+
+        await self._call("save", write)
+
+    async def load(self, path: Path) -> object:
+        def read() -> None:
+            data = json.loads((path / "learner.json").read_text())
+            self.updates = data["updates"]
+            self.world.trained = Counter({(seed, ticket): count for seed, ticket, count in data["trained"]})
+
+        return await self._call("load", read)
+
+    async def stop(self) -> None:
+        return None
+
+
+def loss_count(groups: list[Group]) -> int:
+    """Trajectories that a step learns from."""
+    return sum(not t.failure for group in groups for t in group.trajectories)
+
+
+class Rows:
+    """Payloads are the groups themselves."""
+
+    def put(self, table: Any) -> Any:
+        return table
+
+    async def fetch(self, payloads: list[Any], timeout_s: float) -> list[Any]:
+        return payloads
+
+
+class FakeParties:
+    """Creates fakes; `made` counts them by kind."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.payloads, self.made = world, Rows(), Counter[str]()
+
+    def player(self, name: str) -> Player:
+        self.made["player"] += 1
+        return Player(self.world, name)
+
+    def worker(self, name: str) -> Worker:
+        self.made["worker"] += 1
+        return Worker(self.world, name)
+
+    def filter(self) -> Filter:
+        self.made["filter"] += 1
+        return Filter(self.world)
+
+    def scorer(self) -> Scorer:
+        self.made["scorer"] += 1
+        return Scorer(self.world, "scorer")
+
+    def learner(self) -> Learner:
+        self.made["learner"] += 1
+        return Learner(self.world)
+
+
+@dataclass
+class FakeArchive:
+    """Rows by step, as decided; the lines of `metrics.jsonl`; the spans. Survives a stop, as a folder does."""
+
+    steps: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Decision by ticket, by step."""
+    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+    def write_groups(self, step: int, tables: list[Any], decisions: Mapping[str, Any], filter_text: str = "") -> None:
+        assert filter_text
+        self.steps[step] = {name: decision.decision for name, decision in decisions.items()}
+        assert len(tables) == len(decisions)
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        assert step not in self.figures, f"step {step} was recorded twice"
+        self.figures[step] = dict(values)
+
+    def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
+        assert end >= start
+        self.events.append((actor, name))
+
+    def truncate_after(self, step: int) -> None:
+        """What a resumed run makes again is forgotten."""
+        self.steps = {s: rows for s, rows in self.steps.items() if s <= step}
+        self.figures = {s: row for s, row in self.figures.items() if s <= step}

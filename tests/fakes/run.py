@@ -1,0 +1,105 @@
+"""One run of the real coordinator and the real fleet on fake parties, and what must hold of every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.config import RunConfig, load
+from cluster.control.ledger import Ledger
+from cluster.fleet.fleet import Fleet
+from cluster.loop.coordinator import Coordinator
+from cluster.loop.state import LoopState, checkpoints, read_state
+from tests.fakes import clock
+from tests.fakes.parties import FakeArchive, FakeParties, World
+
+SMALL = (
+    "loop.steps=4",
+    "loop.prompts=3",
+    "sampling.group_size=4",
+    "rollout.count=2",
+    "environment_actor.count=2",
+    "validation.every=2",
+    "validation.tasks=3",
+    "scorer.every=1",
+    "loop.checkpoint_every=2",
+    "loop.group_timeout_s=50",
+    "rollout.start_timeout_s=30",
+    "rollout.update_timeout_s=30",
+    "cluster.start_timeout_s=30",
+)
+
+
+def settings(folder: Path, *overrides: str) -> RunConfig:
+    """The demo's recipe, small; every wait is bounded by virtual seconds."""
+    return load("frozenlake", [*SMALL, f"runs_dir={folder}", "name=run", *overrides])
+
+
+@dataclass
+class Sink:
+    """Takes a step's figures as the exporter does."""
+
+    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def step(self, step: int, flat: Any) -> None:
+        self.figures[step] = dict(flat)
+
+
+@dataclass
+class Outcome:
+    """How a run, or one process of it, ended."""
+
+    coordinator: Coordinator
+    fleet: Fleet
+    parties: FakeParties
+    said: list[str]
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.coordinator.ledger
+
+
+def drive(
+    world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None] = lambda _: None, resume: bool = False
+) -> Outcome:
+    """Runs to the end, or until something raises, in virtual time; `prepare` gets the coordinator before it starts."""
+    return clock.run(_drive(world, archive, prepare, resume))
+
+
+async def _drive(world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None], resume: bool) -> Outcome:
+    config, parties, said = world.config, FakeParties(world), list[str]()
+    saved = checkpoints(config.run_dir) if resume else []
+    state = read_state(saved[-1][1]) if saved else LoopState()
+    archive.truncate_after(state.clock)
+    fleet = Fleet(config, parties, archive.event)
+    try:
+        await fleet.start()
+        if saved:
+            await fleet.learner.load(saved[-1][1])
+        else:
+            world.trained.clear()
+        coordinator = Coordinator(config, fleet, archive, Sink(), state, said.append)
+        prepare(coordinator)
+        await coordinator.run()
+    finally:
+        await fleet.stop()
+    return Outcome(coordinator, fleet, parties, said)
+
+
+def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:
+    """What holds of every run that ended, however it went on the way."""
+    ledger, clock_now = outcome.ledger, outcome.coordinator.admission.clock
+    assert ledger.balanced(), ledger.counts()
+    rows = [decision for step in archive.steps.values() for decision in step.values()]
+    counts = ledger.counts()
+    assert len(rows) == counts["trained"] + counts["dropped"] + counts["failed"]
+    assert rows.count("dropped") == counts["dropped"]
+    assert sorted(archive.steps) == sorted(range(1, clock_now + 1)), "every completed step is archived, and no other"
+    assert sorted(step for step in archive.figures if step) == list(range(1, clock_now + 1))
+    assert sum(world.trained.values()) == counts["trained"]
+    assert all(count == 1 for count in world.trained.values()), "a task was trained on twice"
+    assert all(0 <= age <= world.config.loop.max_staleness for age in world.staleness), world.staleness
+    assert outcome.coordinator.admission.version <= clock_now
+    assert not outcome.fleet.workers.present() and not outcome.fleet.players.present()
