@@ -138,7 +138,7 @@ async def _train(
     say: Callable[[str], None],
 ) -> int:
     archive = Archive(config.run_dir)
-    archive.truncate_after(state.clock)
+    archive.truncate_after(state.clock if checkpoint else -1)  # the validation before step 1 is made again too
     fleet = Fleet(config, RayParties(config, model_dir), archive.event)
     stop_signal: list[int] = []
     try:

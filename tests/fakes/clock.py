@@ -17,12 +17,26 @@ class Deadlock(AssertionError):
     """Every task waits, and no timer or event can wake one."""
 
 
+class Crashed(Exception):
+    """The process that ran the loop is gone (`crash`)."""
+
+
+def crash() -> None:
+    """Ends the running loop as a kill ends its process: whatever is under way gets no further."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.crashed = True
+
+
 class _Selector(selectors.SelectSelector):
     """Jumps the loop's time instead of sleeping."""
 
     loop: "VirtualLoop"
 
     def select(self, timeout: float | None = None) -> list[Any]:
+        if self.loop.crashed:
+            self.loop.crashed = False
+            raise Crashed
         if timeout is None:
             raise Deadlock("every task waits for another")
         self.loop.now += max(0.0, timeout)
@@ -33,7 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """See the module's head. `now`: virtual seconds since the loop began."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self.crashed = 0.0, False
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)

@@ -1,8 +1,8 @@
 """In-process parties that drive the real loop: players, workers, filter, learner, scorer, archive, rows.
 
 They do no work, but keep what the loop must preserve: a group is stamped with the versions that its worker held, a
-worker is never told an older version than it has, the filter is the real window, the learner counts how often it trained
-on a ticket and how stale it was. `World.faults` says which call of which party dies, hangs, fails or is refused;
+worker is never told an older version than it has, the filter is the real window, the learner counts how often it
+trained on a ticket and how stale it was. `World.faults` says which call of which party dies, hangs, fails or refuses;
 `World.pace` says how long calls take, in virtual seconds (`tests.fakes.clock`).
 """
 

@@ -72,7 +72,7 @@ async def _drive(world: World, archive: FakeArchive, prepare: Callable[[Coordina
     config, parties, said = world.config, FakeParties(world), list[str]()
     saved = checkpoints(config.run_dir) if resume else []
     state = read_state(saved[-1][1]) if saved else LoopState()
-    archive.truncate_after(state.clock)
+    archive.truncate_after(state.clock if saved else -1)
     fleet = Fleet(config, parties, archive.event)
     try:
         await fleet.start()

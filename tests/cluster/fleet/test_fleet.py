@@ -1,111 +1,280 @@
-"""How the fleet takes in the successor of a dead rollout worker, on fakes."""
+"""The fleet on fakes: who is started, who is replaced by whom, who joins when, and who is late."""
+
+from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from ray.exceptions import RayActorError
 
-from cluster.config import load
+from actors.messages import WeightBundle
+from cluster.control.membership import MemberState as State
 from cluster.fleet.fleet import Fleet
+from cluster.fleet.waiting import outcomes, within
+from tests.fakes import clock
+from tests.fakes.parties import FakeParties, Fault, World
+from tests.fakes.run import settings
+
+Steps = Callable[[Fleet], Awaitable[Any]]
 
 
-class Worker:
-    """A rollout worker whose start succeeds or fails."""
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self.failure = failure
-        self.ready = SimpleNamespace(remote=self._ready)
-
-    async def _ready(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+def bundle(version: int) -> WeightBundle:
+    return WeightBundle(version, (), f"sum-{version}", np.zeros(1, np.int32), np.zeros(0, np.float32))
 
 
-class Watched(Fleet):
-    """A fleet of two rollout workers, `spares` to come in turn; `killed` and `told` note what it does."""
+def run(world: World, steps: Steps) -> tuple[Fleet, list[tuple[str, str]]]:
+    """Starts a fleet, publishes version 1, takes the steps, stops it; the fleet and its events (party, name)."""
+    told: list[tuple[str, str]] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_restarts: int, *spares: Worker) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.killed: list[Worker] = []
-        self.spares = list(spares)
-        config = load("frozenlake", [f"cluster.max_restarts={max_restarts}"])
-        super().__init__(config, Path("policy"), lambda actor, name, *_, **__: self.told.append((actor, name)))
-        self.workers = {"rollout-0": Worker(), "rollout-1": Worker()}
-        monkeypatch.setattr("ray.kill", self.killed.append)
+    async def main() -> Fleet:
+        fleet = Fleet(world.config, FakeParties(world), lambda party, name, *_, **__: told.append((party, name)))
+        try:
+            await fleet.start()
+            await fleet.update_workers(bundle(1))
+            await steps(fleet)
+        finally:
+            await fleet.stop()
+        return fleet
 
-    def _new_worker(self, name: str) -> Any:
-        return self.spares.pop(0)
-
-    def lose(self, name: str) -> None:
-        self.lose_worker(name, self.workers[name], "killed")
-
-    async def settle(self) -> None:
-        """Until no successor is on its way."""
-        while pending := [join for join in self._joins.values() if not join.done()]:
-            await asyncio.wait(pending)
+    return clock.run(main()), told
 
 
-def test_a_successor_that_does_not_join_is_ended_and_told_and_another_is_tried(monkeypatch) -> None:
-    broken, sound = Worker(RayActorError()), Worker()
-    fleet = Watched(monkeypatch, 2, broken, sound)
-    dead = fleet.workers["rollout-0"]
-
-    async def lose() -> None:
-        fleet.lose("rollout-0")
-        await asyncio.wait_for(fleet.settle(), 5)
-
-    asyncio.run(lose())
-    assert fleet.workers["rollout-0"] is sound and fleet.killed == [dead, broken]
-    assert fleet.told == [("rollout-0", event) for event in ("restart", "join_failed", "restart")]
+def world(tmp_path: Path, *faults: Fault, overrides: tuple[str, ...] = ()) -> World:
+    return World(settings(tmp_path, *overrides), faults)
 
 
-def test_an_old_failure_ends_no_run_whose_other_successor_is_on_its_way(monkeypatch) -> None:
-    sound = Worker()
-    fleet = Watched(monkeypatch, 1, Worker(RayActorError()), sound)
-
-    async def lose_both() -> None:
-        fleet.lose("rollout-0")
-        await asyncio.wait_for(fleet.settle(), 5)
-        assert list(fleet.workers) == ["rollout-1"], "no restart is left: the run goes on with the other"
-        fleet.lose("rollout-1")
-        await asyncio.wait_for(fleet.need_worker(), 5)
-
-    asyncio.run(lose_both())
-    assert fleet.workers == {"rollout-1": sound}
+async def lose(fleet: Fleet, name: str) -> None:
+    member = fleet.workers.current(name)
+    assert member is not None
+    fleet.lose_worker(member, "killed")
 
 
-def test_without_a_worker_or_a_successor_the_run_ends_with_the_cause(monkeypatch) -> None:
-    fleet = Watched(monkeypatch, 1, Worker(RuntimeError("no port is free")), Worker(RuntimeError("no port is free")))
-
-    async def lose_both() -> None:
-        fleet.lose("rollout-0")
-        fleet.lose("rollout-1")
-        await asyncio.wait_for(fleet.need_worker(), 5)
-
-    with pytest.raises(RuntimeError, match=r"^no rollout worker is left, and none is starting; .*no port is free"):
-        asyncio.run(lose_both())
+async def settle(fleet: Fleet) -> None:
+    """Until no worker is on its way in."""
+    while any(member.state in (State.STARTING, State.STALE) for member in fleet.workers.members()):
+        await fleet.workers.change()
 
 
-def test_a_successor_that_dies_while_it_is_introduced_leaves_the_join_after_it_alone(monkeypatch) -> None:
-    second, third = Worker(), Worker()
-    fleet = Watched(monkeypatch, 3, second, third)
-    introduced: list[Worker] = []
+def states(fleet: Fleet) -> dict[str, str]:
+    return {name: state.value for name, state in fleet.workers.states().items()}
 
-    async def introduce() -> None:
-        introduced.append(fleet.workers["rollout-0"])
-        if len(introduced) == 1:
-            fleet.lose("rollout-0")
-            raise RuntimeError("set_workers: env-0 failed")
 
-    monkeypatch.setattr(fleet, "_introduce_workers", introduce)
+def test_workers_are_healthy_only_once_they_hold_a_published_version(tmp_path: Path) -> None:
+    seen: list[Any] = []
 
-    async def lose() -> None:
-        fleet.lose("rollout-0")
-        await asyncio.wait_for(fleet.settle(), 5)
+    async def main() -> None:
+        fleet = Fleet(settings(tmp_path), FakeParties(world(tmp_path)), lambda *_, **__: None)
+        await fleet.start()
+        seen.append((states(fleet), list(fleet.players.healthy()), fleet.up()["rollout-0"]))
+        await fleet.update_workers(bundle(0))
+        seen.append((states(fleet), list(fleet.players.healthy()), fleet.up()["rollout-0"]))
+        await fleet.stop()
+        seen.append(states(fleet))
 
-    asyncio.run(lose())
-    assert introduced == [second, third] and fleet.workers["rollout-0"] is third
-    assert fleet.restarts["rollout-0"] == 2 and third not in fleet.killed
+    clock.run(main())
+    players = ["env-0", "env-1"]
+    assert seen[0] == ({"rollout-0": "stale", "rollout-1": "stale"}, players, False)
+    assert seen[1] == ({"rollout-0": "healthy", "rollout-1": "healthy"}, players, True)
+    assert seen[2] == {"rollout-0": "retired", "rollout-1": "retired"}
+
+
+def test_an_evaluation_starts_no_learner_and_plays_the_weights_that_workers_were_started_with(tmp_path: Path) -> None:
+    parties = FakeParties(world(tmp_path))
+
+    async def main() -> None:
+        fleet = Fleet(settings(tmp_path), parties, lambda *_, **__: None)
+        await fleet.start(learning=False)
+        assert list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"]
+        await fleet.stop()
+
+    clock.run(main())
+    assert parties.made == {"worker": 2, "player": 2}
+
+
+def test_a_party_that_does_not_start_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"^start: rollout-1 did not answer within 30 s$"):
+        run(world(tmp_path, Fault("worker.ready", 2, "hang")), settle)
+    with pytest.raises(RuntimeError, match=r"^start: env-0 failed: env-0 is gone$"):
+        run(world(tmp_path, Fault("player.ready", 1)), settle)
+
+
+def test_a_successor_has_the_current_weights_and_is_known_to_every_environment_actor_before_it_is_given_work(
+    tmp_path: Path,
+) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, "rollout-0")
+        assert list(fleet.workers.healthy()) == ["rollout-1"]
+        while "rollout-0" not in fleet.workers.healthy():
+            await fleet.workers.change()
+        successor = fleet.workers.current("rollout-0")
+        assert successor.party.version == 1
+        assert all(player.workers["rollout-0"] is successor.party for player in fleet.players.healthy().values())
+
+    _, told = run(world(tmp_path), steps)
+    assert told == [("rollout-0", "restart")]
+
+
+def test_a_version_published_while_a_successor_joins_reaches_it(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, "rollout-0")
+        await asyncio.sleep(1.5)  # it is up, and loading version 1
+        await fleet.update_workers(bundle(2))
+        await settle(fleet)
+        assert [worker.version for worker in fleet.workers.healthy().values()] == [2, 2]
+
+    run(world(tmp_path), steps)
+
+
+def test_a_successor_that_does_not_join_is_ended_and_told_and_another_is_tried(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, "rollout-0")
+        await settle(fleet)
+        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "healthy"}
+
+    fleet, told = run(world(tmp_path, Fault("worker.ready", 3)), steps)
+    assert told == [("rollout-0", event) for event in ("restart", "join_failed", "restart")]
+    assert fleet.restarts["rollout-0"] == 2
+
+
+@pytest.mark.parametrize("kind", ["worker.ready", "worker.update"])
+def test_a_successor_that_hangs_is_given_up_and_another_is_tried(tmp_path: Path, kind: str) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, "rollout-0")
+        await settle(fleet)
+        assert len(fleet.workers.healthy()) == 2
+
+    _, told = run(world(tmp_path, Fault(kind, 3, "hang")), steps)
+    assert [event for _, event in told] == ["restart", "join_failed", "restart"]
+
+
+def test_an_old_failure_ends_no_run_whose_other_successor_is_on_its_way(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, "rollout-0")
+        await settle(fleet)
+        assert list(fleet.workers.healthy()) == ["rollout-1"], "no restart is left: the run goes on with the other"
+        await lose(fleet, "rollout-1")
+        assert list(await fleet.need_worker()) == ["rollout-1"]
+
+    run(world(tmp_path, Fault("worker.ready", 3), overrides=("cluster.max_restarts=1",)), steps)
+
+
+def test_without_a_worker_or_a_successor_the_run_ends_with_the_cause(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, "rollout-0")
+        await lose(fleet, "rollout-1")
+        await fleet.need_worker()
+
+    faults = (Fault("worker.ready", 3, "fail"), Fault("worker.ready", 4, "fail"))
+    with pytest.raises(RuntimeError, match=r"^no rollout worker is left, and none is starting; .*worker\.ready failed"):
+        run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
+
+
+def test_a_fault_of_ours_in_a_join_ends_the_run_instead_of_leaving_it_waiting(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        async def broken(*_: Any) -> None:
+            raise TypeError("ours")
+
+        fleet._take_in = broken
+        await lose(fleet, "rollout-0")
+        await lose(fleet, "rollout-1")
+        await fleet.need_worker()
+
+    with pytest.raises(TypeError, match="ours"):
+        run(world(tmp_path), steps)
+
+
+def test_a_dead_worker_found_by_an_update_is_replaced_and_a_failed_proof_ends_the_run(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        reports = await fleet.update_workers(bundle(2))
+        assert [report.worker for report in reports] == ["rollout-1"]
+        await settle(fleet)
+        assert [worker.version for worker in fleet.workers.healthy().values()] == [2, 2]
+
+    _, told = run(world(tmp_path, Fault("worker.update", 3)), steps)
+    assert told == [("rollout-0", "restart")]
+    with pytest.raises(RuntimeError, match=r"^update_weights: rollout-0 failed: worker\.update failed"):
+        run(world(tmp_path, Fault("worker.update", 3, "fail")), steps)
+    with pytest.raises(TimeoutError, match=r"^update_weights: rollout-0 did not answer within 30 s"):
+        run(world(tmp_path, Fault("worker.update", 3, "hang")), steps)
+
+
+def test_a_suspect_is_given_nothing_until_it_has_answered(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        member = fleet.workers.current("rollout-0")
+        asked = asyncio.ensure_future(fleet.suspect_worker(member))
+        await asyncio.sleep(0)
+        assert list(fleet.workers.healthy()) == ["rollout-1"]
+        assert await asked is False and list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"]
+
+    _, told = run(world(tmp_path), steps)
+    assert told == []
+
+
+@pytest.mark.parametrize("what", ["die", "hang", "fail"])
+def test_a_suspect_that_does_not_answer_is_replaced_once_however_many_ask(tmp_path: Path, what: str) -> None:
+    async def steps(fleet: Fleet) -> None:
+        member = fleet.workers.current("rollout-0")
+        assert all(await asyncio.gather(*(fleet.suspect_worker(member) for _ in range(3))))
+        await settle(fleet)
+        assert len(fleet.workers.healthy()) == 2
+
+    faults = [Fault("worker.health", call, what) for call in (1, 2, 3)]
+    _, told = run(world(tmp_path, *faults), steps)
+    assert told == [("rollout-0", "restart")]
+
+
+def test_an_environment_actor_is_replaced_once_and_knows_the_workers_that_joined_meanwhile(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        dead = fleet.players.current("env-0")
+        replaced = asyncio.gather(*(fleet.replace_player(dead, "killed") for _ in range(3)))
+        await asyncio.sleep(1.5)  # the successor is up and is told of the workers
+        await lose(fleet, "rollout-1")
+        await settle(fleet)
+        await replaced
+        known = fleet.players.healthy()["env-0"].workers
+        assert known["rollout-1"] is fleet.workers.healthy()["rollout-1"]
+
+    _, told = run(world(tmp_path), steps)
+    assert sorted(told) == [("env-0", "restart"), ("rollout-1", "restart")]
+
+
+def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tmp_path: Path) -> None:
+    async def scorer(fleet: Fleet) -> None:
+        fleet.replace_scorer("killed")
+        fleet.replace_scorer("killed again")
+        assert fleet.scorer is None and fleet.up()["scorer"] is False
+        assert fleet.take_restarts() == {"scorer": 1} and fleet.take_restarts() == {}
+
+    async def service(fleet: Fleet) -> None:
+        fleet.replace_filter("killed")
+        fleet.replace_filter("killed again")
+
+    one = ("cluster.max_restarts=1",)
+    run(world(tmp_path, overrides=one), scorer)
+    with pytest.raises(RuntimeError, match=r"filter died 2 times \(cluster.max_restarts=1\); last cause: killed again"):
+        run(world(tmp_path, overrides=one), service)
+
+
+def test_the_late_are_named_and_their_calls_given_up() -> None:
+    given_up: list[str] = []
+
+    async def sleep(name: str, seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            given_up.append(name)
+            raise
+        return name
+
+    async def main() -> None:
+        names = {"a": 1.0, "b": 99.0, "c": 99.0}
+        for wait in (within, outcomes):
+            with pytest.raises(TimeoutError, match=r"^asked: b, c did not answer within 5 s$"):
+                await wait({name: sleep(name, seconds) for name, seconds in names.items()}, 5.0, "asked")
+        assert await within({"a": sleep("a", 1.0)}, 5.0, "asked") == {"a": "a"}
+
+    clock.run(main())
+    assert sorted(given_up) == ["b", "b", "c", "c"]

@@ -23,15 +23,10 @@ NOTHING = Decomposition((), ())
 class Learner:
     asked: list[list[str]] = field(default_factory=list)
 
-    def decompose(self, tables: list[Any], ids: list[str]) -> Decomposition:
+    async def decompose(self, tables: list[Any], ids: list[str]) -> Decomposition:
         assert len(tables) == len(ids)
         self.asked.append(ids)
         return NOTHING
-
-
-@dataclass
-class Fleet:
-    learner: Learner = field(default_factory=Learner)
 
 
 @dataclass
@@ -56,9 +51,9 @@ def config_of(tmp_path: Path) -> RunConfig:
 
 
 def measure(tmp_path: Path, step: int, players: Players, window: list[PlayedGroup]) -> tuple[dict, list[list[str]]]:
-    fleet = Fleet()
-    part = Decomposing(config_of(tmp_path), fleet, players)
-    return asyncio.run(part.measure(step, 3, window)), fleet.learner.asked
+    learner = Learner()
+    part = Decomposing(config_of(tmp_path), learner, players)
+    return asyncio.run(part.measure(step, 3, window)), learner.asked
 
 
 def window(version: int, count: int) -> list[PlayedGroup]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayTaskError
 
 from actors.archive.store import ArchiveError
 from cluster.config import load
+from cluster.control.parties import Refused
 from cluster.errors import UserError
 from cluster.loop import run
 from cluster.loop.state import LoopState, check_folder
+from cluster.runs.ending import EndCause, Ending
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[..., int]:
@@ -43,7 +44,7 @@ def test_a_value_error_that_may_be_ours_is_one_paragraph_that_says_where_its_tra
 
 
 def test_the_trace_of_another_process_is_kept_and_its_last_word_said(monkeypatch, tmp_path) -> None:
-    remote = RayTaskError("step", "Traceback:\n  File 'far.py', line 7", ValueError("too wide")).as_instanceof_cause()
+    remote = Refused("Traceback:\n  File 'far.py', line 7", ValueError("too wide"))
     train = ending(monkeypatch, tmp_path, remote)
     with pytest.raises(UserError, match=r"^too wide \(trace: .*failure\.log\)$"):
         train()
@@ -87,7 +88,10 @@ class LoadingFleet:
     async def start(self) -> None:
         pass
 
-    def load(self, _: Path) -> None:
+    async def load(self, _: Path) -> None:
+        await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
         os.kill(os.getpid(), self.number)
         self.stopped.wait(2.0)
 
@@ -99,6 +103,7 @@ class LoadingFleet:
 def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeypatch, tmp_path, number) -> None:
     fleet = LoadingFleet(number)
     monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
+    monkeypatch.setattr(run, "RayParties", lambda *_: None)
     monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="")
@@ -124,9 +129,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(monke
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(("before", "said"), [([], []), ([signal.SIGTERM], ["stopped by SIGTERM"])])
+@pytest.mark.parametrize(("before", "said"), [([], []), ([signal.SIGTERM], [Ending(EndCause.SIGNAL, "SIGTERM")])])
 def test_a_signal_that_came_as_the_start_up_ended_stops_the_run(before, said) -> None:
-    reasons: list[str] = []
+    reasons: list[Ending] = []
 
     async def begin() -> None:
         run._stop_on_signals(SimpleNamespace(stop=reasons.append), list(before))

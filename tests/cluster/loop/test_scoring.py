@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
 
 from actors.metrics.lookup import series_of
 from cluster.config import load
+from cluster.control.parties import Died, Failed, Refused
 from cluster.errors import UserError
-from cluster.fleet.fleet import Fleet
 from cluster.loop.run import _check_scorer
 from cluster.loop.scoring import Scoring
 
@@ -86,17 +85,17 @@ class OneScorer:
         self.restored: list[dict[str, Any]] = []
         self._state = state
         self._answer: asyncio.Future[dict[str, float]] | None = None
-        self.score = SimpleNamespace(remote=self._score)
-        self.state = SimpleNamespace(remote=lambda: self._now(self._state))
-        self.restore = SimpleNamespace(remote=lambda state: self._now(self.restored.append(state)))
 
-    def _score(self, step: int, *_: Any) -> asyncio.Future[dict[str, float]]:
+    async def score(self, step: int, *_: Any) -> dict[str, float]:
         self.asked.append(step)
         self._answer = asyncio.get_running_loop().create_future()
-        return self._answer
+        return await self._answer
 
-    async def _now(self, value: Any) -> Any:
-        return value
+    async def state(self) -> dict[str, Any]:
+        return self._state
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        self.restored.append(state)
 
     async def answer(self, result: dict[str, float] | Exception) -> None:
         if isinstance(result, Exception):
@@ -133,7 +132,7 @@ def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies
         assert watched.take_figures(2, 0.1)["scorer/step"] == 1.0
         watched.offer(2, None, [])
         await asyncio.sleep(0)
-        await first.answer(RayActorError())
+        await first.answer(Died("gone"))
         figures = watched.take_figures(3, 0.1)
         assert figures["scorer/failed"] == 1.0 and "scorer/step" not in figures
         assert len(fleet.causes) == 1 and fleet.scorer.restored == [{"of": "the first"}]
@@ -148,7 +147,10 @@ def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
-    [(ValueError("its newest tokens are of version 9"), "refused"), (RuntimeError("the weights fail"), "failed")],
+    [
+        (Refused("trace", ValueError("its newest tokens are of version 9")), "refused"),
+        (Failed("trace", RuntimeError("the weights fail")), "failed"),
+    ],
 )
 def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error: Exception, outcome: str) -> None:
     async def run() -> None:
@@ -156,7 +158,7 @@ def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error
         first, watched = fleet.scorer, watching(fleet)
         watched.offer(1, None, [])
         await asyncio.sleep(0)
-        await first.answer(RayTaskError("score", "trace", error).as_instanceof_cause())
+        await first.answer(error)
         assert watched.take_figures(1, 0.1)[f"scorer/{outcome}"] == 1.0
         assert fleet.scorer is first and not fleet.causes
         watched.offer(2, None, [])
@@ -165,22 +167,6 @@ def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error
         await first.answer({})
 
     asyncio.run(run())
-
-
-def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, float]] = []
-
-    class Shell:
-        @staticmethod
-        def options(runtime_env: dict[str, Any], **resources: float) -> Any:
-            assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
-            asked.append(resources)
-            return SimpleNamespace(remote=lambda *_: "scorer")
-
-    monkeypatch.setattr("cluster.fleet.fleet.ScorerActor", Shell)
-    for overrides in ([], ["scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
-        Fleet(load("frozenlake", overrides), Path("policy"), lambda *_, **__: None).replace_scorer("test")
-    assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0}, {"num_cpus": 2.0, "num_gpus": 0.5}]
 
 
 def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_starts(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.exceptions import OutOfMemoryError, RayActorError
 
 from actors.archive.writer import Archive
 from actors.config import FilterConfig, RecorderConfig
 from actors.filter.rules import GroupStatistics
 from actors.filter.windows import make_window
 from actors.metrics.exporter import Recorder
+from cluster.control.parties import Died, Failed, Refused
 from cluster.errors import UserError
 from cluster.loop.archiving import Archiving
 from cluster.loop.filtering import Filtering
@@ -37,7 +37,7 @@ class Service:
         async def call(*arguments: Any) -> Any:
             await asyncio.sleep(5 if self.slow else 0.01)
             if method == self.dies_at:
-                self.failure = RayActorError()
+                self.failure = Died("gone")
             if self.failure is not None:
                 raise self.failure
             self.calls.append((method, *arguments))
@@ -45,7 +45,7 @@ class Service:
             decision = SimpleNamespace(closed=True, decisions=decisions)
             return {"close": decision, "state": self.answer}.get(method)
 
-        return SimpleNamespace(remote=call)
+        return call
 
     def groups(self) -> list[Any]:
         return [summary for method, *rest in self.calls if method == "admit" for summary in rest[0]]
@@ -65,7 +65,7 @@ class RealService:
                 return [self.window.admit(summary) for summary in arguments[0]]
             return getattr(self.window, method)(*arguments)
 
-        return SimpleNamespace(remote=call)
+        return call
 
 
 class Fleet:
@@ -76,6 +76,10 @@ class Fleet:
 
     def replace_filter(self, cause: str) -> None:
         self.filter = self.spares.pop(0)
+
+
+def refused(reason: str) -> Refused:
+    return Refused("a long trace", ValueError(reason))
 
 
 def group(group_id: str, step: int = 3) -> Any:
@@ -96,17 +100,14 @@ def test_a_group_is_handed_to_the_filter_once() -> None:
     assert service.calls == [("admit", [groups[0].summary]), ("admit", [groups[1].summary])]
 
 
-@pytest.mark.parametrize("death", [RayActorError(), OutOfMemoryError("killed by the memory monitor")])
-def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_anything_is_asked_of_the_new_one(
-    death: Exception,
-) -> None:
+def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_anything_is_asked_of_the_new_one() -> None:
     first, second = Service(), Service()
     opened = [group("a"), group("b"), group("c", step=4)]
 
     async def die_between_calls() -> None:
         filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: opened, 1.0)
         await filtering.admit(opened[:1])
-        first.failure = death
+        first.failure = Died("gone")
         await asyncio.gather(filtering.admit(opened[2:]), filtering.close(3, True, 2), filtering.admit(opened[1:2]))
 
     asyncio.run(die_between_calls())
@@ -117,7 +118,7 @@ def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_any
 
 @pytest.mark.parametrize("dies_at", ["restore", "admit", "close", "state"])
 def test_a_filter_that_dies_while_it_takes_over_is_replaced_too(dies_at: str) -> None:
-    first, second, third = Service(failure=RayActorError()), Service(dies_at=dies_at), Service(answer={"totals": 6})
+    first, second, third = Service(failure=Died("gone")), Service(dies_at=dies_at), Service(answer={"totals": 6})
     opened = [group("a")]
     filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened, 1.0)
     asyncio.run(filtering.close(3, True, 2))
@@ -133,7 +134,7 @@ def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
     async def close_then_die() -> None:
         filtering = Filtering(Fleet(first, second), None, lambda: played, 1.0)
         await filtering.close(3, True, 2)
-        first.failure = RayActorError()
+        first.failure = Died("gone")
         await filtering.close(4, True, 2)
 
     asyncio.run(close_then_die())
@@ -141,7 +142,7 @@ def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
 
 
 def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -> None:
-    first, second = Service(failure=RayActorError()), Service(slow=True)
+    first, second = Service(failure=Died("gone")), Service(slow=True)
 
     async def die() -> list[Any]:
         filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: [group("a")], 0.05)
@@ -169,7 +170,7 @@ def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decid
             decision = await filtering.close(3, False, 8)
             assert decision.wanted
             played = groups[:more]
-            first.failure = RayActorError() if dies and more == 12 else first.failure
+            first.failure = Died("gone") if dies and more == 12 else first.failure
             await filtering.admit(played)
         decision = await filtering.close(3, True, 8)
         return [d.group_id for d in decision.kept], decision.metrics["refill_rounds"]
@@ -178,16 +179,16 @@ def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decid
 
 
 def test_what_the_filter_refuses_is_the_users_to_mend_and_other_failures_are_not() -> None:
-    service = Service(failure=ValueError("line\nfilter.rule=top_p needs scores that are not negative"))
+    service = Service(failure=refused("line\nfilter.rule=top_p needs scores that are not negative"))
     with pytest.raises(UserError, match=r"^filter: filter\.rule=top_p needs"):
         asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
-    service.failure = RuntimeError("something broke")
+    service.failure = Failed("something broke", KeyError("x"))
     with pytest.raises(RuntimeError, match="something broke"):
         asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
 
 
 def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
-    service = Service(failure=ValueError("filter.rule=top_p needs scores that are not negative"))
+    service = Service(failure=refused("filter.rule=top_p needs scores that are not negative"))
 
     async def both() -> list[Any]:
         filtering = Filtering(Fleet(service), None, list, 1.0)
@@ -204,19 +205,18 @@ def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() ->
     assert filtering.state == {"steps": {}, "recent": [["a", 0.1]]}
 
 
-def test_a_part_is_on_disk_before_the_next_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_on_disk_before_the_next_is_begun() -> None:
     written: list[int] = []
 
     def write(step: int, *_: Any) -> None:
         time.sleep(0.05)
         written.append(step)
 
-    async def fetch(groups: list[Any]) -> list[Any]:
+    async def rows(groups: list[Any]) -> list[Any]:
         return groups
 
-    monkeypatch.setattr("cluster.loop.archiving.fetch", fetch)
     archive = SimpleNamespace(write_groups=write, event=lambda *_, **__: None)
-    archiving = Archiving(archive)
+    archiving = Archiving(archive, SimpleNamespace(rows=rows))
 
     async def two_steps() -> None:
         for step in (1, 2):

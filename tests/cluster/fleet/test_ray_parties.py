@@ -1,0 +1,73 @@
+"""Ray's errors as the loop's, and the resources that parties ask Ray for; no cluster is started."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
+
+from cluster.config import load
+from cluster.control.parties import Died, Failed, PartyError, Refused
+from cluster.fleet import ray_parties
+from cluster.fleet.ray_parties import RayParties, answered
+
+
+async def raising(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RayActorError(), Died),
+        (OutOfMemoryError("ended by the memory monitor"), Died),
+        (RayTaskError("close", "trace", KeyError("x")).as_instanceof_cause(), Failed),
+        (RayTaskError("close", "trace", ValueError("rho")).as_instanceof_cause(), Refused),
+        (RaySystemError("no raylet"), Failed),
+    ],
+)
+def test_each_error_of_ray_is_one_of_the_loops(error: Exception, kind: type[PartyError]) -> None:
+    with pytest.raises(PartyError) as found:
+        asyncio.run(answered(raising(error)))
+    assert type(found.value) is kind
+
+
+def test_a_refusal_gives_its_reason_without_the_trace() -> None:
+    error = RayTaskError(
+        "close", "Traceback\n  File far.py", ValueError("first\nfilter.rho is 2")
+    ).as_instanceof_cause()
+    with pytest.raises(Refused) as found:
+        asyncio.run(answered(raising(error)))
+    assert found.value.reason == "filter.rho is 2"
+
+
+def test_a_call_that_is_given_up_is_cancelled_in_its_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[Any] = []
+    monkeypatch.setattr("ray.cancel", lambda ref, force: cancelled.append((ref, force)))
+
+    async def give_up() -> Any:
+        ref = asyncio.get_running_loop().create_future()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(answered(ref), 0.01)
+        return ref
+
+    ref = asyncio.run(give_up())
+    assert cancelled == [(ref, False)]
+
+
+def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, float]] = []
+
+    class Shell:
+        @staticmethod
+        def options(runtime_env: dict[str, Any], **resources: float) -> Any:
+            assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
+            asked.append(resources)
+            return SimpleNamespace(remote=lambda *_: "scorer")
+
+    monkeypatch.setattr(ray_parties, "ScorerActor", Shell)
+    for overrides in ([], ["scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
+        assert RayParties(load("frozenlake", overrides), Path("policy")).scorer().handle == "scorer"
+    assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0}, {"num_cpus": 2.0, "num_gpus": 0.5}]

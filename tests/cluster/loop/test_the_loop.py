@@ -1,0 +1,279 @@
+"""The real coordinator and fleet on in-process parties: whatever happens, in whatever order, every ticket is accounted
+for, no task is trained on twice, and no group is staler than `max_staleness`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.loop.coordinator import Coordinator
+from cluster.runs.ending import EndCause, Ending
+from tests.fakes import clock
+from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.run import Outcome, check, drive
+from tests.fakes.run import settings as configured
+
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+STOP = Ending(EndCause.SIGNAL, "SIGTERM")
+REPLACED = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close", "filter.state")
+FIRST = {"filter.state": 2}
+"""The first such call is a part of the start, where every death ends the run."""
+"""Calls during which a party may die and the run goes on."""
+
+
+def paced(seed: int) -> World.pace:
+    """Calls take from no time at all to ten seconds, by a seed: this sets the order of events."""
+    chance = random.Random(seed)
+    return lambda kind: chance.choice([0.0, 0.1, 1.0, chance.uniform(0, 10)])
+
+
+def made(world: World) -> tuple[Outcome, FakeArchive]:
+    """A whole run, checked."""
+    archive = FakeArchive()
+    outcome = drive(world, archive)
+    check(outcome, world, archive)
+    return outcome, archive
+
+
+def always(reward: float) -> World.rewards:
+    return lambda ticket, index: reward
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+def test_a_run_trains_every_step_and_steps_overlap_as_far_as_staleness_allows(tmp_path: Path, staleness: int) -> None:
+    mixed = World(configured(tmp_path, f"loop.max_staleness={staleness}", "loop.steps=6"), rewards=lambda t, i: i % 2)
+    outcome, archive = made(mixed)
+    assert outcome.coordinator.admission.version == 6 and outcome.ledger.counts()["trained"] == 18
+    assert max(mixed.staleness) == staleness, "as stale as allowed when playing is faster than training"
+    assert archive.figures[6]["staleness_max"] == staleness
+
+
+@QUICK
+@given(seed=st.integers(0, 10**9), staleness=st.integers(0, 3), players=st.integers(1, 3), workers=st.integers(1, 3))
+def test_whatever_the_order_of_events_the_ledger_balances_and_staleness_is_bounded(
+    tmp_path_factory, seed: int, staleness: int, players: int, workers: int
+) -> None:
+    words = (f"loop.max_staleness={staleness}", f"environment_actor.count={players}", f"rollout.count={workers}")
+    made(World(configured(tmp_path_factory.mktemp("run"), *words), pace=paced(seed)))
+
+
+@QUICK
+@given(
+    seed=st.integers(0, 10**9),
+    staleness=st.integers(0, 3),
+    deaths=st.lists(st.tuples(st.sampled_from(REPLACED), st.integers(1, 12), st.booleans()), max_size=3),
+)
+def test_deaths_of_parties_that_are_replaced_lose_no_ticket_and_train_on_none_twice(
+    tmp_path_factory, seed: int, staleness: int, deaths: list[tuple[str, int, bool]]
+) -> None:
+    faults = tuple(Fault(kind, call + FIRST.get(kind, 1) - 1, "die", after) for kind, call, after in deaths)
+    words = (f"loop.max_staleness={staleness}", "cluster.max_restarts=9")
+    outcome, _ = made(World(configured(tmp_path_factory.mktemp("run"), *words), faults, paced(seed)))
+    assert outcome.coordinator.admission.clock == 4
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_death_at_every_call_of_every_party_costs_nothing_but_time(tmp_path: Path, kind: str, after: bool) -> None:
+    calls = World(configured(tmp_path / "whole"), rewards=lambda t, i: i % 2)
+    made(calls)
+    for call in range(FIRST.get(kind, 1), calls.calls[kind] + 1):
+        world = World(configured(tmp_path / str(call)), (Fault(kind, call, "die", after),), rewards=lambda t, i: i % 2)
+        outcome, _ = made(world)
+        assert outcome.ledger.counts()["trained"] == 12, f"{kind} call {call}"
+        assert sum(outcome.fleet.restarts.values()) == 1
+
+
+@QUICK
+@given(seed=st.integers(0, 10**9), staleness=st.integers(0, 3), at=st.integers(1, 70))
+def test_a_stop_at_any_point_finishes_the_step_in_training_and_a_resume_completes_the_run(
+    tmp_path_factory, seed: int, staleness: int, at: int
+) -> None:
+    world = World(configured(tmp_path_factory.mktemp("run"), f"loop.max_staleness={staleness}"), pace=paced(seed))
+    archive, coordinators = FakeArchive(), []
+
+    def stop(_: str, number: int) -> None:
+        if number >= at and coordinators:
+            coordinators[-1].stop(STOP)
+
+    world.on_call = stop
+    outcome = drive(world, archive, coordinators.append)
+    check(outcome, world, archive)
+    assert outcome.coordinator.ending in (STOP, None), "None where the run ended before the stop came"
+    world.on_call = None
+    resumed = drive(world, archive, resume=True)
+    check(resumed, world, archive)
+    assert resumed.coordinator.admission.clock == 4
+    assert resumed.coordinator.source.cursor == resumed.ledger.issued, "tasks are played in order and none is skipped"
+
+
+@QUICK
+@given(seed=st.integers(0, 10**9), staleness=st.integers(0, 3), at=st.integers(1, 70), faults=st.integers(0, 2))
+def test_a_driver_killed_at_any_point_goes_on_from_its_last_checkpoint_without_training_on_a_task_twice(
+    tmp_path_factory, seed: int, staleness: int, at: int, faults: int
+) -> None:
+    words = (f"loop.max_staleness={staleness}", "loop.checkpoint_every=1", "cluster.max_restarts=9")
+    deaths = tuple(Fault("player.play", 3 * k + 2) for k in range(faults))
+    world = World(configured(tmp_path_factory.mktemp("run"), *words), deaths, paced(seed))
+    archive = FakeArchive()
+
+    def kill(_: str, number: int) -> None:
+        if number == at:
+            clock.crash()
+
+    world.on_call = kill
+    try:
+        drive(world, archive)
+    except clock.Crashed:
+        world.on_call = None
+        outcome = drive(world, archive, resume=True)
+        check(outcome, world, archive)
+        assert outcome.coordinator.admission.clock == 4
+
+
+def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: Path) -> None:
+    world = World(configured(tmp_path, "filter.no_signal_limit=99"), rewards=always(1.0))
+    outcome, _ = made(world)
+    assert outcome.coordinator.admission.version == 0 and outcome.coordinator.admission.clock == 4
+    assert outcome.ledger.counts()["dropped"] == 12 and world.calls["learner.train"] == 0
+    assert sum("no signal" in line for line in outcome.said) == 4
+
+
+@pytest.mark.parametrize("words", [("filter.on_no_signal=abort",), ("filter.no_signal_limit=2",)])
+def test_a_run_without_signal_ends_where_settings_say_so(tmp_path: Path, words: tuple[str, ...]) -> None:
+    outcome, _ = made(World(configured(tmp_path, *words), rewards=always(0.0)))
+    assert outcome.coordinator.ending.cause is EndCause.NO_SIGNAL
+    assert outcome.coordinator.admission.clock == (1 if "abort" in words[0] else 2)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_refill_plays_as_many_tickets_as_are_missing_and_no_more_rounds_than_allowed(
+    tmp_path: Path, staleness: int
+) -> None:
+    words = ("filter.refill=true", "filter.max_refill_rounds=2", f"loop.max_staleness={staleness}", "filter.rule=top_k")
+    world = World(
+        configured(tmp_path, *words, "filter.rho=1.0"), rewards=lambda t, i: float(i % 2 and t.task.seed % 3 == 0)
+    )
+    outcome, archive = made(world)
+    assert outcome.ledger.issued > 12 and all(len(rows) <= 9 for rows in archive.steps.values())
+    assert outcome.coordinator.source.cursor == outcome.ledger.issued
+
+
+def test_updates_that_the_learner_refuses_publish_nothing_and_end_the_run_after_so_many_in_a_row(
+    tmp_path: Path,
+) -> None:
+    mixed = {"rewards": lambda t, i: i % 2}
+    world = World(configured(tmp_path / "a"), refuse_updates=frozenset({2}), **mixed)
+    outcome, _ = made(world)
+    assert outcome.coordinator.admission.version == 3 and outcome.ledger.reasons("failed") == {"refused_by_learner": 3}
+    assert any("non-finite loss in group 000002-000" in line for line in outcome.said)
+    refused = frozenset({1, 3, 4, 5})
+    words = ("learner.max_bad_steps=3", "loop.steps=9")
+    world = World(configured(tmp_path / "b", *words), refuse_updates=refused, **mixed)
+    outcome, _ = made(world)
+    assert outcome.coordinator.ending.cause is EndCause.REFUSED_STEPS and outcome.coordinator.admission.clock == 5
+    assert "3 steps in a row refused" in outcome.coordinator.ending.text
+    assert "000005-000" in outcome.coordinator.ending.text
+
+
+def test_refused_steps_are_counted_over_a_resume(tmp_path: Path) -> None:
+    words = ("learner.max_bad_steps=3", "loop.steps=9", "loop.checkpoint_every=1")
+    world = World(configured(tmp_path, *words), refuse_updates=frozenset({1, 2, 3}), rewards=lambda t, i: i % 2)
+    archive = FakeArchive()
+
+    def stop_at_two(coordinator: Coordinator) -> None:
+        world.on_call = lambda kind, _: coordinator.stop(STOP) if world.calls["learner.train"] == 2 else None
+
+    drive(world, archive, stop_at_two)
+    world.on_call = None
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.coordinator.ending.cause is EndCause.REFUSED_STEPS and outcome.coordinator.admission.clock == 3
+
+
+def test_an_early_stop_ends_the_run_after_its_step_and_counts_over_a_resume(tmp_path: Path) -> None:
+    def fading(ticket, index: int) -> float:
+        return float(index % 2) if ticket.step <= 10 else 0.1 * (index % 2)
+
+    words = (
+        "validation.early_stop=paper",
+        "filter.no_signal_limit=99",
+        "loop.steps=30",
+        "validation.every=0",
+        "loop.checkpoint_every=1",
+    )
+    whole, _ = made(World(configured(tmp_path / "whole", *words), rewards=fading))
+    assert whole.coordinator.ending.cause is EndCause.EARLY_STOP and whole.coordinator.admission.clock == 15
+    world = World(configured(tmp_path / "parts", *words), rewards=fading)
+    archive = FakeArchive()
+
+    def stop_at_twelve(coordinator: Coordinator) -> None:
+        world.on_call = lambda kind, _: coordinator.stop(STOP) if world.calls["filter.close"] == 12 else None
+
+    drive(world, archive, stop_at_twelve)
+    world.on_call = None
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.coordinator.ending == whole.coordinator.ending and outcome.coordinator.admission.clock == 15
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault("learner.train", 2), "learner is gone"),
+        (Fault("learner.publish", 2), "learner is gone"),
+        (Fault("learner.save", 1, "fail"), "learner.save failed"),
+        (Fault("filter.close", 2, "hang"), "close: filter did not answer within 60 s"),
+        (Fault("filter.admit", 2, "hang"), "admit: filter did not answer within 60 s"),
+        (Fault("filter.close", 2, "refuse"), "filter: filter.close refused"),
+        (Fault("worker.update", 4, "hang"), "update_weights: rollout-1 did not answer within 30 s"),
+    ],
+)
+def test_what_cannot_be_replaced_ends_the_run_by_name_and_the_run_goes_on_when_resumed(
+    tmp_path: Path, fault: Fault, message: str
+) -> None:
+    words = ("loop.checkpoint_every=1",)
+    world, archive = World(configured(tmp_path, *words), (fault,), rewards=lambda t, i: i % 2), FakeArchive()
+    with pytest.raises(Exception, match=message):
+        drive(world, archive)
+    world.faults = ()
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.ledger.counts()["trained"] == 12
+
+
+def test_an_environment_actor_that_never_answers_costs_its_tickets_attempts_and_then_the_ticket(tmp_path: Path) -> None:
+    late = World(configured(tmp_path / "one"), (Fault("player.play", 2, "hang"),), rewards=lambda t, i: i % 2)
+    outcome, _ = made(late)
+    assert outcome.ledger.counts()["trained"] == 12, "the ticket is played again by the next actor"
+    hangs = tuple(Fault("player.play", call, "hang") for call in range(1, 10))
+    never = World(configured(tmp_path / "never", "loop.max_attempts=3"), hangs, rewards=lambda t, i: i % 2)
+    outcome, _ = made(never)
+    assert outcome.ledger.reasons("failed") == {"group_timeout": 3} and outcome.ledger.counts()["trained"] == 9
+
+
+def test_an_actor_that_raises_costs_its_tickets_attempts_and_the_ticket_says_why(tmp_path: Path) -> None:
+    faults = tuple(Fault("player.play", call, "fail") for call in range(1, 10))
+    outcome, _ = made(World(configured(tmp_path), faults, rewards=lambda t, i: i % 2))
+    assert outcome.ledger.reasons("failed") == {"actor_error": 3}
+    assert outcome.fleet.restarts == {}
+
+
+@pytest.mark.parametrize("what", ["die", "hang", "fail", "refuse"])
+def test_nothing_that_befalls_the_scorer_holds_back_training(tmp_path: Path, what: str) -> None:
+    world = World(configured(tmp_path), (Fault("scorer.score", 2, what),), rewards=lambda t, i: i % 2)
+    outcome, archive = made(world)
+    assert outcome.ledger.counts()["trained"] == 12 and sorted(archive.figures) == [0, 1, 2, 3, 4]
+    counted = outcome.coordinator.scoring.pace.outcomes
+    assert counted["skipped"] >= 1 if what == "hang" else counted["refused" if what == "refuse" else "failed"] == 1
+
+
+def test_groups_whose_workers_all_die_again_and_again_end_the_run_and_name_the_worker(tmp_path: Path) -> None:
+    faults = tuple(Fault("worker.update", call, "die") for call in range(3, 40))
+    world = World(configured(tmp_path, "cluster.max_restarts=2"), faults, rewards=lambda t, i: i % 2)
+    with pytest.raises(RuntimeError, match=r"rollout-\d died 3 times|no rollout worker is left"):
+        drive(world, FakeArchive())
