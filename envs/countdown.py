@@ -311,6 +311,9 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
     def task_key(self) -> str:
         return self._puzzle.key
 
+    def task_kind(self) -> str:
+        return f"{len(self._puzzle.numbers)} numbers"
+
     def solution(self) -> list[str] | None:
         steps = None if self._played else solve(self._puzzle.numbers, self._puzzle.target, self.options.rule)
         return None if steps is None else [expression(steps)]

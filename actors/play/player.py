@@ -91,6 +91,7 @@ class _Transcript:
     version_spans: tuple[VersionSpan, ...] | None = ()
     length: int = 0
     task_key: str = ""
+    task_kind: str | None = None
     success: bool = False
     truncated: bool = False
     bootstrap_last_state: bool = False
@@ -167,10 +168,11 @@ class EnvironmentPlayer:
         """Play a ticket's `group_size` trajectories at once; never raises for what goes wrong in one of them."""
         played = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
         transcripts, trajectories = zip(*played, strict=True)
-        keys = [transcript.task_key for transcript in transcripts if transcript.task_key]
+        started = next((transcript for transcript in transcripts if transcript.task_key), transcripts[0])
         return Group(
             ticket=ticket,
-            task_key=keys[0] if keys else "",
+            task_key=started.task_key,
+            task_kind=started.task_kind,
             trajectories=list(trajectories),
             seconds_environment=sum(one.seconds_environment for one in transcripts) / len(transcripts),
             seconds_generation=sum(one.seconds_generation for one in transcripts) / len(transcripts),
@@ -195,7 +197,7 @@ class EnvironmentPlayer:
 
     async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> None:
         env, episode, messages = await self._call(transcript, lambda: self._begin(ticket, index))
-        transcript.task_key = episode.task_key
+        transcript.task_key, transcript.task_kind = episode.task_key, episode.task_kind
         feed = self._codec.first_turn(messages)
         while self._fits(transcript, feed):
             transcript.add(feed)
@@ -207,12 +209,12 @@ class EnvironmentPlayer:
             if outcome.next_message is None:
                 break
             feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
-        self._idle.setdefault(_kind(ticket.task), []).append(env)
+        self._idle.setdefault(_idle_key(ticket.task), []).append(env)
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""
         try:
-            env = self._idle.get(_kind(ticket.task), []).pop()
+            env = self._idle.get(_idle_key(ticket.task), []).pop()
         except IndexError:
             env = self._make_env(ticket.task)
         episode = Episode(env, ticket.task.seed, noise_seed(ticket, index, env.shared_noise), self._format)
@@ -293,6 +295,6 @@ class EnvironmentPlayer:
             transcript.seconds_environment += time.monotonic() - started
 
 
-def _kind(task: Task) -> tuple[str, str, str]:
+def _idle_key(task: Task) -> tuple[str, str, str]:
     """Tasks of one kind are played in the same environments, one after another."""
     return task.environment, task.split, task.options_json

@@ -126,6 +126,10 @@ class DeepCoder(TextEnv, Demonstrator):
     def task_key(self) -> str:
         return self._problem.key
 
+    def task_kind(self) -> str | None:
+        """The difficulty of a generated problem."""
+        return None if self._problem.plan is None else self._problem.source
+
     def solution(self) -> list[str] | None:
         if self._best == 1.0:
             return []

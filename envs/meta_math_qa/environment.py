@@ -132,6 +132,10 @@ class MetaMathQA(TextEnv, Demonstrator):
     def task_key(self) -> str:
         return self._question.key
 
+    def task_kind(self) -> str | None:
+        """The schema of a generated problem."""
+        return self._question.source if self.options.data is None else None
+
     def solution(self) -> list[str] | None:
         return [] if self._right else [self._question.answer]
 

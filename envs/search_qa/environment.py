@@ -117,6 +117,9 @@ class SearchQA(TextEnv, Demonstrator):
     def task_key(self) -> str:
         return self._question.key
 
+    def task_kind(self) -> str:
+        return f"{len(self._question.hops)} hops"
+
     def solution(self) -> list[str] | None:
         """Searches for the hops not seen yet, then the answer."""
         if self._answer is not None:

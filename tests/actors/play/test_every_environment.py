@@ -88,6 +88,7 @@ class Script:
     rng: random.Random
     observation: str = ""
     key: str = ""
+    kind_of_task: str | None = None
     turns: list[Said] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -97,7 +98,7 @@ class Script:
 
     def start(self, seed: int, noise: int) -> None:
         self.observation, info = self.env.reset(seed=seed, options={"noise_seed": noise})
-        self.key = info["task_key"]
+        self.key, self.kind_of_task = info["task_key"], info.get("task_kind")
         self.told.append(f"{self.observation}\nactions left {self.budget}")
 
     @property
@@ -237,6 +238,13 @@ def test_no_answer_fails_a_trajectory_and_every_episode_ends_where_the_twin_ends
         assert trajectory.success == script.success
         assert not trajectory.truncated or not trajectory.success
     assert game.group.task_key and {script.key for script in game.policy.scripts} == {game.group.task_key}
+
+
+def test_the_group_names_the_kind_of_task_where_the_environment_has_kinds(game: Game) -> None:
+    kinds = {"Countdown": "3 numbers", "SearchQA": "2 hops"}
+    assert {script.kind_of_task for script in game.policy.scripts} == {game.group.task_kind}
+    assert game.config.name not in kinds or game.group.task_kind == kinds[game.config.name]
+    assert (game.group.task_kind is None) == (game.config.name not in {*kinds, "DeepCoder", "MetaMathQA"})
 
 
 def test_rewards_actions_and_penalties_are_the_twins(game: Game) -> None:
