@@ -50,6 +50,7 @@ from cluster.loop.validation import Validation
 from cluster.loop.window import Window
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.figures import EarlyStop, reward_spread
+from cluster.runs.summary import Outcome
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -110,6 +111,24 @@ class Coordinator:
         finally:
             await self._cancel_plays()
         await self._end()
+
+    def outcome(self) -> Outcome:
+        """What the loop knows of the run, for its summary."""
+        state = self.state
+        return Outcome(
+            ending=self.ending,
+            steps=self.admission.clock,
+            optimizer_steps=state.optimizer_steps,
+            policy_version=self.admission.version,
+            training_seconds=state.seconds,
+            totals=state.totals,
+            last=self.journal.last,
+            carried=self.journal.carried,
+            first_validation=state.first_validation,
+            best=(state.best_success, state.best_step),
+            scorings=self.scoring.pace.outcomes,
+            ledger=self.ledger,
+        )
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 

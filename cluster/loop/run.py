@@ -238,7 +238,7 @@ def _close(
     say: Callable[[str], None],
 ) -> int:
     archive.finish()
-    summary = summarise_run(config, coordinator, wall_seconds)
+    summary = summarise_run(config, coordinator.outcome(), wall_seconds)
     write_summary(config.run_dir / "summary.json", summary)
     for line in summary_lines(summary):
         say(line)

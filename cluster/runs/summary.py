@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +15,68 @@ from actors.archive.schema import VERSION
 from actors.diagnosis.uncertainty import wilson_interval
 from actors.process.disk import write_whole
 from cluster.config import RunConfig
-from cluster.loop.coordinator import Coordinator
+from cluster.control.ledger import Ledger
+from cluster.runs.ending import Ending
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "archive", "checkpoint", "step")
 
 
-def summarise_run(config: RunConfig, coordinator: Coordinator, wall_seconds: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Outcome:
+    """What the loop knows of a run when it ends; the rest of the summary is read from the run's folder."""
+
+    ending: Ending | None
+    """Why it ended before its last step; None at its last step."""
+    steps: int
+    """Completed training steps."""
+    optimizer_steps: int
+    policy_version: int
+    training_seconds: float
+    """Wall seconds of the loop, over all processes of the run."""
+    totals: Mapping[str, float]
+    """Sums over the run, by flat key."""
+    last: Mapping[str, float]
+    """The newest value of every figure."""
+    carried: Mapping[str, float]
+    """Figures of what followed the last step's record."""
+    first_validation: Mapping[str, Any] | None
+    """Step, and success by task, of the first validation."""
+    best: tuple[float, int]
+    """Best validation success and its step."""
+    scorings: Mapping[str, int]
+    """Scorings by outcome."""
+    ledger: Ledger
+
+
+def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
     """The content of `summary.json`."""
     metrics = [m for m in read_metrics(config.run_dir) if m["step"] > 0]
-    totals = coordinator.state.totals
+    totals, ending = outcome.totals, outcome.ending
     return {
         "schema": VERSION,
         "run": config.name,
-        "finished": coordinator.admission.clock >= config.loop.steps,
-        "stopped": coordinator.ending.text if coordinator.ending else None,
-        "end_cause": coordinator.ending.cause if coordinator.ending else None,
+        "finished": outcome.steps >= config.loop.steps,
+        "stopped": ending.text if ending else None,
+        "end_cause": ending.cause if ending else None,
         "environment": config.environment.name,
         "algorithm": {"name": config.learner.algorithm, "differences": config.algorithm_differences},
         "filter": config.filter.model_dump(mode="json"),
-        "steps": coordinator.admission.clock,
-        "optimizer_steps": coordinator.state.optimizer_steps,
-        "policy_version": coordinator.admission.version,
+        "steps": outcome.steps,
+        "optimizer_steps": outcome.optimizer_steps,
+        "policy_version": outcome.policy_version,
         "wall_seconds": wall_seconds,
-        "training_seconds": coordinator.state.seconds,
-        "seconds": {part: _total([*metrics, coordinator.journal.carried], f"seconds/{part}") for part in PARTS},
+        "training_seconds": outcome.training_seconds,
+        "seconds": {part: _total([*metrics, outcome.carried], f"seconds/{part}") for part in PARTS},
         "seconds_per_step_median": _median(metrics, "seconds/step"),
         "tokens_sampled": totals.get("tokens/sampled", 0.0),
         "tokens_trained": totals.get("tokens/trained", 0.0),
         "tokens_per_second": totals.get("tokens/sampled", 0.0) / max(totals.get("seconds/step", 0.0), 1e-9),
         "kept_mass_mean": _mean(metrics, "kept_mass"),
         "kept_groups_mean": _mean(metrics, "kept_groups"),
-        "success": _success(coordinator),
+        "success": _success(outcome),
         "reasoning": _reasoning(metrics),
-        "scorer": dict(coordinator.scoring.pace.outcomes),
-        "ledger": _ledger(config.run_dir, coordinator),
+        "scorer": dict(outcome.scorings),
+        "ledger": _ledger(config.run_dir, outcome.ledger),
     }
 
 
@@ -82,14 +112,14 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _success(coordinator: Coordinator) -> dict[str, Any]:
-    state, last = coordinator.state, coordinator.journal.last
-    if state.first_validation is None:
+def _success(outcome: Outcome) -> dict[str, Any]:
+    first, last = outcome.first_validation, outcome.last
+    if first is None:
         return {}
-    solved = np.array(state.first_validation["solved"])
+    solved = np.array(first["solved"])
     low, high = wilson_interval(int(solved.sum()), len(solved))
-    before = {"step": state.first_validation["step"], "success": float(solved.mean()), "low": low, "high": high}
-    result: dict[str, Any] = {"before": before, "best": state.best_success, "best_step": state.best_step}
+    before = {"step": first["step"], "success": float(solved.mean()), "low": low, "high": high}
+    result: dict[str, Any] = {"before": before, "best": outcome.best[0], "best_step": outcome.best[1]}
     if "gain" in last:
         result["after"] = {
             "step": int(last["validation/step"]),
@@ -108,9 +138,8 @@ def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:
     return {name: scored[-1][f"first_turn/{name}"] for name in names} if scored else {}
 
 
-def _ledger(run_dir: Path, coordinator: Coordinator) -> dict[str, Any]:
+def _ledger(run_dir: Path, ledger: Ledger) -> dict[str, Any]:
     """The equation's terms, and whether they agree with the archive's rows."""
-    ledger = coordinator.ledger
     counts = ledger.counts()
     ended = counts["trained"] + counts["dropped"] + counts["failed"]
     archived = len(read_groups(run_dir, columns=["group_id"]).column("group_id").unique()) if ended else 0
