@@ -178,8 +178,12 @@ def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     Raises:
         UserError: the file, a key or a value is wrong; the text names it and what would be right.
     """
-    tree = read_recipe(recipe)
-    for override in overrides or []:
+    return validated(read_recipe(recipe), overrides or [])
+
+
+def validated(tree: dict[str, Any], overrides: list[str]) -> RunConfig:
+    """The validated configuration of a recipe's tree, which the overrides change. UserError as of `load`."""
+    for override in overrides:
         _apply(tree, override)
     try:
         config = RunConfig.model_validate(tree)

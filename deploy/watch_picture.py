@@ -16,8 +16,9 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from actors.archive.writer import read_metrics
-from cluster.commands.watch import read_status, view
+from cluster.commands.watch import view
+from cluster.runs.folder import RunFolder
+from cluster.runs.status import read_status
 
 WIDTH = 112
 """Columns of the terminal that is drawn; the longest figure and its sparkline fit."""
@@ -38,8 +39,9 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the run's folder, for example runs/frozenlake")
     parser.add_argument("out", type=Path, help="the SVG to write")
     args = parser.parse_args()
-    status = read_status(args.run, time.time())
-    drawn = picture(view(status, read_metrics(args.run)), f"squelch watch runs/{args.run.name}")
+    folder = RunFolder(args.run)
+    status = read_status(folder, time.time())
+    drawn = picture(view(status, folder.metrics()), f"squelch watch runs/{args.run.name}")
     args.out.write_text(drawn, encoding="utf-8")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VERSION, VERSION_KEY, VERSION_SPAN, Column
+from actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VERSION_SPAN, Column
+from actors.archive.version import VERSION, VERSION_KEY
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema.md"
 

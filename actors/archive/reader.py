@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError, LocalStore, Store, as_store
+from actors.archive.version import checked_version, version_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,12 +107,12 @@ def _read_part(store: Store, key: str, names: Sequence[str]) -> pa.Table:
     import pyarrow.parquet as pq
 
     from actors.archive import version0
-    from actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL, version_of
+    from actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
 
     where = store.where(key)
     try:
         with store.get(key) as raw, pq.ParquetFile(raw) as file:
-            there, version = file.schema_arrow.names, _version(file.schema_arrow, where, version_of)
+            there, version = file.schema_arrow.names, _version(file.schema_arrow, where)
             wanted = version0.sources(names) if version == 0 else list(names)
             optional = version0.OPTIONAL if version == 0 else OPTIONAL
             missing = [name for name in wanted if name not in there and name not in optional]
@@ -137,9 +138,17 @@ def _with_nulls(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return table.select(wanted.names)
 
 
-def _version(schema: pa.Schema, where: str, version_of: Any) -> int:
+def _version(schema: pa.Schema, where: str) -> int:
     try:
         return version_of(schema.metadata, where)
+    except ValueError as error:
+        raise ArchiveError(str(error)) from error
+
+
+def check_version(stated: object, where: str) -> None:
+    """Refuses a JSON file of a run that states a newer schema."""
+    try:
+        checked_version(stated, where)
     except ValueError as error:
         raise ArchiveError(str(error)) from error
 
@@ -174,13 +183,13 @@ def read_block(store: Store, key: str) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from actors.archive.schema import INDEX_SCHEMA, version_of
+    from actors.archive.schema import INDEX_SCHEMA
 
     where = store.where(key)
     try:
         with store.get(key) as raw:
             table = pq.read_table(raw)
-        _version(table.schema, where, version_of)
+        _version(table.schema, where)
         return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise ArchiveError(f"{where} is no index of groups: {error}. Delete it; it is made from the parts.") from error

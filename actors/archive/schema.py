@@ -1,19 +1,16 @@
 """Schema 1 of the archive: every column with its type, unit and meaning. docs/schema.md is generated from this module.
 
-A Parquet file carries the version in its schema's metadata, under `squelch.schema`. A file without it is of version 0
-(`actors.archive.version0`); a file of a newer version is refused. A change of a column's name, type or meaning is a new
-version; schema 1 has nullable columns for what later capabilities record.
+A file without a version is read by `actors.archive.version0`; a file of a newer version is refused. A change of a
+column's name, type or meaning is a new version; schema 1 has nullable columns for what later capabilities record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-VERSION = 1
-VERSION_KEY = "squelch.schema"
+from actors.archive.version import VERSION, VERSION_KEY
 
 
 @dataclass(frozen=True)
@@ -203,25 +200,3 @@ OPTIONAL = frozenset(column.name for column in (*TRAJECTORY, *DECISION) if colum
 """Columns of the archive that a file may lack: they are read as null."""
 INDEX_SCHEMA = _schema(INDEX)
 """One row a group: what lists a run's groups without their tokens."""
-
-
-def version_of(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
-    """The schema version that a file's metadata states; 0 where it states none.
-
-    Raises:
-        ValueError: the version is newer than this one, or is no version; the text names the file and says what to do.
-    """
-    stated = (metadata or {}).get(VERSION_KEY.encode(), b"0").decode()
-    return checked_version(int(stated) if stated.isdecimal() else stated, name)
-
-
-def checked_version(stated: object, name: str) -> int:
-    """A version that a file of a run states, checked as `version_of` does."""
-    if not isinstance(stated, int) or stated < 0:
-        raise ValueError(f"{name} states the schema version {stated!r}; a version is a whole number from 0 on")
-    if stated > VERSION:
-        raise ValueError(
-            f"{name} is of schema {stated}, and this version of squelch reads schemas up to {VERSION}. Read it with "
-            "the version of squelch that wrote it, or with a newer one."
-        )
-    return stated

@@ -43,8 +43,9 @@ from actors.archive.reader import (
     read_block,
     read_metrics,
 )
-from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA, VERSION, VERSION_KEY
+from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
 from actors.archive.store import LocalStore, Store, writing
+from actors.archive.version import VERSION, VERSION_KEY
 from actors.process.disk import whole_file
 
 

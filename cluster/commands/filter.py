@@ -91,6 +91,13 @@ RANGES = {
 """Flags whose values the parser cannot check by itself."""
 
 
+COLUMNS = (
+    *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
+    *("loss_mask", "log_probs"),
+)
+"""Columns of the archive that the filter's statistics are made of."""
+
+
 @dataclass(frozen=True)
 class Window:
     """Groups ranked together, and where each stands in the file."""
@@ -154,12 +161,10 @@ def _windows_of_archive(path: Path) -> list[Window]:
     import pyarrow.compute as pc
 
     from actors.archive.reader import read_groups
-    from actors.archive.store import ArchiveError
+    from cluster.runs.folder import mendable
 
-    try:
-        table = read_groups(path)
-    except ArchiveError as error:
-        raise UserError(str(error)) from error
+    with mendable():
+        table = read_groups(path, columns=COLUMNS)
     table = table.filter(pc.fill_null(pc.equal(table["split"], "train"), False))
     if not len(table):
         raise UserError(f"{path} holds no trajectories of split `train`; only those pass the filter")

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from cluster.commands.arguments import add_run_dir, run_folder
 from cluster.errors import UserError
+from cluster.runs.folder import RunFolder
 from cluster.terminal import say
 from learner.decomposition.statistics import BUCKETS, BucketFigures, Decomposition
 
@@ -70,12 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the decomposition."""
-    from cluster.config import load
-
     if options.groups < 2 or options.buckets < 1:
         raise UserError(f"--groups {options.groups} --buckets {options.buckets}: at least 2 groups and 1 bucket")
     run_dir = run_folder(options.run_dir)
-    config = load(str(run_dir / "config.yaml"))
+    config = RunFolder(run_dir).config()
     step, version, checkpoint = choose_checkpoint(run_dir, options.step)
     groups = choose_groups(run_dir, step, version, options.older, options.groups)
     learner = learner_config(config.learner, options.kl, options.entropy)
@@ -96,16 +95,16 @@ def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[int, int, Path |
 
     Raises UserError naming the steps there are.
     """
-    from cluster.loop.state import checkpoints, read_state
+    from cluster.loop.state import read_state
 
-    saved = dict(checkpoints(run_dir))
-    played = set(_steps(run_dir))
+    folder = RunFolder(run_dir)
+    saved, played = folder.checkpoints(), set(folder.steps())
     usable = sorted(number for number in (0, *saved) if number + 1 in played)
     if step is None:
         step = usable[-1] if usable else 0
     if step != 0 and step not in saved:
         raise UserError(f"--step {step}: {run_dir} has weights of step 0 (the initial policy) and of {sorted(saved)}")
-    return (0, 0, None) if step == 0 else (step, read_state(saved[step]).version, saved[step])
+    return (0, 0, None) if step == 0 else (step, read_state(run_dir / saved[step]).version, run_dir / saved[step])
 
 
 def choose_groups(run_dir: Path, step: int, version: int, older: str, wanted: int) -> list[ArchivedGroup]:
@@ -113,7 +112,7 @@ def choose_groups(run_dir: Path, step: int, version: int, older: str, wanted: in
 
     Raises UserError when there are too few, saying how many and what to do.
     """
-    steps = _steps(run_dir)
+    steps = RunFolder(run_dir).steps()
     found: list[ArchivedGroup] = []
     if older == "refuse":
         found = list(_exact(run_dir, steps, step, version))
@@ -141,10 +140,9 @@ def _exact(run_dir: Path, steps: Sequence[int], step: int, version: int) -> Iter
 
 def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
     """The groups of one step with at least two trajectories that did not fail, in order of their ids."""
-    from actors.archive.reader import read_groups
     from actors.records import from_table
 
-    table = read_groups(run_dir, [step])
+    table = RunFolder(run_dir).groups([step])
     ids = np.array(table.column("group_id").to_pylist())
     groups = []
     for group_id in sorted(set(ids.tolist())):
@@ -154,17 +152,6 @@ def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
             oldest, newest = min(t.version_min for t in turns), max(t.version_max for t in turns)
             groups.append(ArchivedGroup(group_id, step, oldest, newest, alive))
     return groups
-
-
-def _steps(run_dir: Path) -> list[int]:
-    """Steps in the archive. Arrow is imported when it is read: `squelch filter` starts without it."""
-    from actors.archive.reader import group_steps
-    from actors.archive.store import ArchiveError
-
-    try:
-        return group_steps(run_dir)
-    except ArchiveError as error:
-        raise UserError(str(error)) from error
 
 
 def _too_few(run_dir: Path, step: int, version: int, older: str, found: int, wanted: int) -> str:

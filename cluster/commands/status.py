@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
 
 from cluster.commands.arguments import add_run_dir, run_folder
+from cluster.runs.folder import RunFolder
+from cluster.runs.status import read_status
+from cluster.runs.words import figures, headline
 from cluster.terminal import say
 
 
@@ -16,7 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the status."""
-    from cluster.commands.watch import status
-
     say(status(run_folder(options.run_dir), as_json=options.json))
     return 0
+
+
+def status(run_dir: Path | str, as_json: bool = False) -> str:
+    """Where a run is, as text or as one JSON object. UserError where a file of the run is damaged."""
+    folder = RunFolder(run_dir).require()
+    now = read_status(folder, time.time())
+    if as_json:
+        return json.dumps(asdict(now), indent=2)
+    rows = [f"  {figure.name:20s} {figure.value}" for figure in figures(now, folder.metrics())]
+    return "\n".join([headline(now), *rows])

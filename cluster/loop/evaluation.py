@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.diagnosis.uncertainty import wilson_interval
-from cluster.config import RunConfig, load
+from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import connect, disconnect, prepare_model
@@ -19,13 +19,14 @@ from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.playing import Play
 from cluster.loop.state import checkpoints, read_state
+from cluster.runs.folder import RunFolder
 
 
 def evaluate(
     run_dir: Path, checkpoint: str, tasks: int, temperature: float, as_json: bool, say: Callable[[str], None]
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
-    config = load(str(run_dir / "config.yaml"), [f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
+    config = RunFolder(run_dir).config([f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
     model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
     try:
         connect(config, say if not as_json else _silent, learning=False)

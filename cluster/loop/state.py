@@ -7,7 +7,6 @@ steps is cut off first."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -17,8 +16,7 @@ from typing import Any
 from actors.process.disk import write_whole
 from actors.records import Task, Ticket
 from cluster.errors import UserError
-
-LOOP_FILE = "loop.json"
+from cluster.runs.folder import LOOP_FILE, RunFolder
 
 
 @dataclass
@@ -69,9 +67,7 @@ def checkpoint_dir(run_dir: Path, step: int) -> Path:
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """Whole checkpoints of a run, oldest first. A half-written one has no final name and is not among them."""
-    folders = (run_dir / "checkpoints").glob("step-*")
-    named = [(re.fullmatch(r"step-(\d+)", f.name), f) for f in folders]
-    return sorted((int(match[1]), f) for match, f in named if match and (f / LOOP_FILE).is_file())
+    return [(step, run_dir / key) for step, key in RunFolder(run_dir).checkpoints().items()]
 
 
 def read_state(checkpoint: Path) -> LoopState:

@@ -6,8 +6,10 @@ was recorded hold the text alone; `ending_of_text` takes that text apart, and no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class EndCause(StrEnum):
@@ -50,7 +52,25 @@ class Ending:
         return self.cause is EndCause.EARLY_STOP
 
 
+def ending_of(summary: Mapping[str, Any]) -> Ending | None:
+    """The ending that `summary.json` states; None where the run reached its last step."""
+    text, cause = summary.get("stopped"), summary.get("end_cause")
+    if not text:
+        return None
+    if cause is None:
+        return ending_of_text(str(text))
+    return Ending(EndCause(cause), str(text).removeprefix(_OPENINGS[EndCause(cause)]))
+
+
 def ending_of_text(text: str) -> Ending:
     """The ending that a summary without `end_cause` states; inverse of `Ending.text` for endings of that time."""
     cause = next(cause for cause, opening in _OPENINGS.items() if text.startswith(opening))
     return Ending(cause, text.removeprefix(_OPENINGS[cause]))
+
+
+def is_complete(summary: Mapping[str, Any] | None) -> bool:
+    """Whether a run came to its end, its last step or an early stop, with every ticket accounted for."""
+    if summary is None or not summary["ledger"]["balanced"]:
+        return False
+    ending = ending_of(summary)
+    return bool(summary["finished"]) or (ending is not None and ending.complete)

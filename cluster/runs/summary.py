@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.archive.reader import read_groups, read_metrics
-from actors.archive.schema import VERSION
+from actors.archive.version import VERSION
 from actors.diagnosis.uncertainty import wilson_interval
 from actors.process.disk import write_whole
 from cluster.config import RunConfig

@@ -36,8 +36,9 @@ from typing import IO, Any, Literal, Protocol
 from actors.process.disk import write_whole
 from cluster.config import RunConfig, dump
 from cluster.errors import UserError
-from cluster.loop.state import check_folder, checkpoints
+from cluster.loop.state import check_folder
 from cluster.package import checkout
+from cluster.runs.folder import SUMMARY, RunFolder
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
 from cluster.terminal import remark, say
@@ -124,14 +125,14 @@ class Sweep:
 
     async def _cell(self, cell: Cell) -> None:
         self._mark(cell, Outcome("running"))
-        saved = checkpoints(cell.folder)
+        saved = list(RunFolder(cell.folder).checkpoints())
         at = self.plan.cells.index(cell) + 1
-        begun = f"continues after step {saved[-1][0]}" if saved else "starts"
+        begun = f"continues after step {saved[-1]}" if saved else "starts"
         self.say(f"cell {at}/{len(self.plan.cells)} {cell.name} {begun}; squelch watch {cell.folder}")
         started = time.time()
         for attempt in range(1, ATTEMPTS + 1):
             outcome, crashed = await self._attempt(cell)
-            if not (crashed and attempt < ATTEMPTS and checkpoints(cell.folder)):
+            if not (crashed and attempt < ATTEMPTS and RunFolder(cell.folder).checkpoints()):
                 break
             self.say(f"cell {cell.name} crashed ({outcome.reason}); it is resumed from its last checkpoint")
         self._mark(cell, outcome)
@@ -142,7 +143,7 @@ class Sweep:
 
     async def _attempt(self, cell: Cell) -> tuple[Outcome, bool]:
         """What became of it, and whether it crashed, rather than decided to end."""
-        before = _written_at(cell.folder / "summary.json")
+        before = RunFolder(cell.folder).store.stat(SUMMARY)
         try:
             ended = await self.runner.run(cell)
         except BlockingIOError:
@@ -153,7 +154,7 @@ class Sweep:
             return Outcome("finished"), False
         if self.stopped_by:
             return Outcome("interrupted", ended.last_words), False
-        decided = ended.code == 2 or _written_at(cell.folder / "summary.json") != before
+        decided = ended.code == 2 or RunFolder(cell.folder).store.stat(SUMMARY) != before
         how = f"killed by {signal.Signals(-ended.code).name}" if ended.code < 0 else f"exit code {ended.code}"
         return Outcome("failed", f"{how}: {ended.last_words}" if ended.last_words else how), not decided
 
@@ -184,10 +185,6 @@ class Sweep:
             **asdict(self.outcomes[cell.name]),
             "figures": figures.get(cell.name, {}),
         }
-
-
-def _written_at(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:

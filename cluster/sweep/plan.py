@@ -22,6 +22,8 @@ from typing import Any
 
 from cluster.config import RunConfig, changes, load, read_yaml
 from cluster.errors import UserError
+from cluster.runs.ending import is_complete
+from cluster.runs.folder import RunFolder
 
 SEED_STRIDE = 1_000_003
 """Task seeds of neighbouring seeds are so far apart; a prime, so that they differ in data sets of any size too."""
@@ -211,32 +213,18 @@ def check_folders(plan: Plan) -> None:
     if (plan.folder / "config.yaml").exists():
         raise UserError(f"{plan.folder} holds a run, not a sweep; choose another folder with --name NAME")
     for cell in plan.cells:
-        written = cell.folder / "config.yaml"
-        if written.exists() and (different := _different(written, cell.config)):
+        if (cell.folder / "config.yaml").exists() and (different := _different(cell)):
             raise UserError(
                 f"{cell.folder} was started with other settings ({'; '.join(different)}). Give another --name, or "
                 f"remove {cell.folder} to run this cell again from the start."
             )
 
 
-def _different(written: Path, config: RunConfig) -> list[str]:
-    return [c for c in changes(load(str(written)), config) if c.split(":")[0].split(".")[0] not in PLACEMENT]
-
-
-def read_summary(run_dir: Path) -> dict[str, Any] | None:
-    """A run's `summary.json`; None where there is none yet. UserError when it is damaged."""
-    path = run_dir / "summary.json"
-    if not path.is_file():
-        return None
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, and the sweep continues the run") from error
+def _different(cell: Cell) -> list[str]:
+    found = changes(RunFolder(cell.folder).config(), cell.config)
+    return [change for change in found if change.split(":")[0].split(".")[0] not in PLACEMENT]
 
 
 def is_finished(run_dir: Path) -> bool:
-    """Whether the run came to its end (its last step, or an early stop) with every ticket accounted for."""
-    summary = read_summary(run_dir)
-    if summary is None or not summary["ledger"]["balanced"]:
-        return False
-    return bool(summary["finished"]) or str(summary["stopped"] or "").startswith("early stop")
+    """Whether the run of a cell is over, so that it is not started again. UserError where its summary is damaged."""
+    return is_complete(RunFolder(run_dir).summary())

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.archive.reader import read_metrics
 from actors.diagnosis.uncertainty import t_quantile
-from cluster.sweep.plan import Arm, Plan, read_summary
+from cluster.runs.folder import RunFolder
+from cluster.sweep.plan import Arm, Plan
 from cluster.terminal import aligned
 
 Figures = dict[str, float | None]
@@ -35,7 +35,7 @@ NAMES = (*COLUMNS, "success_before", "success_best", "kept_mass", "seconds_per_s
 
 def cell_figures(run_dir: Path) -> Figures:
     """The figures of a finished run, at its last validation and its last scoring; None where it has none."""
-    summary, lines = read_summary(run_dir), read_metrics(run_dir)
+    summary, lines = RunFolder(run_dir).summary(), RunFolder(run_dir).metrics()
     if summary is None:
         return {}
     success, reasoning = summary["success"], summary["reasoning"]

@@ -14,13 +14,15 @@ from actors.archive import version0
 from actors.archive.index import index_rows
 from actors.archive.page import PAGE, page
 from actors.archive.reader import read_groups, read_index
-from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA, VERSION_KEY
+from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
 from actors.archive.store import ArchiveError
+from actors.archive.version import VERSION_KEY
 from actors.archive.writer import Archive
 from actors.content import Picture, content_key
 from actors.failures import Failure, FailureCause
 from actors.messages import VersionSpan
 from actors.records import Group, Task, Ticket, Trajectory, Turn, from_table, summarise, to_table
+from tests.actors.archive.small_groups import archive_step, small_group
 
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)
 NUMBER = st.floats(-10, 10)
@@ -141,37 +143,10 @@ def test_a_newer_schema_is_refused_by_name_with_what_to_do(tmp_path: Path, state
         read_index(tmp_path / "run")
 
 
-def small_group(step: int = 1, number: int = 0, returns: tuple[float, ...] = (0.0, 1.0, 1.0)) -> Group:
-    """One-turn trajectories of 5 tokens, the last 3 sampled; the last one failed."""
-    ticket = Ticket(f"{step:06d}-{number:03d}", step, Task("FrozenLake", seed=number), len(returns), seed=0)
-    members = []
-    for i, value in enumerate(returns):
-        turn = Turn(2, 5, 2, 4, value, 0.0, True, False, 1, step - 1, step - 1)
-        failure = Failure(FailureCause.STEP_TIMEOUT, "late") if i == len(returns) - 1 else None
-        mask, zeros = np.arange(5) > 1, np.zeros(5, np.float32)
-        members.append(Trajectory(i, np.arange(5, dtype=np.int32), mask, zeros, [turn], bool(value), False, failure))
-    return Group(ticket, "key", members, "easy")
-
-
 def test_a_turn_is_stored_with_the_content_key_of_its_prompt() -> None:
     group = small_group()
     (turn,) = to_table(group)["turns"][0].as_py()
     assert turn["content_key"] == content_key(group.trajectories[0].token_ids[:2])
-
-
-def decided(group_ids: list[str]) -> dict[str, object]:
-    @dataclasses.dataclass(frozen=True)
-    class Decided:
-        score: float = 0.5
-        decision: str = "kept"
-        reason: str = ""
-
-    return {group_id: Decided() for group_id in group_ids}
-
-
-def archive_step(archive: Archive, step: int, count: int) -> None:
-    made = [small_group(step, number) for number in range(count)]
-    archive.write_groups(step, [to_table(g) for g in made], decided([g.ticket.ticket_id for g in made]))
 
 
 def test_the_index_says_of_each_group_what_its_summary_does(tmp_path: Path) -> None:

@@ -16,9 +16,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from actors.archive.writer import Archive
-from cluster.commands import watch as watching
-from cluster.commands.watch import SPARKS, duration, read_status, seconds_per_step, sparkline, status, step_text, watch
+from cluster.commands.status import status
+from cluster.commands.watch import watch
 from cluster.errors import UserError
+from cluster.runs import status as statuses
+from cluster.runs import words
+from cluster.runs.folder import RunFolder
+from cluster.runs.status import duration, seconds_per_step
+from cluster.runs.words import SPARKS, sparkline, step_text
 
 NOW = 1_000_000.0
 
@@ -64,7 +69,7 @@ def finish(folder: Path, **facts: Any) -> None:
 
 def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> None:
     some_run(tmp_path, 4).event("learner", "train", NOW - 7, NOW - 5)
-    now = read_status(tmp_path, NOW)
+    now = statuses.read_status(RunFolder(tmp_path), NOW)
     assert (now.state, now.step, now.total_steps) == ("running", 4, 10)
     assert now.seconds_per_step == pytest.approx(3.0) and now.seconds_left == pytest.approx(18.0)
     assert now.seconds_since_step == pytest.approx(88.0)
@@ -89,7 +94,7 @@ def test_a_raised_alarm_is_a_line_of_its_own_while_it_lasts(tmp_path: Path) -> N
 
 
 def test_a_run_without_a_line_is_starting(tmp_path: Path) -> None:
-    now = read_status(tmp_path, NOW)
+    now = statuses.read_status(RunFolder(tmp_path), NOW)
     assert (now.state, now.step, now.success, now.seconds_left) == ("starting", 0, None, None)
     assert "starting, step 0/?" in status(tmp_path)
 
@@ -97,7 +102,7 @@ def test_a_run_without_a_line_is_starting(tmp_path: Path) -> None:
 def test_a_summary_ends_a_run_and_says_why_it_stopped(tmp_path: Path) -> None:
     some_run(tmp_path, 4)
     finish(tmp_path, finished=False, stopped="SIGTERM")
-    now = read_status(tmp_path, NOW)
+    now = statuses.read_status(RunFolder(tmp_path), NOW)
     assert (now.state, now.stopped, now.seconds_left) == ("stopped", "SIGTERM", None)
     assert "stopped (SIGTERM)" in status(tmp_path)
 
@@ -105,15 +110,15 @@ def test_a_summary_ends_a_run_and_says_why_it_stopped(tmp_path: Path) -> None:
 def test_a_summary_older_than_the_metrics_is_of_an_earlier_process(tmp_path: Path) -> None:
     some_run(tmp_path, 4)
     finish(tmp_path)
-    assert read_status(tmp_path, NOW).state == "finished"
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
     os.utime(tmp_path / "summary.json", (1, 1))
-    assert read_status(tmp_path, NOW).state == "running"
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "running"
 
 
 def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary\.json"):
-        read_status(tmp_path, NOW)
+        statuses.read_status(RunFolder(tmp_path), NOW)
 
 
 def test_a_damaged_line_is_the_users_to_mend(tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_speed_lies_between_the_fastest_and_the_slowest_step(gaps: list[float]) -> None:
     times = [sum(gaps[:i]) for i in range(len(gaps) + 1)]
     pace = seconds_per_step(times)
-    recent = gaps[-watching.RECENT_STEPS :]
+    recent = gaps[-statuses.RECENT_STEPS :]
     assert pace is not None and min(recent) - 1e-9 <= pace <= max(recent) + 1e-9
 
 
@@ -164,7 +169,7 @@ def test_a_pause_between_two_processes_hardly_moves_the_speed() -> None:
 @given(st.lists(st.floats(-10, 10), max_size=50))
 def test_a_sparkline_is_as_long_as_what_it_shows_and_rises_with_the_values(values: list[float]) -> None:
     text = sparkline(values)
-    shown = values[-watching.SPARK_WIDTH :]
+    shown = values[-words.SPARK_WIDTH :]
     assert len(text) == len(shown)
     heights = [SPARKS.index(block) for block in text]
     for (a, low), (b, high) in itertools.pairwise(zip(shown, heights, strict=True)):

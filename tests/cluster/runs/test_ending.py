@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.runs.ending import EndCause, Ending, ending_of_text
+from cluster.runs.ending import EndCause, Ending, ending_of, ending_of_text, is_complete
 
 ENDINGS = {
     "early stop: reward variance below 10% of its baseline 0.2 for 5 steps": EndCause.EARLY_STOP,
@@ -29,3 +29,18 @@ def test_an_ending_is_found_again_in_its_text(cause: EndCause, detail: str) -> N
 def test_a_detail_stays_out_of_the_cause() -> None:
     ending = Ending(EndCause.SIGNAL, "SIGINT")
     assert (ending.text, ending.cause.value) == ("stopped by SIGINT", "signal")
+
+
+@given(st.sampled_from(EndCause), st.text(min_size=1))
+def test_a_summary_gives_back_the_ending_that_it_was_written_with(cause: EndCause, detail: str) -> None:
+    ending = Ending(cause, detail)
+    assert ending_of({"stopped": ending.text, "end_cause": ending.cause}) == ending
+
+
+def test_a_run_is_complete_at_its_last_step_or_an_early_stop_if_its_ledger_balances() -> None:
+    balanced, early = {"ledger": {"balanced": True}}, Ending(EndCause.EARLY_STOP, "collapsed").text
+    assert is_complete(balanced | {"finished": True, "stopped": None})
+    assert is_complete(balanced | {"finished": False, "stopped": early})
+    assert not is_complete(balanced | {"finished": False, "stopped": "stopped by SIGINT"})
+    assert not is_complete({"ledger": {"balanced": False}, "finished": True, "stopped": None})
+    assert not is_complete(None) and ending_of({"stopped": None}) is None

@@ -1,0 +1,161 @@
+"""Where a run is: what its folder says of it at one moment. Pure; imports neither Ray nor torch.
+
+A summary counts only while it is newer than the metrics: a resumed run is running again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.diagnosis.alarm import alarm_text
+from actors.metrics.registry import LEDGER_STATES, PARTS
+from cluster.runs.folder import RunFolder
+
+RECENT_STEPS = 20
+"""Steps from which the speed is taken."""
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run is. None: not measured yet. Shares are 0 to 1, times seconds."""
+
+    run: str
+    state: str
+    """`starting`, `running`, `finished`, or `stopped`."""
+    stopped: str | None
+    """Why it was stopped, when it was."""
+    step: int
+    total_steps: int
+    seconds_since_step: float | None
+    seconds_per_step: float | None
+    seconds_left: float | None
+    tokens_per_second: float | None
+    success: float | None
+    """Of the last step's training trajectories."""
+    validation_success: float | None
+    validation_low: float | None
+    validation_high: float | None
+    validation_step: int | None
+    first_validation_success: float | None
+    reward_variance_mean: float | None
+    kept_mass: float | None
+    kept_groups: float | None
+    num_groups: float | None
+    format_validity: float | None
+    retrieval_accuracy: float | None
+    """First turn, of the step scored last."""
+    retrieval_chance: float | None
+    mi_est: float | None
+    conditional_entropy: float | None
+    dependence: str | None
+    """The early warning in words, while it is raised."""
+    staleness_max: float | None
+    no_signal_streak: float | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the last step, by part."""
+    ledger: dict[str, int] = field(default_factory=dict)
+    last_event: str | None = None
+
+
+def read_status(folder: RunFolder, now: float) -> RunStatus:
+    """The status of a run at `now` (unix seconds)."""
+    return status_of(folder.name, folder.metrics(), folder.current_summary(), folder.last_event(), now)
+
+
+def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line | None, now: float) -> RunStatus:
+    """The status that the lines of `metrics.jsonl`, a current `summary.json` and the last span make."""
+    steps = [line for line in lines if line["step"] > 0]
+    last: Line = steps[-1] if steps else {"step": 0}
+    total = int(_latest(lines, "total_steps") or 0)
+    pace = seconds_per_step([line["time"] for line in steps]) or last.get("seconds/step")
+    validated = [line for line in lines if line.get("validation/success") is not None]
+    checked: Line = validated[-1] if validated else {}
+    return RunStatus(
+        run=run,
+        state=_state(lines, summary),
+        stopped=summary.get("stopped") if summary else None,
+        step=last["step"],
+        total_steps=total,
+        seconds_since_step=now - lines[-1]["time"] if lines else None,
+        seconds_per_step=pace,
+        seconds_left=None if pace is None or summary else pace * (total - last["step"]),
+        tokens_per_second=last.get("tokens/per_second"),
+        success=last.get("success"),
+        validation_success=checked.get("validation/success"),
+        validation_low=checked.get("validation/success_low"),
+        validation_high=checked.get("validation/success_high"),
+        validation_step=checked.get("step"),
+        first_validation_success=validated[0]["validation/success"] if validated else None,
+        reward_variance_mean=last.get("reward_variance_mean"),
+        kept_mass=last.get("kept_mass"),
+        kept_groups=last.get("kept_groups"),
+        num_groups=last.get("num_groups"),
+        format_validity=last.get("format_validity"),
+        retrieval_accuracy=_latest(lines, "first_turn/retrieval_accuracy"),
+        retrieval_chance=_latest(lines, "first_turn/retrieval_chance"),
+        mi_est=_latest(lines, "first_turn/mi_est"),
+        conditional_entropy=_latest(lines, "first_turn/conditional_entropy"),
+        dependence=dependence(last),
+        staleness_max=last.get("staleness_max"),
+        no_signal_streak=last.get("no_signal_streak"),
+        seconds={part: last[f"seconds/{part}"] for part in PARTS if last.get(f"seconds/{part}") is not None},
+        ledger=_tickets(last),
+        last_event=_event_text(event, now),
+    )
+
+
+def dependence(line: Line) -> str | None:
+    """The early warning in words, while it is raised."""
+    if line.get("alarm/raised") != 1:
+        return None
+    return alarm_text(line.get("alarm/since"), line.get("alarm/reward_trend") or 0)
+
+
+def _state(lines: Sequence[Line], summary: Line | None) -> str:
+    if summary is not None:
+        return "finished" if summary.get("finished") else "stopped"
+    return "running" if lines else "starting"
+
+
+def _tickets(line: Line) -> dict[str, int]:
+    """Tickets by state."""
+    known = {state: line.get(f"ledger/{state}") for state in LEDGER_STATES}
+    return {state: int(count) for state, count in known.items() if count is not None}
+
+
+def _latest(lines: Sequence[Line], key: str) -> Any:
+    """The last known value of a key; None when there is none."""
+    return next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
+
+
+def _event_text(event: Line | None, now: float) -> str | None:
+    if event is None:
+        return None
+    took, ago = event["end"] - event["start"], max(0.0, now - event["end"])
+    return f"{event['actor']} {event['name']} took {took:.1f} s, {duration(ago)} ago"
+
+
+def seconds_per_step(times: Sequence[float]) -> float | None:
+    """Wall seconds from one step to the next over the last steps. A pause (a resume) counts as at most ten steps."""
+    recent = times[-RECENT_STEPS - 1 :]
+    gaps = [after - before for before, after in itertools.pairwise(recent)]
+    if not gaps:
+        return None
+    usual = statistics.median(gaps)
+    return statistics.fmean(min(gap, 10 * usual) for gap in gaps)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,118 @@
+"""A run's status in words and blocks: what `squelch status` prints and `squelch watch` shows. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.runs.status import Line, RunStatus, dependence, duration
+
+SPARK_WIDTH = 32
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the view: a name, its value as text, and its history (oldest first) within [low, high]."""
+
+    name: str
+    value: str
+    history: tuple[float, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """The last `SPARK_WIDTH` values as blocks between `low` and `high`, or between their own extremes."""
+    shown = [value for value in values if math.isfinite(value)][-SPARK_WIDTH:]
+    if not shown:
+        return ""
+    floor = min(shown) if low is None else low
+    span = (max(shown) if high is None else high) - floor
+    if span <= 0:
+        return SPARKS[0] * len(shown)
+    return "".join(SPARKS[min(7, max(0, int((value - floor) / span * 8)))] for value in shown)
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _nats(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} nats a token"
+
+
+def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
+    """What the view shows, in its order."""
+
+    def history(key: str) -> tuple[float, ...]:
+        return tuple(line[key] for line in lines if line.get(key) is not None)
+
+    return [
+        Figure("validation success", _validation(status), history("validation/success"), 0, 1),
+        Figure("training success", _number(status.success), history("success"), 0, 1),
+        Figure("kept mass", _kept(status), history("kept_mass"), 0, 1),
+        Figure("reward variance", _number(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
+        Figure("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
+        Figure("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
+        Figure("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
+        *([Figure("ALARM", status.dependence)] if status.dependence else []),
+        Figure("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
+        Figure("throughput", _throughput(status), history("tokens/per_second"), 0),
+        Figure("seconds by part", "  ".join(f"{part} {value:.2f}" for part, value in status.seconds.items()) or "-"),
+        Figure("tickets", "  ".join(f"{state} {count}" for state, count in status.ledger.items() if count) or "-"),
+        Figure("last finished", status.last_event or "-"),
+    ]
+
+
+def _validation(status: RunStatus) -> str:
+    if status.validation_success is None:
+        return "-"
+    text = (
+        f"{status.validation_success:.3f}  [{_number(status.validation_low)}, {_number(status.validation_high)}]"
+        f"  step {status.validation_step}"
+    )
+    first = status.first_validation_success
+    return text if first is None or not status.validation_step else f"{text}  (first {first:.3f})"
+
+
+def _kept(status: RunStatus) -> str:
+    groups = f"{_number(status.kept_groups, '.0f')}/{_number(status.num_groups, '.0f')}"
+    text = f"{_number(status.kept_mass)}  groups {groups}"
+    return f"{text}  NO SIGNAL for {status.no_signal_streak:.0f} steps" if status.no_signal_streak else text
+
+
+def _retrieval(status: RunStatus) -> str:
+    accuracy, chance = status.retrieval_accuracy, status.retrieval_chance
+    if accuracy is None or not chance:
+        return "-"
+    return f"{accuracy:.3f}  chance {chance:.3f}  ({accuracy / chance:.1f} x)"
+
+
+def _throughput(status: RunStatus) -> str:
+    return f"{_number(status.tokens_per_second, '.0f')} tokens/s  {_number(status.seconds_per_step, '.2f')} s/step"
+
+
+def headline(status: RunStatus) -> str:
+    """`frozenlake: running, step 12/60, 3 min 20 s left`."""
+    parts = [status.state if not status.stopped else f"{status.state} ({status.stopped})"]
+    parts.append(f"step {status.step}/{status.total_steps or '?'}")
+    if status.seconds_left:
+        parts.append(f"{duration(status.seconds_left)} left")
+    return f"{status.run}: {', '.join(parts)}"
+
+
+def step_text(line: Line) -> str:
+    """One step as one line of text; what it does not hold is left out."""
+    shown = {
+        "success": "success",
+        "validation": "validation/success",
+        "kept mass": "kept_mass",
+        "retrieval": "first_turn/retrieval_accuracy",
+        "chance": "first_turn/retrieval_chance",
+        "s": "seconds/step",
+    }
+    found = [f"{name} {line[key]:.3f}" for name, key in shown.items() if line.get(key) is not None]
+    found += [text for text in [dependence(line)] if text]
+    return f"step {line['step']}: " + ", ".join(found)
