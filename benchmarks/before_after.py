@@ -1,0 +1,116 @@
+"""The demo's training step in this checkout against another one, in alternating blocks.
+
+`python -m benchmarks.before_after OTHER [--model DIR] [--blocks N] [--steps N] [--quick] [--json] [key=value ...]`.
+OTHER is another checkout whose `.venv` is set up. Each block is one run of the recipe `frozenlake` in a process of its
+own, without validation, checkpoint and scorer; the sides take turns, and which side begins alternates. Both sides play
+the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the other side's
+block; the first two steps of a block warm up and are left out. Printed: the geometric mean of the paired ratios (this
+checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.diagnosis.uncertainty import t_quantile
+from benchmarks.common import print_figures
+from cluster.config import load
+from cluster.fleet.bootstrap import prepare_model
+
+WARM_UP = 2
+PARTS = ("step", "rollout", "train", "publish", "orchestration")
+HERE = Path(__file__).resolve().parents[1]
+OVERRIDES = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
+
+
+def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[dict[str, Any]]:
+    """Figures of the measured steps of one run in that checkout."""
+    python = checkout / ".venv/bin/python" if checkout != HERE else Path(sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            "train",
+            "frozenlake",
+            f"model.path={model}",
+            f"runs_dir={folder}",
+            "name=block",
+            f"loop.steps={steps}",
+        ]
+        done = subprocess.run(
+            [str(python), "-m", "cluster.cli", *words, *OVERRIDES, *overrides],
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the run in {checkout} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
+    return [figures for figures in map(json.loads, lines) if figures["step"] > WARM_UP]
+
+
+def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """Geometric mean of the paired ratios and its 95% t-interval; `before` and `after` are medians in seconds."""
+    after, before = np.array(pairs).T
+    logs = np.log(after / before)
+    half = t_quantile(0.975, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    mean = float(logs.mean())
+    return {
+        "before": float(np.median(before)),
+        "after": float(np.median(after)),
+        "ratio": math.exp(mean),
+        "low": math.exp(mean - half),
+        "high": math.exp(mean + half),
+        "pairs": len(logs),
+    }
+
+
+def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[str]) -> dict[str, Any]:
+    """Runs the blocks in turns; ratios by part of the step, and whether both sides did the same work."""
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for number in range(blocks):
+        order = [HERE, other] if number % 2 else [other, HERE]
+        found = {checkout: block(checkout, model, steps, [f"seed={number}", *overrides]) for checkout in order}
+        pairs += zip(found[HERE], found[other], strict=True)
+    same = [mine["tokens/sampled"] == theirs["tokens/sampled"] for mine, theirs in pairs]
+    parts = {part: ratio([(a[f"seconds/{part}"], b[f"seconds/{part}"]) for a, b in pairs]) for part in PARTS}
+    return {"parts": parts, "blocks": blocks, "same_work": float(np.mean(same))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="another checkout, set up")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--model", default="", help="model folder; default: the tiny policy, built where it is missing")
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--quick", action="store_true", help="one block of 4 steps a side")
+    parser.add_argument("--json", action="store_true", help="one object of figures")
+    options = parser.parse_args()
+    model = options.model or str(prepare_model(load("frozenlake"), lambda _: None))
+    blocks, steps = (1, 4) if options.quick else (options.blocks, options.steps)
+    found = measure(options.other.resolve(), str(Path(model).resolve()), blocks, steps, options.overrides)
+    columns = ("part (seconds)", "before", "after", "ratio", "low", "high")
+    rows = [
+        [part, *(f[key] for key in ("before", "after", "ratio", "low", "high"))] for part, f in found["parts"].items()
+    ]
+    count = found["parts"]["step"]["pairs"]
+    notes = [
+        f"{count} paired steps in {blocks} blocks a side; the same tokens were sampled in {found['same_work']:.0%}"
+    ]
+    print_figures(found, options.json, columns, rows, notes)
+
+
+if __name__ == "__main__":
+    main()
