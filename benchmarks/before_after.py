@@ -1,11 +1,12 @@
 """The demo's training step in this checkout against another one, in alternating blocks.
 
-`python -m benchmarks.before_after OTHER [--model DIR] [--blocks N] [--steps N] [--quick] [--json] [key=value ...]`.
-OTHER is another checkout whose `.venv` is set up. Each block is one run of the recipe `frozenlake` in a process of its
-own, without validation, checkpoint and scorer; the sides take turns, and which side begins alternates. Both sides play
-the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the other side's
-block; the first two steps of a block warm up and are left out. Printed: the geometric mean of the paired ratios (this
-checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
+    python -m benchmarks.before_after --other DIR [--model DIR] [--blocks N] [--steps N] [--quick] [--json] [key=value ...]
+
+`--other` names another checkout whose `.venv` is set up. Each block is one run of the recipe `frozenlake` in a process
+of its own, without validation, checkpoint and scorer; the sides take turns, and which side begins alternates. Both sides
+play the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the other
+side's block; the first two steps of a block warm up and are left out. Printed: the geometric mean of the paired ratios
+(this checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, help="another checkout, set up")
+    parser.add_argument("--other", type=Path, help="another checkout, set up; needed")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--model", default="", help="model folder; default: the tiny policy, built where it is missing")
     parser.add_argument("--blocks", type=int, default=4)
@@ -98,6 +99,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one block of 4 steps a side")
     parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
+    if options.other is None:
+        parser.error("--other DIR: name the checkout to compare with")
     model = options.model or str(prepare_model(load("frozenlake"), lambda _: None))
     blocks, steps = (1, 4) if options.quick else (options.blocks, options.steps)
     found = measure(options.other.resolve(), str(Path(model).resolve()), blocks, steps, options.overrides)
