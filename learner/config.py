@@ -196,6 +196,10 @@ class LearnerConfig(Settings):
     min_num_params: int = Field(1 << 20, ge=0)
     """Parameters from which on FSDP gathers a layer by itself; smaller ones go with the embedding and the head, all in
     one collective. FSDP's hooks around four layers of 0.2 M took a tenth of a step."""
+    kernels: Literal["fast", "plain"] = "fast"
+    """`fast`: kernels written for packed rows and for the CPU. `plain`: their definitions in PyTorch's public
+    operators, for comparison; they are slower and need more memory than the estimate says. The scorer's attention
+    follows. Results differ by rounding only."""
     compile: bool = False
     """Compile each layer (torch.compile; attention stays outside). Needs a C++ compiler on CPU."""
     lora: LoraSettings | None = None

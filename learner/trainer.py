@@ -135,7 +135,8 @@ class Trainer:
         return ValueLearner(self.model_dir, self.config, self.mesh, self.device) if wanted else None
 
     def _load(self, lora: LoraSettings | None = None) -> Policy:
-        policy = Policy(equip(load_model(self.model_dir), self.config, lora), lora).to(self.device)
+        kernels = self.config.kernels
+        policy = Policy(equip(load_model(self.model_dir, kernels), self.config, lora), lora, kernels).to(self.device)
         return shard(policy, self.mesh, self.config)
 
     def train_step(self, step: int, groups: Groups, loss_scale: float = 1.0) -> StepReport:
@@ -305,7 +306,8 @@ class Trainer:
             return False
         totals.grad_norms.append(norm)
         if norm > self.config.optimizer.max_grad_norm:
-            torch._foreach_mul_(self._gradients(), self.config.optimizer.max_grad_norm / (norm + 1e-6))
+            for gradient in self._gradients():
+                gradient.mul_(self.config.optimizer.max_grad_norm / (norm + 1e-6))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optimizer, self.optimizer_steps)
         self.optimizer.step()

@@ -209,7 +209,8 @@ def _length_factors(rows: Sequence[Row], own: ObjectiveConfig, num_trajectories:
 def _add(total: Shards | None, gradient: Shards, weight: float) -> Shards:
     if total is None:
         return [weight * g for g in gradient]
-    torch._foreach_add_(total, gradient, alpha=weight)
+    for sum_, g in zip(total, gradient, strict=True):
+        sum_.add_(g, alpha=weight)
     return total
 
 

@@ -4,26 +4,33 @@ A token sees those before it in its own row and nothing else; `learner.kernels.p
 thus:
 
 - CPU: `learner.kernels.block_attention`, matrix products of blocks of queries and the keys that they see.
+- `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `learner.kernels.plain.row_attention`.
 - CUDA: FlexAttention, compiled, with the block mask of the layout's one rule. The kernel has NEVER RUN: there was no
   GPU. The tests run this way with FlexAttention's dense form on CPU, gradients included.
 
 A layer that asks for more than scaling (soft caps, sinks, dropout) is refused by name.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from learner.kernels.block_attention import Block, Plan, blocks
 from learner.kernels.packing import Forest
+from learner.kernels.plain import row_attention
 
-NAME = "squelch_packed"
-"""Under which transformers finds `packed_attention`; the layout travels as the model's keyword `layout`."""
+logger = logging.getLogger(__name__)
+
+NAME, PLAIN_NAME = "squelch_packed", "squelch_packed_plain"
+"""Under which transformers finds `packed_attention` and `plain_attention`; the layout travels as the model's keyword
+`layout`."""
 
 TILE = 128
 """Queries of FlexAttention's blocks, and keys."""
@@ -38,6 +45,8 @@ class Layout:
 
     position_ids: Tensor
     ends: Tensor
+    rows: tuple[np.ndarray, ...]
+    """Where the tokens of each row are, in order."""
     blocks: tuple[Block, ...]
     """On CPU only."""
     longest: int
@@ -49,7 +58,7 @@ class Layout:
     def of(cls, forest: Forest, device: torch.device) -> "Layout":
         positions, ends = (torch.from_numpy(array).to(device) for array in (forest.position_ids, forest.ends))
         found = tuple(blocks(forest)) if device.type == "cpu" else ()
-        return cls(positions, ends, found, int(forest.position_ids.max(initial=-1)) + 1)
+        return cls(positions, ends, forest.places, found, int(forest.position_ids.max(initial=-1)) + 1)
 
     def sees(self, query: Tensor, key: Tensor, window: int = 0) -> Tensor:
         """Whether tokens at `query` see those at `key` (int64, shapes that broadcast): the layout's one rule."""
@@ -74,17 +83,49 @@ def packed_attention(
 
     Returns (1, num_tokens, num_heads, value_size). Raises ValueError for what no layout can give.
     """
+    layout = _checked(module, layout, dropout, rest)
+    attend = _on_cuda if query.device.type == "cuda" else _on_cpu
+    return attend(query, key, value, _scale(query, scaling), layout, _window(sliding_window, layout)), None
+
+
+@torch.compiler.disable
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    layout: Layout | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """As `packed_attention`, row by row."""
+    layout = _checked(module, layout, dropout, rest)
+    return row_attention(query, key, value, _scale(query, scaling), layout, _window(sliding_window, layout)), None
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(PLAIN_NAME, plain_attention)
+
+
+def _checked(module: nn.Module, layout: Layout | None, dropout: float, rest: Mapping[str, Any]) -> Layout:
+    """The layout. Raises ValueError for what packed rows do not have."""
     asked = [name for name in UNSUPPORTED if rest.get(name) is not None] + ["dropout"] * (dropout > 0)
     if asked or layout is None:
         what = asked[0] if asked else "a plain batch"
         raise ValueError(f"{type(module).__name__} asks for {what}, which attention over packed rows does not have")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    window = sliding_window if sliding_window and sliding_window < layout.longest else 0
-    attend = _on_cuda if query.device.type == "cuda" else _on_cpu
-    return attend(query, key, value, scale, layout, window), None
+    return layout
 
 
-AttentionInterface.register(NAME, packed_attention)
+def _scale(query: Tensor, scaling: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
+def _window(sliding_window: int | None, layout: Layout) -> int:
+    """The sliding window where some row is longer than it, else 0."""
+    return sliding_window if sliding_window and sliding_window < layout.longest else 0
 
 
 def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
@@ -94,17 +135,20 @@ def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Lay
 
 @lru_cache(maxsize=2)
 def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
-    """Made once for all layers of a micro-batch, and let go with the next ones: all of a step's at once are large. Two,
-    as layers with a sliding window and others take turns."""
+    """Cached for all layers of a micro-batch. The cache holds two plans, because layers with a sliding window and full
+    layers alternate, and no more, because a step's plans together would be large."""
     return Plan.of(layout.blocks, partial(layout.sees, window=window), heads)
 
 
 def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
     """FlexAttention. Its kernel has never run: see the module's head."""
+    flex = _flex()
+    if flex is None:
+        return row_attention(query, key, value, scale, layout, window)
     if window not in layout.block_masks:
         layout.block_masks[window] = block_mask(layout, window)
     mask = layout.block_masks[window]
-    return _flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+    return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
 
 
 def block_mask(layout: Layout, window: int = 0) -> Any:
@@ -142,9 +186,17 @@ def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _flex() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
+def _flex() -> Callable[..., Tensor] | None:
+    """None, and one warning, in a torch without it."""
+    try:
+        from torch.nn.attention.flex_attention import flex_attention
+    except ImportError:
+        logger.warning(
+            "torch %s has no torch.nn.attention.flex_attention: attention on CUDA is computed row by row, and tokens "
+            "that rows share once for each row",
+            torch.__version__,
+        )
+        return None
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.kernels.operators import softmax_backward_
 from learner.kernels.packing import Forest, Span
 
 KEY_COST = 16
@@ -229,7 +230,7 @@ class _Attention(torch.autograd.Function):
             g = batch.of_queries(grad_rows)
             g.flatten(0, 1).mul_(batch.own[:, None])
             d_scores = torch.bmm(g, v.transpose(1, 2))
-            torch._softmax_backward_data(d_scores, weights, -1, torch.float32, grad_input=d_scores)
+            softmax_backward_(d_scores, weights)
             at = _product(d_scores, k, d_query, at)
             _product(d_scores.transpose(1, 2), q, d_key, at_key)
             at_key = _product(weights.transpose(1, 2), g, d_value, at_key)

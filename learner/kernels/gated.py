@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers.activations import SiLUActivation
 
 from learner.kernels.linear import Linear, outer, product, serves
+from learner.kernels.operators import silu_backward
 
 TILE = 2048
 NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -87,7 +88,7 @@ def _through(results: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     d_gate, d_up = found.split(grad.shape[1], 1)
     gated = functional.silu(of_gate)
     torch.mul(grad, gated, out=d_up)
-    d_gate.copy_(torch.ops.aten.silu_backward(grad.mul_(of_up), of_gate))
+    d_gate.copy_(silu_backward(grad.mul_(of_up), of_gate))
     return found, gated.mul_(of_up)
 
 

@@ -10,28 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learner.kernels.operators import has_onednn_linear, onednn_linear
+
 DEPTH = 1024
 """Tokens of which a weight's gradient is summed up at a time: what oneDNN is fastest at."""
 MIN_ROWS = 8
 """Fewer rows than this do not pay for the detour."""
 
 
-def _available() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-AVAILABLE = _available()
-
-
 def serves(*tensors: Tensor) -> bool:
     """Whether oneDNN takes these."""
-    return AVAILABLE and all(x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() for x in tensors)
+    fits = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() for x in tensors)
+    return fits and has_onednn_linear()
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b of (num_rows, inputs) and (outputs, inputs), transposed views included. Records no gradient."""
     if len(x) >= MIN_ROWS and serves(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight), bias, "none", [], "")
+        return onednn_linear(_dense(x), _dense(weight), bias)
     return nn.functional.linear(x, weight, bias)
 
 

@@ -43,7 +43,7 @@ class ValueLearner:
 
     def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh, device: torch.device) -> None:
         self.settings = config.critic
-        critic = Critic(equip(load_model(model_dir), config)).to(device)
+        critic = Critic(equip(load_model(model_dir, config.kernels), config)).to(device)
         self.module = shard(critic, mesh, config.model_copy(update={"fp32_head": False}))
         own = config.optimizer
         self.optimizer = torch.optim.AdamW(
@@ -80,6 +80,7 @@ class ValueLearner:
     def step(self, norm: float) -> None:
         """One optimizer step; `norm` is that of the whole gradient."""
         if norm > self.settings.max_grad_norm:
-            torch._foreach_mul_(self.gradients(), self.settings.max_grad_norm / (norm + 1e-6))
+            for gradient in self.gradients():
+                gradient.mul_(self.settings.max_grad_norm / (norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -4,8 +4,8 @@ Invariants:
 
 - Weights come from safetensors in a local folder; nothing is downloaded and no code of the model folder is run.
 - Masters are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
-- Rows come packed (`learner.kernels.packing`), and every layer's attention is
-  `learner.kernels.attention.packed_attention`.
+- Rows come packed (`learner.kernels.packing`), and every layer's attention is one of `learner.kernels.attention`.
+- `learner.kernels` says whether the fast kernels or their plain definitions run (`learner.kernels.choice`).
 - Gradients are summed over ranks, not averaged: the loss's weights already hold the whole step's normaliser.
 - The head runs at sampled positions only, on packed hidden states. That this is all the model does (no soft cap, no
   logit scale, no layer that mixes tokens otherwise than by attention) is checked when the model is loaded, on two rows
@@ -30,10 +30,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from learner.config import LearnerConfig, LoraSettings
-from learner.kernels.attention import NAME, Layout
-from learner.kernels.gated import use_gated_blocks
-from learner.kernels.head import log_probabilities
-from learner.kernels.linear import use_fast_products
+from learner.kernels.attention import Layout
+from learner.kernels.choice import KERNELS
 from learner.kernels.packing import MIN_SAVED, pack
 from learner.policy.lora import add_adapters
 
@@ -41,10 +39,11 @@ from learner.policy.lora import add_adapters
 class Policy(nn.Module):
     """log pi(token | context) and exact entropy at chosen positions of packed rows."""
 
-    def __init__(self, model: PreTrainedModel, lora: LoraSettings | None = None) -> None:
-        """`lora`: the settings of the adapters in `model`, if it has any."""
+    def __init__(self, model: PreTrainedModel, lora: LoraSettings | None = None, kernels: str = "fast") -> None:
+        """`lora`: the settings of the adapters in `model`, if it has any; `kernels`: those that it was loaded with."""
         super().__init__()
         self.model, self.lora = model, lora
+        self.log_probabilities = KERNELS[kernels].log_probabilities
 
     def forward(
         self,
@@ -63,7 +62,7 @@ class Policy(nn.Module):
         """
         hidden = hidden_states(self.model, input_ids, layout)[positions]
         head = self.model.get_output_embeddings()
-        return log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
+        return self.log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
 
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:
@@ -93,8 +92,9 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     return config
 
 
-def load_model(model_dir: Path) -> PreTrainedModel:
-    """The model in float32 on CPU, in evaluation mode (no dropout: the sampler had none)."""
+def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
+    """The model in float32 on CPU, in evaluation mode (no dropout: the sampler had none), with its attention and layers
+    as `kernels` says."""
     name = read_config(model_dir)["architectures"][0]
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     if vars(config).get("is_decoder") is False:
@@ -110,10 +110,10 @@ def load_model(model_dir: Path) -> PreTrainedModel:
     ).eval()
     check_rows = _check_rows(model.config.vocab_size)
     own = _own_logits(model, check_rows)
-    model.set_attn_implementation(NAME)
+    chosen = KERNELS[kernels]
+    model.set_attn_implementation(chosen.attention)
     _check_packed(model, name, check_rows, own)
-    use_fast_products(model)
-    use_gated_blocks(model)
+    chosen.replace_layers(model)
     return model
 
 

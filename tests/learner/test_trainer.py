@@ -154,7 +154,7 @@ def test_nothing_kept_is_no_update(model_dir: Path) -> None:
 
 def test_the_reference_is_loaded_only_with_kl_on(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    monkeypatch.setattr("learner.trainer.load_model", lambda path: loaded.append(path) or load_model(path))
+    monkeypatch.setattr("learner.trainer.load_model", lambda path, kernels: loaded.append(path) or load_model(path))
     assert Trainer(model_dir, make_config()).reference is None and len(loaded) == 1
     trainer = Trainer(model_dir, make_config(objective={"kl": {"coefficient": 0.1}}))
     assert trainer.reference is not None and len(loaded) == 3

@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,11 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 from learner.batching import Row, collate, to_rows
-from learner.config import ObjectiveConfig
+from learner.config import LearnerConfig, ObjectiveConfig
 from learner.kernels import attention, head
-from learner.kernels.attention import TILE, Layout, block_mask, mask_rule, packed_attention
-from learner.kernels.head import log_probabilities
-from learner.kernels.linear import Linear
+from learner.kernels.attention import TILE, Layout, block_mask, mask_rule, packed_attention, plain_attention
+from learner.kernels.choice import KERNELS
 from learner.kernels.packing import pack
 from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 from learner.objective.rules import StepSize
@@ -25,6 +26,7 @@ from tests.learner.models import VOCABULARY, make_groups, make_model
 from tests.learner.plain import plain_gradients, plain_model, plain_scores
 
 CPU = torch.device("cpu")
+ATTENTIONS = {"fast": packed_attention, "plain": plain_attention}
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -45,10 +47,15 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
+def test_the_setting_allows_the_tables_entries() -> None:
+    assert get_args(LearnerConfig.model_fields["kernels"].annotation) == tuple(KERNELS)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
 @settings(deadline=None, max_examples=30)
-@given(trees(), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([8, 5]))
+@given(trees(), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([8, 5]), st.sampled_from([None, 7]))
 def test_attention_and_its_gradients_are_those_of_a_dense_mask(
-    rows: list[np.ndarray], heads: tuple[int, int], value_size: int
+    kernels: str, rows: list[np.ndarray], heads: tuple[int, int], value_size: int, window: int | None
 ) -> None:
     layout = Layout.of(pack(rows), CPU)
     size = len(layout.ends)
@@ -57,9 +64,9 @@ def test_attention_and_its_gradients_are_those_of_a_dense_mask(
         torch.randn(1, size, n, width, generator=generator).transpose(1, 2).requires_grad_()
         for n, width in ((heads[0], 8), (heads[1], 8), (heads[1], value_size))
     )
-    out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, layout=layout)
+    out, _ = ATTENTIONS[kernels](torch.nn.Identity(), q, k, v, None, layout=layout, sliding_window=window)
     where = torch.arange(size)
-    mask = layout.sees(where[:, None], where)
+    mask = layout.sees(where[:, None], where, window or 0)
     wanted = scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
     assert torch.allclose(out, wanted, atol=1e-5)
     up = torch.randn(out.shape, generator=generator)
@@ -155,9 +162,9 @@ def random_rows(trajectories: list[np.ndarray], seed: int) -> list[Row]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def pair(model_dir: Path) -> tuple[Policy, torch.nn.Module]:
-    return Policy(load_model(model_dir)), plain_model(model_dir)
+@pytest.fixture(scope="module", params=KERNELS)
+def pair(model_dir: Path, request: pytest.FixtureRequest) -> tuple[Policy, torch.nn.Module]:
+    return Policy(load_model(model_dir, request.param), kernels=request.param), plain_model(model_dir)
 
 
 @settings(deadline=None, max_examples=12)
@@ -184,11 +191,14 @@ def test_loss_and_every_gradient_are_those_of_the_plain_padded_computation(
         assert relative(whole, torch.cat([g.flatten() for g in wanted.values()])) < 1e-5
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_other_architectures_have_the_gradients_of_their_plain_computation(name: str, tmp_path: Path) -> None:
+def test_other_architectures_have_the_gradients_of_their_plain_computation(
+    name: str, kernels: str, tmp_path: Path
+) -> None:
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(tmp_path)
-    policy, model = Policy(load_model(tmp_path)), plain_model(tmp_path)
+    policy, model = Policy(load_model(tmp_path, kernels), kernels=kernels), plain_model(tmp_path)
     rows = to_rows(make_groups(2, turns=3), ObjectiveConfig())
     objective = ObjectiveConfig(entropy_coefficient=0.01)
     loss, gradients = packed_gradients(policy, rows, objective, 1.0)
@@ -198,27 +208,30 @@ def test_other_architectures_have_the_gradients_of_their_plain_computation(name:
         assert relative(gradients[parameter], gradient) < 1e-5, parameter
 
 
-def test_what_packed_rows_cannot_have_is_refused_by_name() -> None:
+@pytest.mark.parametrize("attend", ATTENTIONS.values())
+def test_what_packed_rows_cannot_have_is_refused_by_name(attend: Callable[..., object]) -> None:
     q = torch.zeros(1, 1, 1, 8)
     layout = Layout.of(pack([np.zeros(1, dtype=np.int64)]), CPU)
     for rest, what in (({"softcap": 30.0}, "softcap"), ({"s_aux": q}, "s_aux"), ({"dropout": 0.1}, "dropout")):
         with pytest.raises(ValueError, match=f"Identity asks for {what}"):
-            packed_attention(torch.nn.Identity(), q, q, q, None, layout=layout, **rest)
+            attend(torch.nn.Identity(), q, q, q, None, layout=layout, **rest)
     with pytest.raises(ValueError, match="a plain batch"):
-        packed_attention(torch.nn.Identity(), q, q, q, None)
+        attend(torch.nn.Identity(), q, q, q, None)
 
 
 @pytest.mark.parametrize(("words", "logits"), [(61, 61 * 7), (10, 50), (1 << 13, 1 << 20)])
 @pytest.mark.parametrize("entropic", [False, True])
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_the_head_has_the_values_and_gradients_of_log_softmax(
-    monkeypatch: pytest.MonkeyPatch, words: int, logits: int, entropic: bool
+    monkeypatch: pytest.MonkeyPatch, words: int, logits: int, entropic: bool, kernels: str
 ) -> None:
     monkeypatch.setattr(head, "TILE_VOCABULARY", words)
     monkeypatch.setitem(head.TILE_LOGITS, "cpu", logits)
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*s, dtype=torch.float32, requires_grad=True) for s in ((23, 8), (61, 8), (61,)))
     targets = torch.randint(0, VOCABULARY, (23,))
-    log_probs, entropies = log_probabilities(hidden, weight, bias, targets, 0.7, entropic)
+    log_probs, entropies = KERNELS[kernels].log_probabilities(hidden, weight, bias, targets, 0.7, entropic)
+    assert entropies.requires_grad == entropic
     log_p = ((hidden @ weight.t() + bias) / 0.7).log_softmax(-1)
     wanted = log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
     assert torch.allclose(log_probs, wanted[0], atol=1e-5) and torch.allclose(entropies, wanted[1], atol=1e-5)
@@ -229,15 +242,17 @@ def test_the_head_has_the_values_and_gradients_of_log_softmax(
         assert relative(one, other) < 1e-5
 
 
-def test_linear_layers_have_the_values_and_gradients_of_torchs_own() -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_linear_layers_are_x_w_transposed_plus_b(kernels: str) -> None:
     torch.manual_seed(0)
-    own, x = torch.nn.Linear(24, 40), torch.randn(2, 1100, 24, requires_grad=True)
-    fast = Linear(24, 40)
-    fast.load_state_dict(own.state_dict())
+    layer, x = torch.nn.Linear(24, 40), torch.randn(2, 1100, 24, requires_grad=True)
+    KERNELS[kernels].replace_layers(layer)
+    assert (type(layer) is torch.nn.Linear) == (kernels == "plain")
     up = torch.randn(2, 1100, 40)
-    assert torch.allclose(fast(x), own(x), atol=1e-5)
-    found = torch.autograd.grad(fast(x), (x, fast.weight, fast.bias), up)
-    wanted = torch.autograd.grad(own(x), (x, own.weight, own.bias), up)
+    inputs = (x, layer.weight, layer.bias)
+    own = x @ layer.weight.t() + layer.bias
+    assert torch.allclose(layer(x), own, atol=1e-5)
+    found, wanted = torch.autograd.grad(layer(x), inputs, up), torch.autograd.grad(own, inputs, up)
     assert all(relative(one, other) < 1e-5 for one, other in zip(found, wanted, strict=True))
 
 

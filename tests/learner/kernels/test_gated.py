@@ -3,14 +3,17 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from learner.kernels import gated, linear
+from learner.kernels import gated
+from learner.kernels.choice import KERNELS
 from learner.kernels.gated import use_gated_blocks
 from learner.kernels.linear import outer, use_fast_products
+from learner.kernels.operators import has_onednn_linear
 
-needs_onednn = pytest.mark.skipif(not linear.AVAILABLE, reason="the block is the model's own on this processor")
+needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="the block is the model's own on this processor")
 
 
 def block(kind: type[nn.Module] = Qwen2MLP) -> nn.Module:
@@ -20,25 +23,24 @@ def block(kind: type[nn.Module] = Qwen2MLP) -> nn.Module:
     return made
 
 
-def gradients(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Of a loss that is not linear: by the input, then by each parameter; the output first."""
-    x = x.clone().requires_grad_()
-    module.zero_grad()
-    out = module(x)
-    out.square().sum().backward()
-    return [out.detach(), x.grad, *(p.grad.clone() for p in module.parameters())]
+def gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The output, and of a loss that is not linear in it the gradients by the inputs."""
+    return [out, *torch.autograd.grad(out.square().sum(), inputs)]
 
 
-@needs_onednn
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("tokens", [9, 32, 75])
-def test_output_and_every_gradient_are_the_models_own(tokens, monkeypatch):
+def test_output_and_every_gradient_are_those_of_down_silu_gate_times_up(tokens, kernels, monkeypatch):
     monkeypatch.setattr(gated, "TILE", 32)
-    module, x = block(), torch.randn(1, tokens, 32)
-    wanted = gradients(module, x)
-    use_gated_blocks(module)
-    assert "forward" in vars(module)
-    for found, own in zip(gradients(module, x), wanted, strict=True):
-        assert float((found - own).norm() / own.norm()) < 1e-5
+    torch.manual_seed(0)
+    module, x = Qwen2MLP(Qwen2Config(hidden_size=32, intermediate_size=80)), torch.randn(1, tokens, 32).requires_grad_()
+    KERNELS[kernels].replace_layers(module)
+    assert ("forward" in vars(module)) == (kernels == "fast")
+    gate, up, down = (layer.weight for layer in (module.gate_proj, module.up_proj, module.down_proj))
+    inputs = [x, gate, up, down]
+    wanted = (functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    for found, own in zip(gradients(module(x), inputs), gradients(wanted, inputs), strict=True):
+        assert (found - own).norm().item() < 1e-5 * own.norm().item()
 
 
 @needs_onednn

@@ -1,0 +1,47 @@
+"""The one switch between the learner's kernels, `learner.kernels`: what is computed fast, and its plain definition.
+
+| part | fast | plain |
+|---|---|---|
+| attention over packed rows | blocks on CPU (`block_attention`), FlexAttention on CUDA | `plain.row_attention` |
+| linear layers, float32 on CPU | oneDNN (`linear`) | the model's own |
+| gated feed-forward block, float32 on CPU | one function (`gated`) | the model's own |
+| log-probability and entropy | tiles of logits (`head`) | `plain.log_probabilities` |
+
+Both forms compute the same to rounding; the tests of each part run both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from learner.kernels import attention, head, plain
+from learner.kernels.gated import use_gated_blocks
+from learner.kernels.linear import use_fast_products
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One side of the switch."""
+
+    attention: str
+    """Under which transformers finds the attention over packed rows."""
+    log_probabilities: Callable[[Tensor, Tensor, Tensor | None, Tensor, float, bool], tuple[Tensor, Tensor]]
+    replace_layers: Callable[[nn.Module], None]
+    """Replaces layers of the model by faster ones, in place."""
+
+
+def _fast_layers(model: nn.Module) -> None:
+    use_fast_products(model)
+    use_gated_blocks(model)
+
+
+def _own_layers(model: nn.Module) -> None:
+    """The model's layers stay."""
+
+
+KERNELS: dict[str, Kernels] = {
+    "fast": Kernels(attention.NAME, head.log_probabilities, _fast_layers),
+    "plain": Kernels(attention.PLAIN_NAME, plain.log_probabilities, _own_layers),
+}
+"""By the values of `learner.kernels`."""

@@ -1,0 +1,48 @@
+"""Attention over packed rows and the output head, as defined: what the fast kernels compute, in public operators.
+
+`learner.kernels: plain` runs these, with the model's own linear layers and gated blocks. They are slower and need more
+memory: every row attends by itself, so that tokens that rows share are computed once for each row, and the head makes
+all logits at once. The same tests hold both forms.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from learner.kernels.attention import Layout
+
+
+def row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: "Layout", window: int) -> Tensor:
+    """Causal attention of every row within itself, over the last `window` tokens where that is not 0.
+
+    Query (1, num_heads, num_tokens, head_size), key and value with their own heads; returns (1, num_tokens, num_heads,
+    value_size). A token that several rows share has the same result in each; the first row's is taken.
+    """
+    found = []
+    for row in layout.rows:
+        place = torch.from_numpy(row).to(query.device)
+        found.append(_causal(*(x[:, :, place] for x in (query, key, value)), scale, window))
+    first = torch.from_numpy(np.unique(np.concatenate(layout.rows), return_index=True)[1]).to(query.device)
+    return torch.cat(found, dim=2)[:, :, first].transpose(1, 2)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
+    where = torch.arange(query.shape[2], device=query.device)
+    back = where[:, None] - where
+    seen = (back >= 0) & (back < window) if window else back >= 0
+    return scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True)
+
+
+def log_probabilities(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """As `learner.kernels.head.log_probabilities`, from all logits at once."""
+    logits = linear(hidden.to(weight.dtype), weight, bias).float() / temperature
+    log_p = logits.log_softmax(-1)
+    entropies = -(log_p.exp() * log_p).sum(-1)
+    chosen = log_p.gather(-1, targets[:, None]).squeeze(-1)
+    return chosen, entropies if entropy_gradient else entropies.detach()
