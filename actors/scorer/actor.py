@@ -69,13 +69,19 @@ class ScorerActor:
     """
 
     def __init__(
-        self, model_dir: str, config: ScorerConfig, temperature: float, seed: int, max_staleness: int = 0
+        self,
+        model_dir: str,
+        config: ScorerConfig,
+        temperature: float,
+        seed: int,
+        max_staleness: int = 0,
+        kernels: str = "fast",
     ) -> None:
         from actors.scorer.cross_scoring import CrossScorer  # torch, for which only this process may pay
 
         _step_back()
         model = load_model(config.model or model_dir, config)
-        self._engine = CrossScorer(model, config.token_budget, temperature)
+        self._engine = CrossScorer(model, config.token_budget, temperature, kernels)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._model_dir = model_dir
         self._codec: ChatCodec | None = None

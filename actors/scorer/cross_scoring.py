@@ -2,10 +2,9 @@
 
 How it is made cheap. The ids that all prompts begin with are read once; each prompt's keys and values are computed
 once, after them; every reasoning is then scored against a prompt's keys and values without copying them per reasoning:
-the queries of a whole batch attend to the shared prefix at once and to their own tokens causally, and the two parts are
-merged by their log-sum-exp (on CPU both come from PyTorch's flash kernel, elsewhere from matrix products). The first
-token of Z is read off the prompt's last position, so only |Z| - 1 tokens are forwarded, and the output head sees these
-positions alone. Equal reasonings and equal prompts are scored once.
+the queries of a whole batch attend to the shared prefix at once and to their own tokens causally
+(`actors.scorer.prefix_attention`). The first token of Z is read off the prompt's last position, so only |Z| - 1 tokens
+are forwarded, and the output head sees these positions alone. Equal reasonings and equal prompts are scored once.
 
 Invariants:
 
@@ -13,7 +12,8 @@ Invariants:
 - The result equals one plain forward for each pair to 1e-4 nats a token in float32
   (tests/actors/scorer/test_cross_scoring.py).
 - Memory beyond the weights is bounded: at most `token_budget` forwarded tokens at a time (or one sequence), on a CPU
-  `CPU_TOKENS`; keys and values of one batch of prompts, `MAX_SCORES` attention scores and `MAX_LOGITS` logits.
+  `CPU_TOKENS`; keys and values of one batch of prompts, `prefix_attention.MAX_SCORES` attention scores and
+  `MAX_LOGITS` logits.
 - Only causal models with full attention in every layer are accepted; construction compares a short probe with the
   model's own forward, so that an architecture with another attention is refused, not scored wrongly.
 
@@ -23,19 +23,16 @@ Imports neither Ray nor vLLM. Waits for nobody.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-SHARED_PREFIX = "squelch_shared_prefix"
+from actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
+
 CPU_TOKENS = 1024
 """Tokens forwarded at once on a CPU, whatever the budget: more leave its caches (0.8 M and 3.3 M parameters)."""
-MAX_SCORES = 1 << 24
-"""Attention scores held at once (64 MiB in float32); longer ones are computed in blocks of queries."""
 MAX_LOGITS = 1 << 24
 """Logits held at once (64 MiB in float32); vocabularies of 150,000 would take gigabytes otherwise."""
 ENOUGH_TOKENS = 512
@@ -44,98 +41,6 @@ MAX_SHRINK = 0.75
 """Rows shorter than this share of their batch's longest row start a new batch."""
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference in log-probability (nats) to the model's own forward, by the type of the weights."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-LayerCache = list[tuple[Tensor, Tensor]]
-"""Keys and values of one sequence, one pair a layer, each (num_kv_heads, num_tokens, head_dim)."""
-
-
-@dataclass
-class PrefixContext:
-    """What the attention of one forward sees beside its own tokens. `captured`: (rows, num_kv_heads, num_tokens,
-    head_dim) keys and values of the forward itself, one pair a layer, when `capture` is set."""
-
-    prefix: LayerCache | None
-    capture: bool = False
-    captured: LayerCache = field(default_factory=list)
-
-
-def shared_prefix_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    shared_prefix: PrefixContext,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Causal attention of each row over a prefix that all rows share and over itself (transformers' interface).
-
-    query: (rows, heads, num_tokens, head_dim); key, value: (rows, kv_heads, num_tokens, head_dim); returns
-    (rows, num_tokens, heads, head_dim). Rows are padded on the right, so no mask is needed: padding lies in the future.
-    """
-    if shared_prefix.capture:
-        shared_prefix.captured.append((key, value))
-    if shared_prefix.prefix is None:
-        grouped = key.shape[1] != query.shape[1]
-        out = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
-        )
-        return out.transpose(1, 2).contiguous(), None
-    attend = _by_kernel if _has_kernel(query, value) else _by_products
-    return attend(query, (key, value), shared_prefix.prefix[module.layer_idx], scaling), None
-
-
-def _has_kernel(query: Tensor, value: Tensor) -> bool:
-    """Whether PyTorch's CPU flash kernel, the one that also returns the log-sum-exps, takes these."""
-    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
-
-
-def _by_kernel(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """No score is ever stored: the kernel runs causally on the rows, and once over the prefix for all their queries."""
-    (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
-    key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
-    near, near_lse = _flash(query, key, value, 0.0, True, scale=scaling)
-    flat = query.transpose(1, 2).flatten(0, 1).unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
-    key, value = (x.expand(len(flat), -1, -1, -1) for x in prefix)
-    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in _flash(flat, key, value, 0.0, False, scale=scaling))
-    weight = (far_lse.unflatten(0, (rows, num_tokens)) - near_lse.transpose(1, 2)).sigmoid_().unsqueeze(-1)
-    return torch.lerp(near.transpose(1, 2), far.unflatten(0, (rows, num_tokens)), weight.to(near.dtype))
-
-
-def _by_products(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """By matrix products, on any device, in blocks of queries of at most `MAX_SCORES` scores."""
-    (key, value), (rows, heads, num_tokens, _) = own, query.shape
-    size = max(1, MAX_SCORES // (rows * heads * (prefix[0].shape[1] + num_tokens)))
-    query = query * scaling
-    parts = [
-        _block(query[:, :, a : a + size], (key[:, :, : a + size], value[:, :, : a + size]), prefix, a)
-        for a in range(0, num_tokens, size)
-    ]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
-
-
-def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], first: int) -> Tensor:
-    """Attention of the queries at positions first.. of their rows; query (rows, heads, block, head_dim), scaled."""
-    (key, value), (prefix_key, prefix_value) = own, prefix
-    rows, heads, block, width = query.shape
-    kv_heads = key.shape[1]
-    flat = query.transpose(0, 1).reshape(kv_heads, -1, width)
-    far = torch.matmul(flat, prefix_key.transpose(1, 2)).float()
-    near = torch.matmul(query.reshape(rows, kv_heads, -1, width), key.transpose(2, 3)).float()
-    future = torch.ones(block, key.shape[2], dtype=torch.bool, device=query.device).triu(first + 1)
-    near = near.view(rows, heads, block, -1).masked_fill_(future, float("-inf"))
-    far_lse, near_lse = far.logsumexp(-1, keepdim=True), near.logsumexp(-1, keepdim=True)
-    far = torch.matmul(far.sub_(far_lse).exp_().to(query.dtype), prefix_value)
-    near = near.sub_(near_lse).exp_().to(query.dtype).view(rows, kv_heads, -1, key.shape[2])
-    near = torch.matmul(near, value).view(rows, heads, block, width)
-    far, far_lse = (x.view(heads, rows, block, -1).transpose(0, 1) for x in (far, far_lse))
-    return torch.lerp(near, far, torch.sigmoid(far_lse - near_lse).to(query.dtype))
-
-
-AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)
 
 
 def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
@@ -174,12 +79,15 @@ class CrossScorer:
     """Scores reasonings under prompts with one causal language model; see the module's head.
 
     `token_budget`: tokens forwarded at once, padding included. `temperature`: of the distribution that is scored.
+    `kernels`: which form of attention, `fast` or `plain`.
     """
 
-    def __init__(self, model: PreTrainedModel, token_budget: int, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, token_budget: int, temperature: float = 1.0, kernels: str = "fast"
+    ) -> None:
         _refuse_other_attention(model)
         plain = _plain_log_probs(model)
-        model.set_attn_implementation(SHARED_PREFIX)
+        model.set_attn_implementation(NAMES[kernels])
         self.model = model.eval()
         self.temperature = temperature
         self.device = next(model.parameters()).device

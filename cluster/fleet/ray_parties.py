@@ -67,7 +67,7 @@ class RayParties:
             num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env={"env_vars": ALLOCATOR}
         )
         settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
-        return RayScorer(shell.remote(self.model_dir, *settings))
+        return RayScorer(shell.remote(self.model_dir, *settings, config.learner.kernels))
 
     def learner(self) -> RayLearner:
         config = self.config

@@ -1,6 +1,7 @@
 """The score matrix equals one plain forward for each pair, in whatever batches it is computed."""
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from actors.scorer import cross_scoring
+from actors.process.private_operators import private_operator
+from actors.scorer import cross_scoring, prefix_attention
 from actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches, unique_rows
 
 VOCABULARY = 61
@@ -67,17 +69,27 @@ def per_token_error(found: np.ndarray, expected: np.ndarray, reasonings: list[np
     return float((np.abs(found - expected) / np.array([len(z) for z in reasonings])[:, None]).max())
 
 
-@pytest.mark.parametrize("kernel", [True, False])
+@pytest.fixture
+def without_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A torch without the CPU flash kernel."""
+    monkeypatch.setattr(prefix_attention, "FLASH", "ops.aten._scaled_dot_product_flash_attention_for_none")
+    private_operator.cache_clear()
+    yield
+    private_operator.cache_clear()
+
+
+@pytest.mark.parametrize("form", ["fast", "fast without the kernel", "plain"])
 @pytest.mark.parametrize("start", [[], [5, 6, 7, 8, 9]])
 @pytest.mark.parametrize("budget", [1, 40, 4096])
 def test_matrix_equals_one_forward_for_each_pair(
-    budget: int, start: list[int], kernel: bool, monkeypatch: pytest.MonkeyPatch
+    budget: int, start: list[int], form: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(cross_scoring, "_has_kernel", lambda query, value: kernel)
+    if form == "fast without the kernel":
+        request.getfixturevalue("without_flash")
     model, rng = qwen2(), np.random.default_rng(1)
     prompts, reasonings = rows(rng, [9, 3, 17, 4, 9], start), rows(rng, [1, 2, 11, 5, 1, 8])
     expected = one_by_one(copy.deepcopy(model), prompts, reasonings, 0.7)
-    found = CrossScorer(model, budget, 0.7).matrix(prompts, reasonings)
+    found = CrossScorer(model, budget, 0.7, form.split()[0]).matrix(prompts, reasonings)
     assert expected.std(axis=1).min() > 0.1, "the prompts must matter for this test to be able to fail"
     assert per_token_error(found, expected, reasonings) < 1e-4
 
@@ -116,12 +128,20 @@ def test_wanted_pairs_are_those_of_the_whole_matrix_at_fewer_tokens(budget: int)
     assert scorer.num_forwarded - tokens < tokens
 
 
-def test_queries_in_blocks_and_logits_in_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_the_flash_kernel_says_so_once(without_flash: None, caplog: pytest.LogCaptureFixture) -> None:
+    scorer, rng = CrossScorer(qwen2(), 4096), np.random.default_rng(3)
+    scorer.matrix(rows(rng, [4, 5]), rows(rng, [3, 7]))
+    (said,) = [record.getMessage() for record in caplog.records if "torch.ops.aten" in record.getMessage()]
+    assert "flash_attention_for_none: the scorer's attention on CPU stores its scores" in said
+
+
+def test_queries_in_blocks_and_logits_in_blocks_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, without_flash: None
+) -> None:
     rng = np.random.default_rng(3)
     prompts, reasonings = rows(rng, [20, 30], [1, 2, 3]), rows(rng, [12, 9, 15])
     whole = CrossScorer(qwen2(), 4096).matrix(prompts, reasonings)
-    monkeypatch.setattr(cross_scoring, "_has_kernel", lambda query, value: False)
-    monkeypatch.setattr(cross_scoring, "MAX_SCORES", 700)
+    monkeypatch.setattr(prefix_attention, "MAX_SCORES", 700)
     monkeypatch.setattr(cross_scoring, "MAX_LOGITS", 4 * VOCABULARY)
     blocks = CrossScorer(qwen2(), 4096).matrix(prompts, reasonings)
     assert per_token_error(blocks, whole, reasonings) < 1e-5

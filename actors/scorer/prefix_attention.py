@@ -1,0 +1,146 @@
+"""Attention of many rows over a prefix that they share, and of each over itself: the scorer's part of a forward pass.
+
+The prefix's keys and values are computed once and not copied for each row. Three forms compute the same:
+
+- On CPU, PyTorch's flash kernel runs causally on the rows, and once over the prefix for all their queries; the two
+  results are merged by their log-sum-exp. No score is ever stored. The kernel that returns the log-sum-exp is a private
+  operator; a torch without it takes the products below and says so once.
+- Elsewhere, matrix products in blocks of queries, merged alike.
+- `learner.kernels: plain`: every row's keys are the prefix's and its own, one after another, under a mask: the
+  definition of the other two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from actors.process.private_operators import private_operator
+
+FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
+WITHOUT_FLASH = "the scorer's attention on CPU stores its scores, and takes longer"
+MAX_SCORES = 1 << 24
+"""Attention scores held at once (64 MiB in float32); longer ones are computed in blocks of queries."""
+
+Attend = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float], Tensor]
+"""From queries (rows, heads, num_tokens, head_dim), the rows' own keys and values, those of the prefix, and the scale
+to (rows, num_tokens, heads, head_dim)."""
+LayerCache = list[tuple[Tensor, Tensor]]
+"""Keys and values of one sequence, one pair a layer, each (num_kv_heads, num_tokens, head_dim)."""
+
+
+@dataclass
+class PrefixContext:
+    """What the attention of one forward sees beside its own tokens. `captured`: (rows, num_kv_heads, num_tokens,
+    head_dim) keys and values of the forward itself, one pair a layer, when `capture` is set."""
+
+    prefix: LayerCache | None
+    capture: bool = False
+    captured: LayerCache = field(default_factory=list)
+
+
+def _forward(
+    attend: Attend,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    shared_prefix: PrefixContext,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Causal attention of each row over a prefix that all rows share and over itself (transformers' interface).
+
+    query: (rows, heads, num_tokens, head_dim); key, value: (rows, kv_heads, num_tokens, head_dim); returns
+    (rows, num_tokens, heads, head_dim). Rows are padded on the right, so no mask is needed: padding lies in the future.
+    """
+    if shared_prefix.capture:
+        shared_prefix.captured.append((key, value))
+    if shared_prefix.prefix is None:
+        grouped = key.shape[1] != query.shape[1]
+        out = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+        return out.transpose(1, 2).contiguous(), None
+    return attend(query, (key, value), shared_prefix.prefix[module.layer_idx], scaling), None
+
+
+def by_definition(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+    """The plain form: every row sees the prefix and its own tokens up to the query's."""
+    key, value = (torch.cat([p.expand(len(query), -1, -1, -1), x], 2) for x, p in zip(own, prefix, strict=True))
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    seen = seen.tril(prefix[0].shape[1])
+    out = functional.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous()
+
+
+def by_device(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+    """The fast form: PyTorch's CPU flash kernel where it takes these, matrix products elsewhere."""
+    fits = query.device.type == "cpu" and query.shape[-1] == own[1].shape[-1]
+    flash = private_operator(FLASH, WITHOUT_FLASH) if fits else None
+    return by_products(query, own, prefix, scaling) if flash is None else _by_kernel(flash, query, own, prefix, scaling)
+
+
+def _by_kernel(
+    flash: Callable[..., Any],
+    query: Tensor,
+    own: tuple[Tensor, Tensor],
+    prefix: tuple[Tensor, Tensor],
+    scaling: float,
+) -> Tensor:
+    """`flash`: the kernel, which returns the log-sum-exps too."""
+    (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
+    key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
+    near, near_lse = flash(query, key, value, 0.0, True, scale=scaling)
+    flat = query.transpose(1, 2).flatten(0, 1).unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
+    key, value = (x.expand(len(flat), -1, -1, -1) for x in prefix)
+    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in flash(flat, key, value, 0.0, False, scale=scaling))
+    weight = (far_lse.unflatten(0, (rows, num_tokens)) - near_lse.transpose(1, 2)).sigmoid_().unsqueeze(-1)
+    return torch.lerp(near.transpose(1, 2), far.unflatten(0, (rows, num_tokens)), weight.to(near.dtype))
+
+
+def by_products(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+    """By matrix products, on any device, in blocks of queries of at most `MAX_SCORES` scores."""
+    (key, value), (rows, heads, num_tokens, _) = own, query.shape
+    size = max(1, MAX_SCORES // (rows * heads * (prefix[0].shape[1] + num_tokens)))
+    query = query * scaling
+    parts = [
+        _block(query[:, :, a : a + size], (key[:, :, : a + size], value[:, :, : a + size]), prefix, a)
+        for a in range(0, num_tokens, size)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], first: int) -> Tensor:
+    """Attention of the queries at positions first.. of their rows; query (rows, heads, block, head_dim), scaled."""
+    (key, value), (prefix_key, prefix_value) = own, prefix
+    rows, heads, block, width = query.shape
+    kv_heads = key.shape[1]
+    flat = query.transpose(0, 1).reshape(kv_heads, -1, width)
+    far = torch.matmul(flat, prefix_key.transpose(1, 2)).float()
+    near = torch.matmul(query.reshape(rows, kv_heads, -1, width), key.transpose(2, 3)).float()
+    future = torch.ones(block, key.shape[2], dtype=torch.bool, device=query.device).triu(first + 1)
+    near = near.view(rows, heads, block, -1).masked_fill_(future, float("-inf"))
+    far_lse, near_lse = far.logsumexp(-1, keepdim=True), near.logsumexp(-1, keepdim=True)
+    far = torch.matmul(far.sub_(far_lse).exp_().to(query.dtype), prefix_value)
+    near = near.sub_(near_lse).exp_().to(query.dtype).view(rows, kv_heads, -1, key.shape[2])
+    near = torch.matmul(near, value).view(rows, heads, block, width)
+    far, far_lse = (x.view(heads, rows, block, -1).transpose(0, 1) for x in (far, far_lse))
+    return torch.lerp(near, far, torch.sigmoid(far_lse - near_lse).to(query.dtype))
+
+
+FORMS: dict[str, Attend] = {"fast": by_device, "plain": by_definition}
+"""By the values of `learner.kernels`."""
+NAMES = {kernels: f"squelch_shared_prefix_{kernels}" for kernels in FORMS}
+"""Under which transformers finds each; the prefix travels as the model's keyword `shared_prefix`."""
+
+for kernels, attend in FORMS.items():
+    AttentionInterface.register(NAMES[kernels], partial(_forward, attend))
