@@ -1,10 +1,10 @@
 """SortWords: put words into alphabetical order. The template of docs/adding-an-environment.md: copy it and change it.
 
-It is whole and played in tests, and not registered: `environment.name=envs.template:SortWords` plays it all the same.
-`@register` above the class makes `squelch/SortWords-v0` of it.
+It is complete, and the tests play it. It has no entry in `envs.registry`: `environment.name=envs.template:SortWords`
+plays it by its path.
 
 Invariants: no word occurs twice in a task; the words shown are never in order. An episode ends at the right answer, or
-when the format's turns are over; each wrong attempt halves what the right answer pays.
+after the last turn of the format; each wrong attempt halves the reward of the right answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SortWords(TextEnv, Demonstrator):
     # --- what it says ---
 
     def read_action(self, text: str) -> str | None:
-        """Lower-case words, one space between them. No look at the task: whether it is an action, not whether right."""
+        """Lower-case words, one space between them: whether the text is an action, not whether it is right."""
         if len(text) > 10 * self.max_action_length:  # before anything that costs more than a look at the length
             return None
         words = text.lower().split()
@@ -71,7 +71,7 @@ class SortWords(TextEnv, Demonstrator):
     # --- the task ---
 
     def _load(self, seed: int) -> dict[str, Any]:
-        """Draw until the content belongs to this split: that is what keeps validation out of training."""
+        """Draw until the content belongs to this split, so that validation stays out of training."""
         rng = random.Random(f"{self.name} {seed}")  # a stream of its own; never the global one
         for _ in range(MAX_DRAWS):
             words = [WORDS[index] for index in draw_distinct(rng, self.options.num_words, len(WORDS))]

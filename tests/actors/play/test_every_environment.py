@@ -302,6 +302,8 @@ def test_each_turn_is_fed_the_whole_past_and_told_the_twins_state(game: Game) ->
             fed = game.codec.text(prompt[end:])
             assert f"user\n{script.told[number]}" in fed and fed.endswith("<think>")
             assert (rules in fed) == (number == 0)
+            closed_here = number > 0 and prompt[end] == game.codec.stop_ids[0]
+            assert closed_here == (number > 0 and script.turns[number - 1].cut)
             end = turn.sample_end
 
 
