@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 GROUPS = 48
 """Fewest groups (8 in each of 6 buckets)."""
 DESCRIPTION = """\
-Takes apart the gradient of archived groups: task, KL and entropy by reward variance (paper, Figure 3), signal against
-noise from two halves of each group, and how tight Theorem H.2's bound is. The weights are those of a checkpoint; the
-groups are those that these weights sampled (steps after it)."""
+Decomposes the gradient of archived groups by reward variance: task, KL and entropy gradients (paper, Figure 3), signal
+and noise from two halves of each group, and the tightness of Theorem H.2's bound. The weights come from a checkpoint;
+the groups are those that these weights sampled, in the steps after it."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.description = DESCRIPTION
     add_run_dir(parser)
-    parser.add_argument("--step", type=int, help="weights after this step (a checkpoint; 0: the initial policy)")
+    parser.add_argument("--step", type=int, help="use the weights after this step (0: the initial policy)")
     parser.add_argument(
         "--older",
         choices=("refuse", "weight"),
         default="refuse",
-        help="groups of other versions: left out (default), or taken under truncated importance weights",
+        help="groups of other versions: excluded (default), or used with truncated importance weights",
     )
-    parser.add_argument("--groups", type=int, default=GROUPS, help="fewest groups; more are taken if they are there")
-    parser.add_argument("--buckets", type=int, default=BUCKETS, help="buckets of reward variance")
+    parser.add_argument("--groups", type=int, default=GROUPS, help="least number of groups; more are used if available")
+    parser.add_argument("--buckets", type=int, default=BUCKETS, help="number of buckets of reward variance")
     parser.add_argument("--kl", type=float, help="KL coefficient instead of the run's")
     parser.add_argument("--entropy", type=float, help="entropy coefficient instead of the run's")
-    parser.add_argument("--json", action="store_true", help="one JSON object, group by group")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with every group")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -169,15 +169,15 @@ def learner_config(own: LearnerConfig, kl: float | None, entropy: float | None) 
     objective = own.objective
     if kl and (objective.kl.place == "reward" or objective.kl.estimator == "k1"):
         raise UserError(
-            f"--kl {kl} has nothing to weigh: this run's KL (learner.objective.kl) is place={objective.kl.place} with "
-            f"estimator={objective.kl.estimator}, and only k2 or k3 in the loss has a gradient of its own; drop --kl"
+            f"--kl {kl} has no effect: this run's KL (learner.objective.kl) is place={objective.kl.place} with "
+            f"estimator={objective.kl.estimator}, and only k2 or k3 in the loss has a gradient; remove --kl"
         )
     if kl is not None:
         objective = objective.model_copy(update={"kl": objective.kl.model_copy(update={"coefficient": kl})})
     if entropy is not None:
         objective = objective.model_copy(update={"entropy_coefficient": entropy})
     if (kl or 0) < 0 or (entropy or 0) < 0:
-        raise UserError(f"--kl {kl} --entropy {entropy}: coefficients are not negative")
+        raise UserError(f"--kl {kl} --entropy {entropy}: coefficients must be 0 or more")
     return own.model_copy(update={"ranks": 1, "objective": objective})
 
 

@@ -153,8 +153,8 @@ def _require_two_prompts(path: Path, found: Reasonings) -> None:
         return
     left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
     raise UserError(
-        f"{path}: {len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, and which prompt "
-        f"a reasoning fits can only be asked of two or more (intervals need 6). Rows left out: {left_out}"
+        f"{path}: {len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison "
+        f"needs at least 2 prompts (intervals need 6). Excluded rows: {left_out}"
     )
 
 

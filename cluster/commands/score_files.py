@@ -76,7 +76,7 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
     """(number, row) by the names of NAMES' keys; `step` picks the rows of one step. `UserError` where a row is
     malformed, or where several steps, hence several policies, are there and none is picked."""
     if not path.is_file():
-        raise UserError(f"{path} does not exist or is no file; give a JSONL or Parquet file with {NEEDED}")
+        raise UserError(f"{path} is not a file; give a JSONL or Parquet file with {NEEDED}")
     raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
     rows = [(number, _named(path, number, row)) for number, row in raw]
     if not rows:
@@ -84,8 +84,8 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
     steps = sorted({row["step"] for _, row in rows if isinstance(row["step"], int)})
     if step is None and len(steps) > 1:
         raise UserError(
-            f"{path} holds the steps {_some(steps)}, which different policies wrote; pick one with --step, and give "
-            "the weights that sampled it"
+            f"{path} holds the steps {_some(steps)}, which different policies sampled; select one with --step, "
+            "and give the weights that sampled it"
         )
     found = rows if step is None else [(number, row) for number, row in rows if row["step"] == step]
     if not found:
@@ -291,7 +291,7 @@ class Reader:
         if other != prompt:
             raise UserError(
                 f"{self._path}, row {number}: `prompt_id` {name!r} is that of row {first}, whose prompt differs; give "
-                "each prompt an id of its own, or leave the column out"
+                "each prompt a distinct id, or remove the column"
             )
 
 
