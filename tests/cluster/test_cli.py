@@ -67,6 +67,19 @@ def test_every_command_recipe_and_page_that_the_documents_name_exists(page, caps
         assert (page.parent / link).exists(), link
 
 
+ROOMS = "actors|benchmarks|cluster|deploy|docs|envs|learner|tests"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_file_and_module_that_the_documents_name_exists(page):
+    """Words in capitals are placeholders, such as `cluster/recipes/NAME.yaml`."""
+    text = page.read_text()
+    files = re.findall(rf"`((?:{ROOMS})/[\w./-]+\.\w+)`", text)
+    modules = [name.replace(".", "/") for name in re.findall(rf"python -m ((?:{ROOMS})[\w.]+)", text)]
+    named = {name for name in [*files, *modules] if not re.search("[A-Z]{2}", name)}
+    assert {name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()} == set()
+
+
 def test_every_command_explains_itself(capsys):
     for command in commands(capsys):
         with pytest.raises(SystemExit) as caught:
