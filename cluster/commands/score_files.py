@@ -76,7 +76,7 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
     """(number, row) by the names of NAMES' keys; `step` picks the rows of one step. `UserError` where a row is
     malformed, or where several steps, hence several policies, are there and none is picked."""
     if not path.is_file():
-        raise UserError(f"{path} is not a file; give a JSONL or Parquet file with {NEEDED}")
+        raise UserError(f"{path} does not exist or is not a file; give a JSONL or Parquet file with {NEEDED}")
     raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
     rows = [(number, _named(path, number, row)) for number, row in raw]
     if not rows:

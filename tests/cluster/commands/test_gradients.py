@@ -117,7 +117,7 @@ def test_coefficients_replace_the_runs_on_one_rank() -> None:
     with pytest.raises(UserError, match="--kl -1"):
         learner_config(own, -1.0, None)
     rewarded = load("frozenlake", ["learner.objective.kl.place=reward"]).learner
-    with pytest.raises(UserError, match=r"place=reward .* drop --kl"):
+    with pytest.raises(UserError, match=r"place=reward .* remove --kl"):
         learner_config(rewarded, 0.1, None)
     with pytest.raises(UserError, match="estimator=k1"):
         learner_config(load("frozenlake", ["learner.objective.kl.estimator=k1"]).learner, 0.1, None)
