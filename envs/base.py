@@ -70,8 +70,8 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     @gymnasium.Env.np_random.getter
     def np_random(self) -> np.random.Generator:
-        """Gymnasium's generator of this environment; after a fully seeded reset made when asked for, as it costs more
-        than many a task."""
+        """Gymnasium's generator of this environment. After a fully seeded reset it is made on first use, because making
+        it can cost more than making the task."""
         if self._np_random is None and self._np_random_seed is not None:
             self._np_random, self._np_random_seed = seeding.np_random(self._np_random_seed)
         return gymnasium.Env.np_random.fget(self)

@@ -1,4 +1,4 @@
-"""What is played: which environment, with which options, and how long an episode may last."""
+"""The configuration of an environment: its name and options, the turn format, and the seeds of its tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envs.settings import Settings
 
 
 class TurnDefaults(Protocol):
-    """An environment (class) as the format sees it: its own limits."""
+    """The limits that an environment, or its class, sets where the configuration does not."""
 
     max_turns: int
     max_actions_per_turn: int
@@ -28,7 +28,7 @@ class FormatConfig(Settings):
     With 1 the whole answer is the action. By default the environment's own number (the boards: 2)."""
 
     def resolved(self, environment: TurnDefaults) -> FormatConfig:
-        """With numbers where the environment's own were meant."""
+        """The format with the environment's own numbers where the configuration leaves them open."""
         return self.model_copy(
             update={
                 "max_turns": self.max_turns or environment.max_turns,

@@ -1,8 +1,8 @@
-"""One task being played: messages out, text in. No tokens, no Ray.
+"""One task being played. An episode takes the policy's text and returns messages; it knows neither tokens nor Ray.
 
 Invariants: an episode ends when the environment terminates or after `max_turns` turns; every turn, well formed or not,
-counts as one. The format penalty is kept apart from the environment's rewards. The penalty of a turn cut at its token
-limit is that of a badly formatted one, and the episode goes on.
+counts as one. The format penalty is kept apart from the environment's rewards. A turn cut at its token limit costs the
+penalty of a badly formatted one, and the episode goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ending = Literal["terminated", "truncated"]  # the environment's own
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """What one turn did. `truncated`: a limit ended the episode here; the environment did not terminate it."""
+    """The result of one turn. `truncated`: a limit ended the episode here; the environment did not terminate it."""
 
     reward: float
     """Sum of the environment's rewards in this turn, format penalty left out."""
@@ -37,7 +37,7 @@ class TurnOutcome:
     """The environment itself truncated the episode, so that its last state still has value; at the turn limit, which
     the prompt counts down to, the last state has none."""
     next_message: Message | None
-    """What the policy is told next; None when the episode is over."""
+    """The next message to the policy; None when the episode is over."""
 
 
 class Episode:
@@ -105,7 +105,7 @@ class Episode:
 
 
 def _told(info: dict[str, Any], key: str, method: str) -> Any:
-    """What the environment told under `key`; ValueError where it did not."""
+    """`info[key]` of the environment; ValueError, naming the method, where it is absent."""
     if key not in info:
         raise ValueError(f"the environment's {method}() returned no info[{key!r}] (envs.contract.Environment.{method})")
     return info[key]

@@ -7,7 +7,8 @@ The assistant's turn is opened with `<think>` by us, so that the opening belongs
 and ends its turn. All text that we write is made of words separated by single spaces or newlines, punctuation included,
 so that a word-level tokenizer sees a small closed vocabulary.
 
-Parsing never raises and takes time linear in the text. What is executed and what counts as well formed are apart:
+Parsing never raises and takes time linear in the text. It decides separately which actions are executed and whether the
+turn is well formed:
 
 - The answer is the text between the first `<answer>` after the first `</think>` and the first `</answer>` after that:
   one action where a turn holds one, else actions separated by `||`.
@@ -35,7 +36,7 @@ ReadAction = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """What the policy's text says. `actions` are to be executed, in the environment's own spelling."""
+    """A policy's turn, parsed. `actions` are to be executed, in the environment's own spelling."""
 
     reasoning: str
     actions: tuple[str, ...]
@@ -59,7 +60,7 @@ def _format_rule(config: FormatConfig) -> str:
 
 
 def turn_message(observation: str, actions_left: int, reward: float | None) -> str:
-    """What the policy is told before a turn; `reward` is that of the turn before, None at the first."""
+    """The message to the policy before a turn; `reward` is that of the turn before, None at the first."""
     told = "" if reward is None else f"reward {reward_text(reward)}\n"
     return f"{told}{observation}\nactions left {actions_left}"
 
@@ -104,7 +105,7 @@ def format_phrases(config: FormatConfig, step_rewards: Sequence[float]) -> list[
 
 
 def parse(text: str, max_actions: int, read_action: ReadAction) -> ParsedTurn:
-    """What the policy said, whatever it said, `max_actions` a turn at most; see the module's head for the rules."""
+    """Parse a policy's text; at most `max_actions` actions are executed. The module's head states the rules."""
     reasoning, closed, rest = text.partition(THINK_CLOSE)
     before, opened, inside = rest.partition(ANSWER_OPEN)
     content, ended, after = inside.partition(ANSWER_CLOSE)

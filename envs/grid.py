@@ -1,4 +1,4 @@
-"""What the boards share: closed action words, one symbol a cell, reasoning that names coordinates.
+"""The base of the boards: closed action words, one symbol a cell, and reasoning that names coordinates.
 
 Invariants: an observation has `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every symbol
 is in `glyphs`; all text comes from a closed vocabulary, so that a word tokenizer reads one token a cell.

@@ -1,7 +1,7 @@
-"""The player: plays tickets, token by token, with whatever samples the turns.
+"""The player: it plays tickets, token by token.
 
-`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM: it is given `generate`. `actors/play/actor.py` is its Ray
-shell.
+`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM; a function `generate` samples its turns.
+`actors/play/actor.py` is its Ray shell.
 
 Invariants:
 
@@ -296,5 +296,5 @@ class EnvironmentPlayer:
 
 
 def _idle_key(task: Task) -> tuple[str, str, str]:
-    """Tasks of one kind are played in the same environments, one after another."""
+    """Tasks that agree in this key are played in the same environments, one after another."""
     return task.environment, task.split, task.options_json

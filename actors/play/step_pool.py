@@ -1,4 +1,4 @@
-"""Environment calls off the event loop: all of a tick in one hand-over, and a hung one costs only itself.
+"""Environment calls off the event loop. All calls of a tick are handed over together; a hung call costs only itself.
 
 Invariants:
 

@@ -1,4 +1,4 @@
-"""Verdicts, formed here, outside the process that runs the program: only what a program put out comes in.
+"""Verdicts on programs. They are formed outside the process that runs a program; only the program's output comes in.
 
 Invariants: expected outputs never leave this process. A verdict depends on the program's bytes and the expected value
 only, and comparing never calls anything that a program defined: its output is text, its values are JSON of plain types.
@@ -59,7 +59,7 @@ def judge(
 
 
 def verdict(run: Run, test: Test, is_call: bool) -> Verdict:
-    """What one run is worth. Only a program that ended well by itself can pass."""
+    """The verdict on one run. Only a program that ended by itself without an error can pass."""
     if run.outcome != "finished":
         return Verdict(False, REASONS[run.outcome], _last_line(run.error))
     if not is_call:
