@@ -4,12 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from actors.filter.rules import RULES
+from actors.filter.scores import STATISTICS
 from envs.settings import Settings
-
-Statistic = Literal[
-    "reward_variance", "reward_std", "reward_sum", "reward_mean", "entropy", "entropy_variance", "length"
-]
-Rule = Literal["none", "top_p", "top_p_softmax", "top_k", "min_p", "band"]
 
 
 class SamplingConfig(Settings):
@@ -89,8 +86,10 @@ class RolloutConfig(Settings):
 class FilterConfig(Settings):
     """Which groups are learned from (paper, section 3.3 and appendix G; design decision 2)."""
 
-    statistic: Statistic = "reward_variance"
-    rule: Rule = "top_p"
+    statistic: Literal[*STATISTICS] = "reward_variance"
+    """What groups are scored by, an entry of `actors.filter.scores.STATISTICS`."""
+    rule: Literal[*RULES] = "top_p"
+    """How groups are chosen by their scores, an entry of `actors.filter.rules.RULES`."""
     rho: float = Field(0.9, gt=0, le=1)
     """top_p: kept mass. top_k: kept share of groups. min_p: share of the largest score."""
     band: tuple[float, float] = (0.0, 1.0)

@@ -18,13 +18,14 @@ from collections.abc import Callable
 import numpy as np
 
 from actors.config import FilterConfig
-from actors.filter.windows import FilterWindow, GroupStatistics, SlidingWindow
+from actors.filter.measure import GroupStatistics
+from actors.filter.windows import FilterWindow, SlidingWindow
 from benchmarks.common import arguments, print_figures
 
 GROUP_SIZE = 16
 STEP_GROUPS = 8
 TARGET = 20_000
-"""Groups a second that the issue asks for."""
+"""Groups a second that the filter must reach."""
 
 
 def make_groups(num_groups: int, per_step: int) -> list[GroupStatistics]:

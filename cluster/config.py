@@ -8,11 +8,13 @@ before anything starts. Imports neither torch nor Ray.
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from actors.config import (
     EnvironmentActorConfig,
@@ -277,7 +279,7 @@ def _explain(error: ValidationError) -> str:
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {item['input']!r})"
-            lines.append(f"{where}: {message}{given}".removeprefix(": "))
+            lines.append(f"{where}: {message}{given}{_meant_value(item)}".removeprefix(": "))
     return "configuration: " + "; ".join(lines)
 
 
@@ -292,6 +294,14 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
 
 def _nearest(word: str, valid: list[str]) -> str:
     return _meant(word, valid).strip() or f"Valid keys: {', '.join(valid)}."
+
+
+def _meant_value(error: ErrorDetails) -> str:
+    """The question after one of a few names was misspelt; nothing for other errors."""
+    if error["type"] != "literal_error":
+        return ""
+    names = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+    return f". {_meant(str(error['input']), names)}".rstrip(". ")
 
 
 def _meant(word: str, valid: list[str]) -> str:

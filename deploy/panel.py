@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.metrics.lookup import spec_of
+from cluster.metrics import REGISTRY
 
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
@@ -48,7 +48,7 @@ def series(name: str, **labels: str) -> str:
 
 def selector(name: str, *matchers: str, **labels: str) -> str:
     """`name{matchers, labels}`; a name, label or closed label value that the registry lacks is a ValueError."""
-    spec = spec_of(_family(name))
+    spec = REGISTRY.spec(_family(name))
     for label, value in labels.items():
         at = spec.labels.index(label) if label in spec.labels else -1
         if at < 0 and label not in SCRAPE_LABELS:

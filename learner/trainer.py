@@ -27,6 +27,7 @@ from learner import batching, checkpoint, memory
 from learner import publish as publication
 from learner.batching import Groups, MicroBatch, OptimizerStep, Row
 from learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
+from learner.metrics import PARTS
 from learner.objective import credit
 from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
 from learner.policy.critic import ValueLearner
@@ -38,7 +39,6 @@ MEAN_NAMES = (
     *("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"),
     *("zero_advantage_share", "masked_share"),
 )
-PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference", "critic")
 
 
 @dataclass

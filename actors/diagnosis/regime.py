@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.metrics.reasoning import REGIMES
+from actors.diagnosis.metrics import REGIMES
 
 DIVERSE, COMPRESSED, TEMPLATE, LOW_ENTROPY, UNKNOWN = REGIMES
 BASELINE_SCORINGS = 3

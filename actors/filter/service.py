@@ -11,7 +11,8 @@ from typing import Any
 import ray
 
 from actors.config import FilterConfig
-from actors.filter.windows import Decision, StepDecision, make_window
+from actors.filter.decisions import Decision, StepDecision
+from actors.filter.windows import make_window
 from actors.records import GroupSummary
 
 

@@ -15,111 +15,22 @@ among the last `window_size` groups, itself included, of whatever step; nothing 
 
 from __future__ import annotations
 
-import bisect
 import math
-import re
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.config import FilterConfig, Rule
-from actors.filter.rules import (
-    ZERO,
-    Code,
-    GroupStatistics,
-    Measured,
-    Selection,
-    describe,
-    explain,
-    measure,
-    pick,
-    score,
-    select,
-)
+from actors.config import FilterConfig
+from actors.filter.decisions import Action, Decision, StepDecision, Verdict
+from actors.filter.measure import GroupStatistics, measure
+from actors.filter.metrics import count_zero, step_figures
+from actors.filter.rules import RULES, describe
+from actors.filter.selection import Code, explain, pick
+from actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
     from actors.records import GroupSummary
-
-__all__ = [
-    "Action",
-    "Decision",
-    "FilterWindow",
-    "GroupStatistics",
-    "Measured",
-    "NoSignal",
-    "Selection",
-    "SlidingWindow",
-    "StepDecision",
-    "describe",
-    "loss_scale",
-    "make_window",
-    "measure",
-    "score",
-    "select",
-]
-
-Verdict = Literal["kept", "dropped", "refused"]
-Action = Literal["learn", "skip", "abort"]
-LossScale = Literal["none", "rho", "kept_mass", "kept_fraction", "sqrt_kept_fraction"]
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of one group."""
-
-    group_id: str
-    step: int
-    decision: Verdict
-    code: Code
-    """Short cause: selected, passthrough, zero, below_threshold, no_signal, refused."""
-    reason: str
-    """The same for people, with the numbers."""
-    score: float | None
-    """The statistic; None if refused."""
-    reward_variance: float | None
-    """Sample variance of the returns, penalty left out; None if refused."""
-    mean_return: float | None
-
-
-@dataclass(frozen=True)
-class StepDecision:
-    """A step after its window was ranked. The lists hold all of the step's groups so far, in order of tickets."""
-
-    step: int
-    kept: list[Decision]
-    dropped: list[Decision]
-    refused: list[Decision]
-    kept_mass: float | None
-    """Share of the step's summed reward variance in the kept groups; None when the sum is 0."""
-    kept_fraction: float
-    """Kept over all of the step's groups."""
-    num_zero: int
-    """Groups with |score| <= 1e-10."""
-    threshold: float | None
-    """What the rule last compared with, in its own unit; None in a sliding window, where each group had its own."""
-    wanted: int
-    """Further groups that a refill asks for; 0 when the step is closed."""
-    action: Action
-    """learn: train on `kept`. skip: no update, no new version. abort: end the run."""
-    filtered: bool
-    """False where no rule was applied (rule none, passthrough): the loss is then not scaled."""
-    rule: Rule
-    filter: str
-    """The rule and its settings as text, for the archive."""
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the step has ended; while it has not, the caller plays `wanted` more tickets and closes again."""
-        return self.wanted == 0
-
-    @property
-    def decisions(self) -> list[Decision]:
-        return [*self.kept, *self.dropped, *self.refused]
 
 
 @dataclass
@@ -186,63 +97,6 @@ def _finite(value: float) -> float | None:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-@lru_cache(maxsize=8192)
-def ticket_key(group_id: str) -> tuple[str | int, ...]:
-    """Sorts ticket ids by their numbers as numbers: `7-10` after `7-9`."""
-    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", group_id))
-
-
-def ticket_order(group_ids: Sequence[str]) -> np.ndarray:
-    """(n,) rank of each id among the tickets; breaks ties between scores."""
-    ranks = np.empty(len(group_ids), dtype=np.int64)
-    ranks[sorted(range(len(group_ids)), key=lambda i: ticket_key(group_ids[i]))] = np.arange(len(group_ids))
-    return ranks
-
-
-class RecentGroups:
-    """The last `size` groups of whatever step: their scores, and their order among the tickets, kept up as groups come
-    and go, so that nothing is sorted anew for each."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._ids: deque[str] = deque()
-        self._tickets: list[tuple[str | int, ...]] = []  # sorted; equal ones in order of arrival
-        self._scores, self._order = np.empty(size), np.empty(size, dtype=np.int64)
-
-    @property
-    def scores(self) -> np.ndarray:
-        """(n,) float64 in order of arrival, NaN where refused."""
-        return self._scores[: len(self._ids)]
-
-    @property
-    def order(self) -> np.ndarray:
-        """(n,) `ticket_order` of the same groups."""
-        return self._order[: len(self._ids)]
-
-    def add(self, group_id: str, score: float) -> None:
-        """Takes a group; the oldest goes when there are `size`."""
-        if len(self._ids) == self._size:
-            self._drop_oldest()
-        ticket, order, last = ticket_key(group_id), self.order, len(self._ids)
-        rank = bisect.bisect_right(self._tickets, ticket)
-        self._tickets.insert(rank, ticket)
-        order += order >= rank
-        self._ids.append(group_id)
-        self._scores[last], self._order[last] = score, rank
-
-    def _drop_oldest(self) -> None:
-        rank = bisect.bisect_left(self._tickets, ticket_key(self._ids.popleft()))
-        del self._tickets[rank]
-        self._scores[:-1] = self._scores[1:]
-        self._order[:-1] = self._order[1:]
-        order = self.order
-        order -= order > rank
-
-    def state(self) -> list[list[Any]]:
-        """[id, score or None] of each, oldest first."""
-        return [[group_id, _finite(score)] for group_id, score in zip(self._ids, self.scores.tolist(), strict=True)]
 
 
 class FilterWindow:
@@ -362,17 +216,12 @@ class FilterWindow:
         for entry in ordered:
             decision = entry.decision(step)
             lists[decision.decision].append(decision)
-        mass = _kept_mass(ordered)
-        fraction = len(lists["kept"]) / len(ordered) if ordered else 0.0
-        metrics = _metrics(ordered, {name: len(found) for name, found in lists.items()})
-        metrics |= {"kept_mass": _number(mass), "kept_fraction": fraction, "refill_rounds": float(found.rounds)}
-        metrics["no_signal_streak"] = float(self._no_signal.streak)
-        num_zero = sum(abs(entry.score) <= ZERO for entry in ordered)
-        is_filtered = filtered and self.config.rule != "none"
+        figures = step_figures(ordered, found.rounds, self._no_signal.streak)
         return StepDecision(
-            step, **lists, kept_mass=mass, kept_fraction=fraction, num_zero=num_zero, threshold=threshold,
-            wanted=wanted, action=action, filtered=is_filtered, rule=self.config.rule, filter=self._text,
-            metrics=metrics,
+            step, **lists, kept_mass=_finite(figures["kept_mass"]), kept_fraction=figures["kept_fraction"],
+            num_zero=count_zero(entry.score for entry in ordered), threshold=threshold, wanted=wanted, action=action,
+            filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule, filter=self._text,
+            metrics=figures,
         )  # fmt: skip
 
 
@@ -430,44 +279,3 @@ def _step_from(state: dict[str, Any]) -> _Step:
         figures = {key: _number(row[key]) for key in ("score", "variance", "mean")}
         entries[row["group_id"]] = _Entry(**{**row, **figures})
     return _Step(entries=entries, target=state["target"], rounds=state["rounds"])
-
-
-def _kept_mass(entries: Sequence[_Entry]) -> float | None:
-    """`kept_mass` of entries; sums are exact, so that the figure does not depend on the order of arrival."""
-    total = math.fsum(entry.variance for entry in entries if entry.verdict != "refused")
-    if total <= 0:
-        return None
-    return min(1.0, math.fsum(entry.variance for entry in entries if entry.verdict == "kept") / total)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
-
-
-def _metrics(entries: Sequence[_Entry], counts: dict[str, int]) -> dict[str, float]:
-    """Flat keys of `actors.metrics.registry`; refused groups have no figures."""
-    valid = [entry for entry in entries if entry.verdict != "refused"]
-    return {
-        "num_groups": float(len(entries)),
-        **{f"{name}_groups": float(count) for name, count in counts.items()},
-        "zero_variance_groups": float(sum(entry.variance <= ZERO for entry in valid)),
-        "reward_variance_mean": _mean([entry.variance for entry in valid]),
-        "reward_mean": _mean([entry.mean for entry in valid]),
-        "reward_mean_kept": _mean([entry.mean for entry in valid if entry.verdict == "kept"]),
-        "reward_mean_dropped": _mean([entry.mean for entry in valid if entry.verdict == "dropped"]),
-    }
-
-
-def loss_scale(kind: LossScale, decision: StepDecision, rho: float) -> float:
-    """Factor on a loss that was normalised over the kept groups (paper, section 4.1; design decision 3), in [0, 1].
-
-    1 where nothing was filtered (rule none, passthrough), for `rho` under `band`, which has no rho, and for `kept_mass`
-    when the window has no reward variance to share out.
-    """
-    if kind == "none" or not decision.filtered:
-        return 1.0
-    if kind == "rho":
-        return 1.0 if decision.rule == "band" else rho
-    if kind == "kept_mass":
-        return 1.0 if decision.kept_mass is None else decision.kept_mass
-    return decision.kept_fraction if kind == "kept_fraction" else math.sqrt(decision.kept_fraction)

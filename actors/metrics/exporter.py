@@ -10,11 +10,9 @@ Invariants:
 from __future__ import annotations
 
 import errno
-import platform
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from socketserver import BaseServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -22,8 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from actors.config import RecorderConfig
-from actors.metrics.lookup import spec_of
-from actors.metrics.registry import SPECS
+from actors.metrics.build_info import build_labels
+from actors.metrics.registry import Registry
 from actors.metrics.series import Flat, MetricStore
 from actors.metrics.specification import MetricSpec
 
@@ -31,15 +29,17 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Recorder:
-    """The run's metrics: takes a step's flat dict or single figures, and serves all series at `/metrics`.
+    """The metrics of `registry`: takes a step's flat dict or single figures, and serves all series at `/metrics`.
 
     `seeds` gives label values known at the start by label name, e.g. `{"worker": ["rollout-0"], "actor": [...]}`, so
     that their series exist before the first figure. All methods may be called from any thread.
     """
 
-    def __init__(self, config: RecorderConfig, seeds: Mapping[str, Iterable[str]] | None = None) -> None:
+    def __init__(
+        self, config: RecorderConfig, registry: Registry, seeds: Mapping[str, Iterable[str]] | None = None
+    ) -> None:
         self._config = config
-        self._store = MetricStore(seeds)
+        self._store = MetricStore(registry, seeds)
         self._lock = threading.Lock()
         self._server: BaseServer | None = None
         self._thread: threading.Thread | None = None
@@ -55,7 +55,7 @@ class Recorder:
         except OSError as error:
             raise ValueError(_explain(self._config, error)) from error
         self.port = self._server.server_address[1]
-        self.set("squelch_build_info", 1, version=_version(), python=platform.python_version())
+        self.set("squelch_build_info", 1, **build_labels())
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ class Recorder:
         self._of_kind(name, "counter", amount, labels)
 
     def _of_kind(self, name: str, kind: str, value: float | None, labels: Mapping[str, str]) -> None:
-        spec = spec_of(name)
+        spec = self._store.registry.spec(name)
         if spec.kind != kind:
             raise ValueError(f"{name} is a {spec.kind}, not a {kind}: `set` is for gauges, `add` for counters")
         with self._lock:
@@ -103,7 +103,7 @@ class _StoreCollector(Collector):
 
     def collect(self) -> list[Metric]:
         with self._lock:
-            return [self._family(spec) for spec in SPECS.values()]
+            return [self._family(spec) for spec in self._store.registry.specs.values()]
 
     def _family(self, spec: MetricSpec) -> Metric:
         if spec.kind == "histogram":
@@ -116,13 +116,6 @@ class _StoreCollector(Collector):
         for values, value in self._store.scalars[spec.name].items():
             family.add_metric(values, value)
         return family
-
-
-def _version() -> str:
-    try:
-        return version("squelch")
-    except PackageNotFoundError:  # run from a source tree that is not installed, as on a Ray worker
-        return "source"
 
 
 def _explain(config: RecorderConfig, error: OSError) -> str:

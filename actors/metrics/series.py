@@ -16,8 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from actors.metrics.lookup import label_values, series_of, spec_of
-from actors.metrics.registry import SPECS
+from actors.metrics.registry import Registry
 from actors.metrics.specification import LabelValues, MetricSpec
 
 Flat = Mapping[str, float | int | bool | None]
@@ -42,14 +41,15 @@ class Histogram:
 
 
 class MetricStore:
-    """The current value of every series. `seeds` gives further label values known at the start, by label name,
-    e.g. `{"worker": ["rollout-0"]}`, for metrics whose single open label has none of its own."""
+    """The current value of every series of `registry`. `seeds` gives further label values known at the start, by label
+    name, e.g. `{"worker": ["rollout-0"]}`, for metrics whose single open label has none of its own."""
 
-    def __init__(self, seeds: Mapping[str, Iterable[str]] | None = None) -> None:
+    def __init__(self, registry: Registry, seeds: Mapping[str, Iterable[str]] | None = None) -> None:
+        self.registry = registry
         self._seeds = {label: tuple(values) for label, values in (seeds or {}).items()}
-        self.scalars: dict[str, dict[LabelValues, float]] = {name: {} for name in SPECS}
+        self.scalars: dict[str, dict[LabelValues, float]] = {name: {} for name in registry.specs}
         self.histograms: dict[str, Histogram] = {}
-        for spec in SPECS.values():
+        for spec in registry.specs.values():
             self._seed(spec)
 
     def _seed(self, spec: MetricSpec) -> None:
@@ -66,12 +66,13 @@ class MetricStore:
 
     def observe(self, name: str, value: float | None, **labels: str) -> None:
         """Set a gauge, add to a counter, or observe in a histogram."""
-        spec = spec_of(name)
-        self._apply(spec, label_values(spec, labels), value)
+        spec = self.registry.spec(name)
+        self._apply(spec, spec.label_values(labels), value)
 
     def step(self, flat: Flat) -> None:
         """Everything that one training step reports; nothing is changed when any key or value is wrong."""
-        updates = [(spec, values, _number(key, flat[key])) for key in flat for spec, values in series_of(key)]
+        series = ((key, *found) for key in flat for found in self.registry.series_of(key))
+        updates = [(spec, values, _number(key, flat[key])) for key, spec, values in series]
         for spec, _, value in updates:
             _refuse_negative(spec, value)
         for spec, values, value in updates:

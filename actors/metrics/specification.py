@@ -1,4 +1,9 @@
-"""What a metric of the registry is: name, kind, help, labels, and the flat keys that feed it. Pure."""
+"""What a metric is: name, kind, help, labels, and the flat keys that feed it. Pure.
+
+Each component declares its metrics beside itself, in a module `metrics` whose `METRICS` is a `Table`; `cluster.metrics`
+composes them. Names follow Prometheus' conventions: seconds and bytes as base units, `_total` for counters, `_ratio`
+for shares.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,26 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
+
+from actors.lookup import nearest
 
 Kind = Literal["counter", "gauge", "histogram"]
 LabelValues = tuple[str, ...]
+
+
+class Section(StrEnum):
+    """The question that a metric answers; docs/metrics.md has a section for each, in this order."""
+
+    PROGRESS = "Progress"
+    LEARNING = "Is it learning"
+    FILTER = "Filter"
+    REASONING = "Does reasoning depend on the input"
+    TIME = "Where time goes"
+    LEARNER = "Learner"
+    GRADIENTS = "Gradients"
+    HEALTH = "Health"
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,24 @@ class MetricSpec:
         parts = re.split(r"\{(\w+)\}", self.key)
         text = "".join(re.escape(p) if i % 2 == 0 else f"(?P<{p}>[^/]+)" for i, p in enumerate(parts))
         return re.compile(text)
+
+    def label_values(self, labels: Mapping[str, str]) -> LabelValues:
+        """The values of `labels` in this metric's order; wrong names or values are a ValueError."""
+        for label in labels:
+            if label not in self.labels:
+                raise ValueError(f"{self.name} has no label `{label}`, only {self.labels}{nearest(label, self.labels)}")
+        missing = [label for label in self.labels if label not in labels]
+        if missing:
+            raise ValueError(f"{self.name} needs the labels {self.labels}; missing: {missing}")
+        values = tuple(str(labels[label]) for label in self.labels)
+        if self.labels and not self.open and values not in self.seeds:
+            hint = nearest("/".join(values), map("/".join, self.seeds))
+            raise ValueError(f"{self.name} has no series {values}{hint}")
+        return values
+
+
+Table = Mapping[Section, tuple[MetricSpec, ...]]
+"""The metrics that one component declares, by section."""
 
 
 def gauge(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:

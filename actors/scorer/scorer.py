@@ -25,10 +25,10 @@ import numpy as np
 from actors.config import ScorerConfig
 from actors.diagnosis.budget import draw_pairs, estimate, others_within
 from actors.diagnosis.grounding import JUDGED, judge_of
+from actors.diagnosis.metrics import SCOPES
 from actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
 from actors.diagnosis.regime import Reading, RegimeGauge, one_hot
 from actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
-from actors.metrics.reasoning import EXCLUSIONS, PART_FIGURES, SCOPES
 from actors.scorer.drawing import (
     Draw,
     Groups,
@@ -40,6 +40,7 @@ from actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
+from actors.scorer.metrics import EXCLUSIONS, PART_FIGURES
 
 UNKNOWN = (
     dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed"), math.nan)

@@ -12,14 +12,18 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from actors.config import FilterConfig, Rule, Statistic
+from actors.config import FilterConfig
+from actors.filter.metrics import kept_fraction, kept_mass
+from actors.filter.rules import RULES, describe
+from actors.filter.scores import STATISTICS
+from actors.lookup import look_up
 from cluster.commands.arguments import add_compat, add_file
 from cluster.errors import UserError
 from cluster.terminal import aligned, say
@@ -27,7 +31,8 @@ from cluster.terminal import aligned, say
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.filter.windows import GroupStatistics, Selection
+    from actors.filter.measure import GroupStatistics
+    from actors.filter.selection import Selection
 
 FILTER_HELP = """\
 Which groups would the filter keep? Ranks groups by a statistic of their rewards and applies a selection rule (RAGEN-2,
@@ -53,7 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
     fields = FilterConfig.model_fields
-    parser.add_argument("--rule", choices=get_args(Rule), default="top_p", help="selection rule (default: top_p)")
+    parser.add_argument(
+        "--rule",
+        type=_name_of(RULES, "rule"),
+        choices=tuple(RULES),
+        default="top_p",
+        help="selection rule (default: top_p)",
+    )
     parser.add_argument(
         "--rho",
         type=float,
@@ -62,7 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "in (0, 1] (default: %(default)s)",
     )
     parser.add_argument(
-        "--statistic", choices=get_args(Statistic), default="reward_variance", help="default: %(default)s"
+        "--statistic",
+        type=_name_of(STATISTICS, "statistic"),
+        choices=tuple(STATISTICS),
+        default="reward_variance",
+        help="default: %(default)s",
     )
     parser.add_argument("--keep", choices=("largest", "smallest"), default="largest", help="default: %(default)s")
     parser.add_argument(
@@ -81,6 +96,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--band", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="band: quantiles to keep"
     )
     add_compat(parser, "std with format penalties inside, at least one group for top_k")
+
+
+def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
+    """Reads a name of the table; an unknown one is an error that names the nearest."""
+
+    def read(name: str) -> str:
+        try:
+            look_up(table, name, what)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return name
+
+    return read
 
 
 RANGES = {
@@ -137,7 +165,7 @@ def read_windows(path: Path) -> list[Window]:
 def _windows_of_npz(path: Path) -> list[Window]:
     import numpy as np
 
-    from actors.filter.windows import GroupStatistics
+    from actors.filter.measure import GroupStatistics
 
     arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties"))
     rewards = arrays.pop("rewards")
@@ -211,7 +239,7 @@ def _trajectory_columns(table: Any) -> dict[str, np.ndarray]:
 
 
 def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> GroupStatistics:
-    from actors.filter.windows import GroupStatistics
+    from actors.filter.measure import GroupStatistics
 
     alive = rows[columns["alive"][rows]]
     parts = {name: columns[name][alive] for name in ("returns", "penalties", "lengths", "surprisals")}
@@ -220,19 +248,15 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:
     """What `--json` prints: positions count groups over the whole file, in order of step and ticket."""
-    import numpy as np
-
-    from actors.filter.rules import describe, kept_mass
-
     chosen = [_select(path, window, config) for window in windows]
-    variances = np.concatenate([found[1] for found in chosen])
+    variances = [variance for found in chosen for variance in found[1].tolist()]
     rows = [row for window, found in zip(windows, chosen, strict=True) for row in _rows(window, found[2], found[0])]
-    kept = np.array([row["decision"] == "kept" for row in rows])
+    kept = [row["decision"] == "kept" for row in rows]
     whole: dict[str, Any] = {
         "kept": [row["index"] for row in rows if row["decision"] == "kept"],
         "statistic": [row["score"] for row in rows],
         "kept_mass": kept_mass(variances, kept),
-        "kept_fraction": float(kept.mean()),
+        "kept_fraction": kept_fraction(kept),
         "num_zero": sum(found[0].num_zero for found in chosen),
         "rejected": [_rejected(row) for row in rows if row["decision"] != "kept"],
         "num_groups": len(rows),
@@ -248,7 +272,9 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
 
 def _select(path: Path, window: Window, config: FilterConfig) -> tuple[Selection, np.ndarray, np.ndarray]:
     """(selection, reward variances (n,), scores (n,)) of a window."""
-    from actors.filter.windows import measure, select, ticket_order
+    from actors.filter.measure import measure
+    from actors.filter.selection import select
+    from actors.filter.tickets import ticket_order
 
     try:
         measured = measure(window.groups, config.statistic, config.compat, config.rule)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from actors.filter.windows import StepDecision
+    from actors.filter.decisions import StepDecision
     from actors.messages import StepReport, UpdateReport, WeightBundle
     from actors.process.spans import Span
     from actors.records import GroupSummary, Ticket

@@ -15,8 +15,8 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.filter.decisions import StepDecision
 from actors.filter.service import FilterService
-from actors.filter.windows import StepDecision
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from actors.filter.windows import StepDecision
+from actors.filter.decisions import StepDecision
 from cluster.control.parties import Archive
 from cluster.loop.playing import Play, PlayedGroup
 

@@ -29,11 +29,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from actors.filter.windows import StepDecision, loss_scale
+from actors.filter.decisions import StepDecision, loss_scale
 from actors.messages import StepReport
 from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import Admission, TicketSource
+from cluster.control.early_stop import EarlyStop
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.control.parties import Archive, MetricsSink
 from cluster.fleet.fleet import Fleet
@@ -49,7 +50,6 @@ from cluster.loop.state import LoopState, pack_ticket
 from cluster.loop.validation import Validation
 from cluster.loop.window import Window
 from cluster.runs.ending import EndCause, Ending
-from cluster.runs.figures import EarlyStop, reward_spread
 from cluster.runs.summary import Outcome
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class Coordinator:
         flat |= learner_figures(report)
         flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
         flat["seconds/publish"] = time.time() - trained
-        self._stop_early(step, self.early_stop.step(reward_spread(window.summaries(), self.early_stop.kind)))
+        self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
         drained = await self._drain() if step == self.last_step else 0.0

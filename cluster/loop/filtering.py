@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from actors.filter.windows import StepDecision
+from actors.filter.decisions import StepDecision
 from cluster.control.parties import Died, Refused
 from cluster.errors import UserError
 from cluster.fleet.fleet import Fleet

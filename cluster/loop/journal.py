@@ -17,7 +17,8 @@ from cluster.control.parties import Archive, Died, MetricsSink
 from cluster.fleet.fleet import UP, Fleet
 from cluster.fleet.waiting import outcomes
 from cluster.loop.scoring import Scoring
-from cluster.runs.figures import clip_intervals, step_line, union_seconds
+from cluster.runs.intervals import clip_intervals, union_seconds
+from cluster.runs.step_line import step_line
 
 SPANS_TIMEOUT_S = 60.0
 WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}

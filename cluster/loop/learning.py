@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from actors.messages import StepReport
+from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
 from cluster.control.parties import Learner, Payload
 from cluster.fleet.fleet import Fleet
 from cluster.loop.journal import Journal
 from cluster.loop.playing import PlayedGroup
-from cluster.runs.figures import publication_figures, update_figures
 from learner.decomposition.statistics import Decomposition
+from learner.metrics import publication_figures
 
 
 class Learning:

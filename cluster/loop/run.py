@@ -42,6 +42,7 @@ from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
+from cluster.metrics import REGISTRY
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
 from envs.registry import make
@@ -120,7 +121,7 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
 
 def _open_recorder(config: RunConfig) -> Recorder:
     workers, actors = party_names(config)
-    recorder = Recorder(config.recorder, seeds={"worker": workers, "actor": actors})
+    recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": workers, "actor": actors})
     try:
         recorder.start()
     except ValueError as error:

@@ -15,7 +15,7 @@ from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.loop.playing import Play
 from cluster.loop.state import LoopState
-from cluster.runs.figures import gain_interval
+from cluster.runs.gain import gain_interval
 
 
 class Validation:
@@ -38,7 +38,7 @@ class Validation:
         return self.config.every > 0 and (last or step % self.config.every == 0)
 
     async def measure(self, step: int) -> dict[str, float]:
-        """Plays the tasks after a training step; the flat figures of `actors.metrics.registry`."""
+        """Plays the tasks after a training step; the flat figures of `cluster.loop.metrics`."""
         started = time.time()
         solved, _ = await self.play.validate(self.tickets)
         success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from actors.filter.windows import Decision, StepDecision
+from actors.filter.decisions import Decision, StepDecision
+from actors.play.metrics import trajectory_figures
 from actors.records import GroupSummary, Ticket
 from cluster.loop.playing import PlayedGroup
-from cluster.runs.figures import group_figures
 
 
 @dataclass
@@ -32,12 +32,7 @@ class Window:
 
     def figures(self, decision: StepDecision) -> dict[str, float]:
         """Flat figures of the step's groups and of the filter's decision on them."""
-        flat = group_figures(self.summaries(), {d.group_id for d in decision.kept})
-        failures: dict[str, float] = {}
-        for failure in (f for s in self.summaries() for f in s.failures):
-            key = f"failures/{failure.cause}"
-            failures[key] = failures.get(key, 0.0) + 1
-        return flat | failures | decision.metrics
+        return trajectory_figures(self.summaries()) | decision.metrics
 
     def failure(self, decision: Decision) -> str:
         """Why a refused group failed: the commonest failure of its trajectories, or the filter's code."""

@@ -16,7 +16,7 @@ class EndCause(StrEnum):
     """What ended a run before its last step; the values are stored."""
 
     EARLY_STOP = "early_stop"
-    """One of the rules of `cluster.runs.figures.EarlyStop` applied. The run is complete."""
+    """One of the rules of `cluster.control.early_stop.EarlyStop` applied. The run is complete."""
     NO_SIGNAL = "no_signal"
     """The filter selected nothing: `filter.on_no_signal` is `abort`, or `filter.no_signal_limit` was reached."""
     REFUSED_STEPS = "refused_steps"

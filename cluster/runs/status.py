@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.diagnosis.alarm import alarm_text
-from actors.metrics.registry import LEDGER_STATES, PARTS
+from cluster.metrics import LEDGER_STATES, PARTS
 from cluster.runs.folder import RunFolder
 
 RECENT_STEPS = 20

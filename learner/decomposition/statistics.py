@@ -140,7 +140,7 @@ class Decomposition:
         return _finite(tree)
 
     def flat(self) -> dict[str, float]:
-        """Figures of a training step: `gradients/q1/task`, ... (see `actors.metrics.registry`)."""
+        """Figures of a training step: `gradients/q1/task`, ... (see `learner.decomposition.metrics`)."""
         names = FLAT_NORMS + FLAT_RATIOS
         found = {f"gradients/q{b.bucket}/{name}": float(vars(b)[name]) for b in self.buckets for name in names}
         return found | {"gradients/groups": float(len(self.groups))}

@@ -5,7 +5,7 @@ Invariants:
 - A group whose returns do not differ has group advantage 0 everywhere; nothing here ever divides by a number that
   stands for rounding.
 - What enters an advantage: rewards; format penalties if asked; the over-long penalty and a KL in the reward where they
-  are on. What enters the filter: rewards alone (`actors.filter.rules`).
+  are on. What enters the filter: rewards alone (`actors.filter.measure`).
 - A critic's advantages do not compare a group: `learner.objective.gae`.
 """
 

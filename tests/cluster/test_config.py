@@ -22,6 +22,8 @@ def test_every_shipped_recipe_loads_and_reads_back_equal(name, tmp_path):
         ("filter.rho=0", ["filter.rho", "greater than 0"]),
         ("filter.rho=1.5", ["filter.rho", "less than or equal to 1"]),
         ("filter.rule=nucleus", ["filter.rule", "'top_p'"]),
+        ("filter.rule=min_q", ["filter.rule", "Did you mean 'min_p'?"]),
+        ("filter.statistic=reward_varianse", ["filter.statistic", "Did you mean 'reward_variance'?"]),
         ("learner.ranks=two", ["learner.ranks", "integer"]),
         ("sampling.group_size=1", ["sampling.group_size", "filter.rule=none"]),
         ("environment.name=FrozenLak", ["FrozenLak", "FrozenLake"]),

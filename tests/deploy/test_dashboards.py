@@ -11,8 +11,7 @@ import yaml
 
 from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
-from actors.metrics.lookup import known_keys
-from actors.metrics.registry import SPECS
+from cluster.metrics import REGISTRY
 from deploy import dashboards
 from deploy.alert_rules import RULES
 from deploy.panels import ROWS, selector
@@ -38,7 +37,7 @@ def expressions() -> list[str]:
 def one_step(step: int) -> dict[str, float]:
     """Every figure that a step can report, with plausible values: shares at 0.5."""
     worker = {f"weights/rollout-0/{key}": 1.0 for key in WORKER_KEYS} | {"up/learner-0": 1.0}
-    flat = dict.fromkeys(known_keys(), 0.5) | worker | {"total_steps": 10.0, "step": step, "time": time.time()}
+    flat = dict.fromkeys(REGISTRY.known_keys, 0.5) | worker | {"total_steps": 10.0, "step": step, "time": time.time()}
     return flat | {"first_turn/retrieval_chance": 0.25, "no_signal_streak": 0.0, "collapsed": 0.0}
 
 
@@ -64,7 +63,9 @@ def test_check_exits_with_one_when_something_differs(
 
 
 def test_every_metric_named_in_an_expression_is_in_the_registry() -> None:
-    known = set(SPECS) | {f"{s.name}_{suffix}" for s in SPECS.values() for suffix in ("bucket", "count", "sum")}
+    known = set(REGISTRY.specs) | {
+        f"{s.name}_{suffix}" for s in REGISTRY.specs.values() for suffix in ("bucket", "count", "sum")
+    }
     named = {name for expr in expressions() for name in re.findall(r"\bsquelch_\w+", expr)}
     assert named <= known and len(named) > 50
 
@@ -88,7 +89,7 @@ def test_every_metric_of_a_run_is_shown_or_alerted_on() -> None:
         "squelch_learner_advantage_std",
         "squelch_weight_bundle_bytes",
     }
-    unseen = {name for name in SPECS if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", text)}
+    unseen = {name for name in REGISTRY.specs if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", text)}
     assert unseen == silent
 
 
@@ -187,7 +188,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
 
 
 def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: Path) -> None:
-    recorder = Recorder(RecorderConfig(port=0), seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY, seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
     recorder.start()
     try:
         with running_prometheus(tmp_path, recorder.port, interval="200ms") as url:

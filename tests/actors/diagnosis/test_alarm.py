@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, scoring_of, trend
-from actors.metrics.lookup import series_of
+from cluster.metrics import REGISTRY
 
 
 def run(
@@ -97,7 +97,7 @@ def test_it_says_since_when_and_what_the_reward_does(slope: float, says: str) ->
         f"input dependence falling since step 25, reward {says} (MI-Seq-Est 1.50 -> 0.50 nats a sequence)"
     )
     figures = alarm.figures()
-    assert figures["alarm/since"] == 25 and all(series_of(key) for key in figures)
+    assert figures["alarm/since"] == 25 and all(REGISTRY.series_of(key) for key in figures)
     assert alarm_text(25, figures["alarm/reward_trend"]) in alarm.text()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.diagnosis.proxies import EMPTY, NON_FINITE, EmaState, proxies, proxies_of_samples
-from actors.metrics.lookup import series_of
+from cluster.metrics import REGISTRY
 
 
 def matrix(seed: int, n: int = 5, k: int = 3, own: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
@@ -201,7 +201,7 @@ def test_a_prompt_id_of_another_size_is_named() -> None:
 
 def test_every_metric_key_is_in_the_registry() -> None:
     keys = set(proxies(*matrix(0)).metrics())
-    assert all(series_of(f"first_turn/{key}") for key in keys)
+    assert all(REGISTRY.series_of(f"first_turn/{key}") for key in keys)
     assert {key for key in keys if key.startswith("recall@")} == {"recall@2", "recall@4", "recall@8"}
 
 

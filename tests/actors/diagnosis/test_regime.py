@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from actors.diagnosis.metrics import REGIMES
 from actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge, one_hot
-from actors.metrics.reasoning import REGIMES
 
 HEALTHY = Reading(1.5, 0.001, 0.7, 0.125, 0.8)
 

@@ -22,7 +22,7 @@ from actors.diagnosis.uncertainty import (
     uncertainty,
     wilson_interval,
 )
-from actors.metrics.lookup import series_of
+from cluster.metrics import REGISTRY
 
 
 def scores_of(seed: int, prompts: int = 8, samples: int = 3, own: float = 1.0, copies: int = 0) -> Scores:
@@ -146,7 +146,7 @@ def test_students_quantiles() -> None:
 
 
 def test_every_key_is_in_the_registry() -> None:
-    assert all(series_of(f"trajectory/{key}") for key in measured(scores_of(0))[1].metrics())
+    assert all(REGISTRY.series_of(f"trajectory/{key}") for key in measured(scores_of(0))[1].metrics())
 
 
 def test_importing_loads_no_heavy_library() -> None:

@@ -3,7 +3,7 @@
 from actors.config import FilterConfig
 from actors.filter.service import FilterService
 from actors.filter.windows import FilterWindow
-from tests.actors.filter.test_windows import summary
+from tests.actors.filter.summaries import summary
 
 
 def service(config: FilterConfig) -> object:

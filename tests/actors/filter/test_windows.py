@@ -9,21 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.config import FilterConfig
-from actors.failures import Failure, FailureCause
-from actors.filter.windows import (
-    FilterWindow,
-    GroupStatistics,
-    NoSignal,
-    RecentGroups,
-    SlidingWindow,
-    StepDecision,
-    loss_scale,
-    make_window,
-    select,
-    ticket_order,
-)
-from actors.metrics.lookup import series_of
-from actors.records import GroupSummary
+from actors.filter.decisions import StepDecision, loss_scale
+from actors.filter.measure import GroupStatistics
+from actors.filter.selection import select
+from actors.filter.tickets import RecentGroups, ticket_order
+from actors.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
+from cluster.metrics import REGISTRY
+from tests.actors.filter.summaries import summary
 
 REWARD_ROWS = st.lists(
     st.lists(st.sampled_from([0.0, 1.0, 0.5, math.nan]), min_size=4, max_size=4), min_size=1, max_size=10
@@ -47,31 +39,6 @@ def run(window: FilterWindow, rows: list[list[float]], step: int = 0, final: boo
 
 def ids(decisions: list) -> list[int]:
     return [int(decision.group_id.split("-")[1]) for decision in decisions]
-
-
-def summary(rewards: list[float]) -> GroupSummary:
-    alive = np.array([r for r in rewards if not math.isnan(r)])
-    return GroupSummary(
-        group_id="000003-001",
-        step=3,
-        environment="E",
-        task_key="k",
-        group_size=len(rewards),
-        indices=tuple(i for i, r in enumerate(rewards) if not math.isnan(r)),
-        returns=alive,
-        format_penalties=np.zeros(len(alive)),
-        lengths=np.full(len(alive), 7),
-        surprisals=np.full(len(alive), 0.5),
-        successes=alive > 0,
-        truncations=alive > 9,
-        format_valid_turns=1,
-        num_turns=1,
-        num_tokens=1,
-        reasoning_tokens=1,
-        version_min=0,
-        version_max=0,
-        failures=(Failure(FailureCause.GENERATION_TIMEOUT),) * (len(rewards) - len(alive)),
-    )
 
 
 def test_a_summary_is_ranked_with_its_survivors_only() -> None:
@@ -364,7 +331,7 @@ def test_kept_mass_does_not_scale_a_window_without_variance() -> None:
 
 def test_metrics_use_the_registrys_keys_and_tell_the_step() -> None:
     found = run(FilterWindow(FilterConfig(rule="top_k", rho=0.34)), [[1, 0], [0, 0], [math.nan, 1]])
-    assert all(series_of(key) for key in found.metrics)
+    assert all(REGISTRY.series_of(key) for key in found.metrics)
     assert found.metrics["kept_groups"] == found.metrics["dropped_groups"] == found.metrics["refused_groups"] == 1
     assert (found.metrics["reward_mean_kept"], found.metrics["reward_mean_dropped"]) == (0.5, 0.0)
     assert found.metrics["reward_variance_mean"] == pytest.approx(0.25)

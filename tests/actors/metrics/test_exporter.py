@@ -12,12 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
-from actors.metrics.registry import SPECS
+from cluster.metrics import REGISTRY
 
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    recorder = Recorder(RecorderConfig(port=0), seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY, seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
     recorder.start()
     yield recorder
     recorder.close()
@@ -40,7 +40,7 @@ def samples(recorder: Recorder) -> dict[tuple[str, tuple[str, ...]], float]:
 
 def test_every_metric_of_the_registry_is_served_before_the_first_step(recorder: Recorder) -> None:
     text = scrape(recorder)
-    assert [name for name in SPECS if f"# TYPE {name} " not in text] == []
+    assert [name for name in REGISTRY.specs if f"# TYPE {name} " not in text] == []
     assert "process_resident_memory_bytes" in text and "_created" not in text
 
 
@@ -74,7 +74,7 @@ def test_a_port_in_use_is_refused_by_its_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"recorder\.port={port}.*another number"):
-            Recorder(RecorderConfig(port=port)).start()
+            Recorder(RecorderConfig(port=port), REGISTRY).start()
 
 
 def test_the_default_listens_on_loopback_only(recorder: Recorder) -> None:
@@ -83,7 +83,7 @@ def test_the_default_listens_on_loopback_only(recorder: Recorder) -> None:
 
 
 def test_closing_frees_the_port_and_may_be_repeated() -> None:
-    recorder = Recorder(RecorderConfig(port=0))
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
     recorder.start()
     recorder.close()
     recorder.close()

@@ -4,23 +4,51 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.metrics.lookup import known_keys, series_of
-from actors.metrics.registry import SPECS
+from actors.metrics.registry import Registry
 from actors.metrics.series import MetricStore
+from actors.metrics.specification import Section, gauge
+from cluster.control.ledger import Ledger
+from cluster.metrics import COMPONENTS, LEDGER_STATES, REGISTRY
 
 
 def test_importing_the_registry_imports_no_heavy_package() -> None:
-    code = "import sys, actors.metrics.series; print([m for m in ('ray', 'torch', 'vllm') if m in sys.modules])"
+    heavy = ("ray", "torch", "vllm", "numpy", "pyarrow", "prometheus_client")
+    code = f"import sys, cluster.metrics; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
+def test_every_module_that_declares_metrics_is_composed() -> None:
+    root = Path(__file__).parents[3]
+    modules = [path for room in ("actors", "cluster", "learner") for path in (root / room).rglob("*.py")]
+    declaring = {path for path in modules if re.search(r"^METRICS\b.* = \{", path.read_text(), re.MULTILINE)}
+    own = root / "cluster" / "metrics.py"
+    assert {own, *(Path(str(component.__file__)) for component in COMPONENTS)} == declaring
+
+
+def test_the_ledgers_states_are_those_that_it_exports() -> None:
+    assert tuple(Ledger().counts()) == LEDGER_STATES
+
+
+def test_a_metric_that_two_components_declare_is_refused_by_name() -> None:
+    table = {Section.HEALTH: (gauge("squelch_x", "x", "X"),)}
+    with pytest.raises(ValueError, match="squelch_x is declared twice"):
+        Registry(table, table)
+
+
+def test_a_section_holds_its_metrics_in_the_order_of_the_tables() -> None:
+    one, other = gauge("squelch_one", "one", "1"), gauge("squelch_other", "other", "2")
+    registry = Registry({Section.TIME: (other,)}, {Section.TIME: (one,)})
+    assert registry.sections[Section.TIME] == (other, one)
+
+
 def test_names_follow_prometheus_conventions() -> None:
-    for spec in SPECS.values():
+    for spec in REGISTRY.specs.values():
         assert re.fullmatch(r"squelch_[a-z0-9_]+", spec.name)
         assert (spec.kind == "counter") == spec.name.endswith("_total"), spec.name
         assert ("seconds" in spec.name) == (spec.unit == "seconds"), spec.name
@@ -28,13 +56,13 @@ def test_names_follow_prometheus_conventions() -> None:
 
 
 def test_no_two_families_share_a_base_name() -> None:
-    bases = [name.removesuffix("_total") for name in SPECS]
+    bases = [name.removesuffix("_total") for name in REGISTRY.specs]
     assert len(set(bases)) == len(bases)
 
 
 def test_every_seeded_series_exists_from_the_start_gauges_nan_and_counters_zero() -> None:
-    store = MetricStore({"worker": ["rollout-0"]})
-    for spec in SPECS.values():
+    store = MetricStore(REGISTRY, {"worker": ["rollout-0"]})
+    for spec in REGISTRY.specs.values():
         if spec.kind == "histogram":
             assert spec.name in store.histograms
             continue
@@ -46,23 +74,23 @@ def test_every_seeded_series_exists_from_the_start_gauges_nan_and_counters_zero(
 
 
 def test_every_known_key_lands_in_each_series_that_it_feeds() -> None:
-    store = MetricStore()
-    keys = list(known_keys())
+    store = MetricStore(REGISTRY)
+    keys = list(REGISTRY.known_keys)
     store.step({key: i + 1 for i, key in enumerate(keys)})
     for i, key in enumerate(keys):
-        for spec, values in series_of(key):
+        for spec, values in REGISTRY.series_of(key):
             if spec.kind != "histogram":
                 assert store.scalars[spec.name][values] == i + 1, key
 
 
 def test_no_series_is_fed_by_two_keys() -> None:
-    fed = [(spec.name, values) for key in known_keys() for spec, values in series_of(key)]
+    fed = [(spec.name, values) for key in REGISTRY.known_keys for spec, values in REGISTRY.series_of(key)]
     assert len(set(fed)) == len(fed)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20))
 def test_counters_add_up_what_the_steps_report(amounts: list[int]) -> None:
-    store = MetricStore()
+    store = MetricStore(REGISTRY)
     for amount in amounts:
         store.step({"tokens/sampled": amount, "kept_groups": amount})
     assert store.scalars["squelch_tokens_total"][("sampled",)] == sum(amounts)
@@ -73,7 +101,7 @@ def test_counters_add_up_what_the_steps_report(amounts: list[int]) -> None:
 
 @given(st.lists(st.floats(0, 2000), max_size=30))
 def test_histogram_buckets_are_cumulative_and_end_at_the_count(seconds: list[float]) -> None:
-    store = MetricStore()
+    store = MetricStore(REGISTRY)
     for value in seconds:
         store.step({"seconds/step": value})
     histogram = store.histograms["squelch_step_duration_seconds"]
@@ -85,7 +113,7 @@ def test_histogram_buckets_are_cumulative_and_end_at_the_count(seconds: list[flo
 
 
 def test_open_keys_take_new_workers_and_reasons() -> None:
-    store = MetricStore()
+    store = MetricStore(REGISTRY)
     store.step({"weights/rollout-7/seconds_paused": 0.5, "ledger/failed/worker_died": 2, "wait/learner/scorer": 1.5})
     assert store.scalars["squelch_weight_update_seconds"][("rollout-7", "paused")] == 0.5
     assert store.scalars["squelch_ended_tickets"][("failed", "worker_died")] == 2
@@ -93,7 +121,7 @@ def test_open_keys_take_new_workers_and_reasons() -> None:
 
 
 def test_null_makes_a_gauge_nan_and_leaves_a_counter() -> None:
-    store = MetricStore()
+    store = MetricStore(REGISTRY)
     store.step({"kept_mass": 0.9, "tokens/sampled": 5})
     store.step({"kept_mass": None, "tokens/sampled": None})
     assert math.isnan(store.scalars["squelch_kept_mass_ratio"][()])
@@ -106,11 +134,11 @@ def test_null_makes_a_gauge_nan_and_leaves_a_counter() -> None:
 )
 def test_an_unknown_key_names_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
-        MetricStore().step({key: 1})
+        MetricStore(REGISTRY).step({key: 1})
 
 
 def test_a_wrong_key_or_value_changes_nothing() -> None:
-    store = MetricStore()
+    store = MetricStore(REGISTRY)
     for bad in ({"no_such_key_at_all": 1}, {"trajectories": -1}, {"kept_mass": "much"}):
         with pytest.raises(ValueError):
             store.step({"tokens/sampled": 7, **bad})
@@ -118,7 +146,7 @@ def test_a_wrong_key_or_value_changes_nothing() -> None:
 
 
 def test_a_wrong_name_or_label_is_refused_with_the_nearest() -> None:
-    store = MetricStore()
+    store = MetricStore(REGISTRY)
     with pytest.raises(ValueError, match="squelch_kept_mass_ratio"):
         store.observe("squelch_kept_mass", 1.0)
     with pytest.raises(ValueError, match="did you mean `scope`"):

@@ -8,10 +8,9 @@ import pytest
 
 from actors.config import ScorerConfig
 from actors.failures import Failure, FailureCause
-from actors.metrics.lookup import series_of
-from actors.metrics.registry import SPECS
 from actors.records import Trajectory, Turn
 from actors.scorer.scorer import SCOPES, Scorer
+from cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
 
 PROXY_KEYS = (
@@ -41,7 +40,7 @@ def test_every_key_is_there_and_known_to_the_registry() -> None:
     figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
     assert {f"{scope}/{key}" for scope in SCOPES for key in PROXY_KEYS} <= figures.keys()
     assert all(isinstance(value, float) for value in figures.values())
-    known = {key for spec in SPECS.values() for key in spec.flat_keys()}
+    known = {key for spec in REGISTRY.specs.values() for key in spec.flat_keys()}
     assert figures.keys() <= known
 
 
@@ -139,7 +138,7 @@ def test_the_turn_profile_says_which_turns_stopped_reacting() -> None:
     assert figures["turn/2/mi_est"] == pytest.approx(0.0, abs=1e-12) and figures["turn/2/mi_est_p_value"] == 1.0
     assert figures["turn/1/num_samples"] + figures["turn/2/num_samples"] == figures["trajectory/num_samples"]
     assert figures["turn/2/retrieval_accuracy"] == pytest.approx(1 / figures["turn/2/num_prompts"])
-    assert all(series_of(key) for key in figures)
+    assert all(REGISTRY.series_of(key) for key in figures)
     later = scorer.score(2, 0, window())
     assert later["turn/2/num_samples"] == 0 and math.isnan(later["turn/2/mi_est"]), "no stale gauge"
 

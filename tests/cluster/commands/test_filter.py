@@ -11,7 +11,7 @@ import pytest
 
 from actors.archive.schema import ARCHIVE_SCHEMA
 from actors.diagnosis.proxies import EmaState, proxies
-from actors.filter.windows import GroupStatistics, score
+from actors.filter.measure import GroupStatistics, score
 from cluster.cli import main
 
 FILTER_KEYS = {"kept", "statistic", "kept_mass", "kept_fraction", "num_zero", "rejected"}

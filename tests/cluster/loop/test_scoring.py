@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from actors.metrics.lookup import series_of
 from cluster.config import load
 from cluster.control.parties import Died, Failed, Refused
 from cluster.errors import UserError
 from cluster.loop.run import _check_scorer
 from cluster.loop.scoring import Scoring
+from cluster.metrics import REGISTRY
 
 
 def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
@@ -47,7 +47,7 @@ def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> Non
     assert said == [f"step    8  ALARM: {text}"], "two scorings after the fall, two rewards: no trend yet"
     assert [(e["name"], e["since"], e["step"]) for e in events] == [("input_dependence_falling", 6, 8)]
     assert (figures["alarm/raised"], figures["alarm/since"], figures["alarm/reward_trend"]) == (1.0, 6.0, 1.0)
-    assert all(series_of(key) for key in figures)
+    assert all(REGISTRY.series_of(key) for key in figures)
 
 
 def test_steps_without_a_scoring_and_unknown_figures_leave_the_alarm_as_it_is() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from actors.archive.writer import Archive
 from actors.config import FilterConfig, RecorderConfig
-from actors.filter.rules import GroupStatistics
+from actors.filter.measure import GroupStatistics
 from actors.filter.windows import make_window
 from actors.metrics.exporter import Recorder
 from cluster.control.parties import Died, Failed, Refused
@@ -21,6 +21,7 @@ from cluster.errors import UserError
 from cluster.loop.archiving import Archiving
 from cluster.loop.filtering import Filtering
 from cluster.loop.journal import Journal
+from cluster.metrics import REGISTRY
 
 
 @dataclass
@@ -230,7 +231,7 @@ def test_a_part_is_on_disk_before_the_next_is_begun() -> None:
 
 
 def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:
-    archive, recorder = Archive(tmp_path), Recorder(RecorderConfig(port=0))
+    archive, recorder = Archive(tmp_path), Recorder(RecorderConfig(port=0), REGISTRY)
     journal = Journal(archive, recorder, 9, {}, lambda line: None)
     with pytest.raises(RuntimeError, match=r"figures of step 0: .*`kept_mas`.*`kept_mass`"):
         journal.before_training({"kept_mas": 1.0})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.filter.rules import select
+from actors.filter.selection import select
 from actors.records import Trajectory, Turn
 from cluster.config import RunConfig, load
 from cluster.errors import UserError

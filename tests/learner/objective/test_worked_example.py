@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from actors.config import FilterConfig
-from actors.filter.rules import GroupStatistics, Selection, measure, select
+from actors.filter.measure import GroupStatistics, measure
+from actors.filter.selection import Selection, select
 from learner.config import LearnerConfig
 from learner.objective.advantages import group_advantages
 from learner.objective.objectives import (

@@ -1,29 +1,25 @@
+"""When a run that no longer learns is stopped, and what a step is judged by."""
+
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.records import Group, Task, Ticket, Trajectory, summarise
-from cluster.runs.figures import EarlyStop, clip_intervals, gain_interval, reward_spread, union_seconds
+from actors.config import FilterConfig
+from actors.filter.decisions import StepDecision
+from actors.filter.windows import FilterWindow
+from actors.records import GroupSummary
+from cluster.control.early_stop import EarlyStop
+from tests.actors.filter.summaries import summary
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=60))
-def test_the_paired_gain_is_the_difference_of_means_inside_its_interval(pairs):
-    before, after = (np.array(column) for column in zip(*pairs, strict=True))
-    mean, low, high = gain_interval(before, after)
-    assert mean == pytest.approx(after.mean() - before.mean()) and low <= mean <= high
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30))
-def test_the_union_of_intervals_counts_each_second_once(spans):
-    intervals = [(float(start), float(start + length)) for start, length in spans]
-    covered = {second for start, length in spans for second in range(start, start + length)}
-    assert union_seconds(intervals) == len(covered)
-    inside = {s for s in covered if 10 <= s < 30}
-    assert union_seconds(clip_intervals(intervals, 10.0, 30.0)) == len(inside)
+def decide(summaries: list[GroupSummary], rule: str = "top_p") -> StepDecision:
+    window = FilterWindow(FilterConfig(rule=rule))
+    for found in summaries:
+        window.admit(found)
+    return window.close(summaries[0].step)
 
 
 def test_early_stop_follows_the_papers_two_rules():
@@ -67,20 +63,6 @@ def test_early_stop_when_off_never_stops():
     assert all(stop.validation(0.0) is None for _ in range(20))
 
 
-def test_the_authors_spread_is_a_std_with_the_format_penalties_inside():
-    first, second = group([1.0, 0.0, 0.0, 0.0], [0.0, -0.1, 0.0, -0.1]), group([0.0, 0.0], [0.0, -0.2])
-    summaries = [first, second, group([1.0], [0.0])]
-    assert reward_spread(summaries, "paper") == pytest.approx((0.25 + 0.0) / 2)
-    stds = [np.std([1.0, -0.1, 0.0, -0.1], ddof=1), np.std([0.0, -0.2], ddof=1)]
-    assert reward_spread(summaries, "ragen") == pytest.approx(np.mean(stds))
-
-
-def group(returns, penalties):
-    found = Trajectory(0, np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32), [], False, False)
-    summary = summarise(Group(Ticket("g", 1, Task("FrozenLake", 0), len(returns), 0), "", [found]))
-    return replace(summary, returns=np.array(returns), format_penalties=np.array(penalties))
-
-
 @pytest.mark.parametrize("kind", ["paper", "ragen"])
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(0, 59))
 def test_an_early_stop_that_is_checkpointed_stops_when_the_uninterrupted_one_does(kind, spreads, cut):
@@ -91,3 +73,26 @@ def test_an_early_stop_that_is_checkpointed_stops_when_the_uninterrupted_one_doe
     after = EarlyStop(kind, 0.01)
     after.restore(json.loads(json.dumps(before.state())))
     assert found + [after.step(value) for value in values[cut:]] == wanted
+
+
+def test_a_step_is_judged_by_the_reward_variance_that_the_filter_reports():
+    summaries = [summary([1, 0, 0, 0], "3-0"), summary([0, 0], "3-1"), summary([1, np.nan], "3-2")]
+    decision = decide(summaries)
+    for kind in ("paper", "off"):
+        assert EarlyStop(kind, 0.01).spread(decision, summaries) == decision.metrics["reward_variance_mean"] == 0.125
+
+
+def test_the_authors_spread_is_a_std_with_the_format_penalties_inside():
+    rows = [([1, 0, 0, 0], [0, -0.1, 0, -0.1]), ([0, 0], [0, -0.2]), ([1, np.nan], [-0.5, 0]), ([1, np.inf], [0, 0])]
+    summaries = [summary(rewards, f"3-{i}", penalties) for i, (rewards, penalties) in enumerate(rows)]
+    stds = [np.std([1, -0.1, 0, -0.1], ddof=1), np.std([0, -0.2], ddof=1)]
+    assert EarlyStop("ragen", 0.01).spread(decide(summaries), summaries) == pytest.approx(np.mean(stds))
+
+
+@pytest.mark.parametrize("kind", ["paper", "ragen"])
+def test_groups_of_one_have_no_spread_and_a_step_of_refused_groups_is_not_judged(kind):
+    stop = EarlyStop(kind, 0.01)
+    alone, refused = [summary([1], "3-0")], [summary([1, np.nan], "3-0")]
+    assert stop.spread(decide(alone, "none"), alone) == 0.0
+    assert np.isnan(stop.spread(decide(refused), refused))
+    assert stop.step(stop.spread(decide(refused), refused)) is None and stop.baseline == []

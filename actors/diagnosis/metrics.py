@@ -1,0 +1,145 @@
+"""Metrics of the diagnosis: does reasoning depend on its input (docs/reasoning.md). Pure."""
+
+from __future__ import annotations
+
+from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+
+SCOPES = ("first_turn", "trajectory")
+TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
+"""Proxies with a null, as in actors/diagnosis/uncertainty.py."""
+REGIMES = ("diverse", "compressed", "template_collapse", "low_entropy_collapse", "unknown")
+"""Section 2.2 and Figure 1, as in actors/diagnosis/regime.py."""
+
+
+def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
+    """A proxy of Table 1, one series for each turn scope."""
+    return MetricSpec(name, "gauge", help, "{scope}/" + key, ("scope",), product(SCOPES), unit=unit)
+
+
+def _interval(name: str, key: str, figure: str, *, unit: str = "") -> MetricSpec:
+    """The 95% interval over prompts of a proxy, one series for each scope and end."""
+    seeds = product(SCOPES, ("low", "high"))
+    help = f"95% interval of {figure} over prompts; NaN below 6 distinct prompts"
+    return MetricSpec(name, "gauge", help, "{scope}/" + key + "_{bound}", ("scope", "bound"), seeds, unit=unit)
+
+
+METRICS: Table = {
+    Section.REASONING: (
+        scoped(
+            "squelch_retrieval_accuracy_ratio", "retrieval_accuracy", "Share of reasonings best explained by their X"
+        ),
+        scoped("squelch_retrieval_chance_ratio", "retrieval_chance", "Retrieval accuracy of reasoning that ignores X"),
+        MetricSpec(
+            "squelch_recall_ratio",
+            "gauge",
+            "Share of reasonings whose own X is among the k that explain them best",
+            "{scope}/recall@{k}",
+            ("scope", "k"),
+            product(SCOPES, ("2", "4", "8")),
+        ),
+        scoped("squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats a token", unit="nats"),
+        scoped("squelch_mi_seq_est_nats", "mi_seq_est", "MI-Seq-Est (Table 1): nats a sequence", unit="nats"),
+        scoped("squelch_mi_zscore", "mi_zscore", "MI-ZScore (Table 1): MI-Est in batch std of the marginals"),
+        scoped("squelch_mi_zscore_ema", "mi_zscore_ema", "MI-ZScore-EMA (Table 1): the std is a moving average"),
+        scoped(
+            "squelch_conditional_entropy_nats",
+            "conditional_entropy",
+            "H(Z|X): reasoning given X, nats a token",
+            unit="nats",
+        ),
+        scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats a token", unit="nats"),
+        scoped(
+            "squelch_mi_upper_bound_nats", "upper_bound", "Largest MI-Seq-Est possible: log of the prompts", unit="nats"
+        ),
+        _interval(
+            "squelch_retrieval_accuracy_interval_ratio", "retrieval_accuracy", "squelch_retrieval_accuracy_ratio"
+        ),
+        MetricSpec(
+            "squelch_recall_interval_ratio",
+            "gauge",
+            "95% interval of squelch_recall_ratio over prompts; NaN below 6 distinct prompts",
+            "{scope}/recall@{k}_{bound}",
+            ("scope", "k", "bound"),
+            product(SCOPES, ("2", "4", "8"), ("low", "high")),
+        ),
+        _interval("squelch_mi_est_interval_nats", "mi_est", "squelch_mi_est_nats", unit="nats"),
+        _interval("squelch_mi_seq_est_interval_nats", "mi_seq_est", "squelch_mi_seq_est_nats", unit="nats"),
+        _interval("squelch_mi_zscore_interval", "mi_zscore", "squelch_mi_zscore"),
+        _interval("squelch_mi_zscore_ema_interval", "mi_zscore_ema", "squelch_mi_zscore_ema"),
+        _interval(
+            "squelch_conditional_entropy_interval_nats",
+            "conditional_entropy",
+            "squelch_conditional_entropy_nats",
+            unit="nats",
+        ),
+        _interval(
+            "squelch_marginal_entropy_interval_nats", "marginal_entropy", "squelch_marginal_entropy_nats", unit="nats"
+        ),
+        scoped(
+            "squelch_mi_seq_est_standard_error_nats",
+            "mi_seq_est_standard_error",
+            "Standard error of MI-Seq-Est over prompts",
+            unit="nats",
+        ),
+        MetricSpec(
+            "squelch_dependence_p_value",
+            "gauge",
+            "Share of random deals of prompts to reasonings that do as well as the true one, 0.001 to 1",
+            "{scope}/{figure}_p_value",
+            ("scope", "figure"),
+            product(SCOPES, TESTED),
+        ),
+        scoped(
+            "squelch_retrieval_accuracy_null_ratio",
+            "retrieval_accuracy_null_95",
+            "Retrieval accuracy that one random deal of prompts in twenty reaches",
+        ),
+        scoped(
+            "squelch_mi_est_null_nats", "mi_est_null_95", "MI-Est that one such deal in twenty reaches", unit="nats"
+        ),
+        scoped(
+            "squelch_mi_seq_est_null_nats",
+            "mi_seq_est_null_95",
+            "MI-Seq-Est that one such deal in twenty reaches",
+            unit="nats",
+        ),
+        scoped(
+            "squelch_prompts_needed",
+            "prompts_needed",
+            "Distinct prompts that an interval of MI-Est of the half width scorer.half_width needs",
+        ),
+        MetricSpec(
+            "squelch_reasoning_regime",
+            "gauge",
+            "1 for the regime of section 2.2 that reasoning is in, relative to the run's baseline, chance and null, "
+            "else 0",
+            "{scope}/regime/{regime}",
+            ("scope", "regime"),
+            product(SCOPES, REGIMES),
+        ),
+        MetricSpec(
+            "squelch_judge_ratio",
+            "gauge",
+            "Grid worlds, first turns: share of reasonings that name coordinates, that name them right, and that would "
+            "be right about another task of the step",
+            "judge/{figure}",
+            ("figure",),
+            product(("names", "right", "right_elsewhere")),
+        ),
+        gauge(
+            "squelch_dependence_alarm",
+            "alarm/raised",
+            "1 while input dependence is falling (change-point alarm), else 0",
+        ),
+        gauge(
+            "squelch_dependence_falling_since_step", "alarm/since", "Last step before the fall; NaN when there is none"
+        ),
+        gauge("squelch_dependence_cusum", "alarm/cusum", "The alarm's statistic; it is raised above 4"),
+        gauge("squelch_dependence_alarm_armed", "alarm/armed", "1 once a baseline above its null is known, else 0"),
+        gauge(
+            "squelch_dependence_reward_trend",
+            "alarm/reward_trend",
+            "Reward since the fall began: 1 rising, 0 flat, -1 falling; NaN without an alarm",
+        ),
+    ),
+}

@@ -1,0 +1,164 @@
+"""Groups measured: the score of each, its reward variance and mean return, or why it is refused (docs/filter.md).
+
+Numpy in float64; importing this loads neither torch, Ray, vLLM nor pyarrow. A refused group (non-finite value, too few
+survivors) has NaN figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from actors.filter.rules import RULES
+from actors.filter.scores import STATISTICS, Compat, Statistic, mean, sample_variance
+from actors.lookup import look_up
+
+if TYPE_CHECKING:
+    from actors.records import GroupSummary
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatistics:
+    """What a group's score is computed from. Arrays are (num_survivors,) float64; None where the source has none."""
+
+    group_id: str
+    step: int
+    group_size: int
+    """Trajectories that were asked for, failed ones included."""
+    indices: tuple[int, ...]
+    """Index in the group of each survivor."""
+    returns: np.ndarray
+    """Episode returns, format penalty left out."""
+    penalties: np.ndarray | None = None
+    """Format penalties, <= 0."""
+    lengths: np.ndarray | None = None
+    """Sampled tokens."""
+    surprisals: np.ndarray | None = None
+    """Mean -log p of the sampled tokens, nats."""
+
+    @property
+    def num_failed(self) -> int:
+        return self.group_size - len(self.indices)
+
+    @classmethod
+    def of(cls, summary: GroupSummary) -> GroupStatistics:
+        """From a group's summary, which holds survivors only."""
+        return cls(
+            summary.group_id,
+            summary.step,
+            summary.group_size,
+            summary.indices,
+            summary.returns,
+            summary.format_penalties,
+            summary.lengths,
+            summary.surprisals,
+        )
+
+    @classmethod
+    def from_row(cls, group_id: str, step: int, rewards: np.ndarray, **columns: np.ndarray | None) -> GroupStatistics:
+        """From one row of (group_size,) arrays; a NaN reward marks a failed trajectory. `columns` may hold
+        `penalties`, `lengths`, `surprisals`."""
+        alive = np.flatnonzero(~np.isnan(rewards))
+        parts = {key: None if value is None else np.asarray(value, np.float64)[alive] for key, value in columns.items()}
+        returns = np.asarray(rewards, np.float64)[alive]
+        return cls(group_id, step, len(rewards), tuple(alive.tolist()), returns, **parts)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of n groups, in their order. `scores`, `variances`, `means`: (n,) float64, NaN where refused."""
+
+    scores: np.ndarray
+    variances: np.ndarray
+    """Sample variance (ddof = 1) of the returns, penalty left out, whatever the statistic; 0 for a lone survivor."""
+    means: np.ndarray
+    """Mean return, penalty left out."""
+    refusals: list[str | None]
+
+
+def measure(
+    groups: Sequence[GroupStatistics], statistic: str, compat: Compat = "paper", rule: str = "top_p"
+) -> Measured:
+    """Scores of many groups; those with equally many survivors are reduced in one numpy call.
+
+    Raises ValueError for an unknown statistic or rule, and where the groups lack the statistic's column.
+    """
+    entry, filters = look_up(STATISTICS, statistic, "statistic"), look_up(RULES, rule, "rule").filters
+    figures = np.full((3, len(groups)), np.nan)
+    refusals: list[str | None] = [None] * len(groups)
+    by_survivors: dict[tuple[int, int], list[int]] = {}
+    for position, group in enumerate(groups):
+        by_survivors.setdefault((len(group.indices), group.group_size), []).append(position)
+    for (survivors, group_size), positions in by_survivors.items():
+        needed = _survivors_needed(entry, filters, group_size)
+        if survivors < needed:
+            reason = f"{survivors} survivor{'s' * (survivors != 1)} of {group_size}, needs {needed}"
+            for position in positions:
+                refusals[position] = reason
+        else:
+            members = [groups[position] for position in positions]
+            found, reasons = _measure_equal(members, entry, compat)
+            figures[:, positions] = found
+            for position, refusal in reasons.items():
+                refusals[positions[position]] = refusal
+    return Measured(figures[0], figures[1], figures[2], refusals)
+
+
+def score(statistic: str, group: GroupStatistics, compat: Compat = "paper") -> float:
+    """One group's score; NaN if the group is refused."""
+    return float(measure([group], statistic, compat).scores[0])
+
+
+def _survivors_needed(statistic: Statistic, filters: bool, group_size: int) -> int:
+    """Survivors below which a group is refused: two, or one where groups of one were asked for and suffice."""
+    return 2 if filters and statistic.needs_two else min(2, group_size)
+
+
+def _measure_equal(
+    groups: Sequence[GroupStatistics], statistic: Statistic, compat: Compat
+) -> tuple[np.ndarray, dict[int, str]]:
+    """(score, variance, mean) as (3, n) of groups with equally many survivors, and the reasons of refused ones."""
+    returns = np.array([group.returns for group in groups], dtype=np.float64)
+    values = returns if statistic.of == "returns" and compat == "paper" else _values(groups, statistic, compat)
+    reduction = statistic.reduction(compat)
+    with np.errstate(over="ignore", invalid="ignore"):
+        variances = sample_variance(returns)
+        known = values is returns and reduction is sample_variance
+        figures = np.array([variances if known else reduction(values), variances, mean(returns)])
+    reasons: dict[int, str] = {}
+    finite = np.isfinite(figures)
+    for position in () if finite.all() else np.flatnonzero(~finite.all(axis=0)).tolist():
+        reasons[position] = _why_refused(groups[position], values[position], returns[position], statistic.name)
+        figures[:, position] = np.nan
+    return figures, reasons
+
+
+def _values(groups: Sequence[GroupStatistics], statistic: Statistic, compat: Compat) -> np.ndarray:
+    """What the statistic reduces, (num_groups, num_survivors) for groups of equal survivors."""
+    if statistic.of == "returns":
+        return np.array([_rewards(group, compat) for group in groups], dtype=np.float64)
+    columns = [group.lengths if statistic.of == "lengths" else group.surprisals for group in groups]
+    if any(column is None for column in columns):
+        raise ValueError(
+            f"statistic {statistic.name} needs `{statistic.of}`, (num_groups, group_size), which the data do not have"
+        )
+    return np.array(columns, dtype=np.float64)
+
+
+def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
+    """The rewards that are scored: returns; under `ragen` with the format penalties inside."""
+    if compat == "ragen" and group.penalties is not None:
+        return group.returns + group.penalties
+    return group.returns
+
+
+def _why_refused(group: GroupStatistics, values: np.ndarray, returns: np.ndarray, statistic: str) -> str:
+    """Names the first trajectory whose reward, or other scored value, is not finite."""
+    for name, row in (("reward", returns), (statistic, values)):
+        bad = np.flatnonzero(~np.isfinite(row))
+        if len(bad):
+            return f"non-finite {name} in trajectory {group.indices[bad[0]]}"
+    return f"non-finite {statistic}: the rewards are finite, but too large to be squared"

@@ -1,0 +1,123 @@
+"""The filter's metrics, and the figures of a step that feed them: every figure of groups is computed here and nowhere
+else, for the run, its checkpoint and `squelch filter` alike. Pure.
+
+A refused group has no figures: it counts in the number of groups, and in no mean, sum or count of zeros. Sums are exact
+(`math.fsum`), so that no figure depends on the order of arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from actors.filter.scores import ZERO
+from actors.metrics.specification import MetricSpec, Section, gauge, product
+
+DECISIONS = ("kept", "dropped", "refused")
+_BY_DECISION = {f"{decision}_groups": (decision,) for decision in DECISIONS}
+REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_mean_dropped": ("dropped",)}
+
+METRICS = {
+    Section.LEARNING: (
+        MetricSpec(
+            "squelch_reward_mean",
+            "gauge",
+            "Mean episode return, format penalty left out, of all, kept and dropped groups",
+            labels=("groups",),
+            seeds=product(("all", "kept", "dropped")),
+            keys=REWARD_MEANS,
+        ),
+    ),
+    Section.FILTER: (
+        gauge(
+            "squelch_reward_variance_mean", "reward_variance_mean", "Mean over groups of the reward variance (ddof 1)"
+        ),
+        gauge(
+            "squelch_kept_mass_ratio",
+            "kept_mass",
+            "Share of the window's reward variance in kept groups; NaN if it is 0",
+        ),
+        gauge("squelch_kept_groups_ratio", "kept_fraction", "Share of the window's groups that was kept"),
+        gauge("squelch_window_groups", "num_groups", "Groups that the filter ranked in the step"),
+        MetricSpec(
+            "squelch_step_groups",
+            "gauge",
+            "Groups of the last step by decision of the filter",
+            labels=("decision",),
+            seeds=product(DECISIONS),
+            keys=_BY_DECISION,
+        ),
+        MetricSpec(
+            "squelch_groups_total",
+            "counter",
+            "Groups by decision of the filter",
+            labels=("decision",),
+            seeds=product(DECISIONS),
+            keys=_BY_DECISION,
+        ),
+        gauge(
+            "squelch_zero_variance_groups", "zero_variance_groups", "Groups of the last step without reward variance"
+        ),
+        gauge("squelch_loss_scale", "loss_scale", "Factor on the loss under filtering"),
+        gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
+        gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),
+    ),
+}
+
+
+class Group(Protocol):
+    """One decided group. `score`, `variance` (of the returns) and `mean` (return) are NaN where it was refused."""
+
+    verdict: str | None
+    score: float
+    variance: float
+    mean: float
+
+
+def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: int) -> dict[str, float]:
+    """The figures of one step's groups by flat key; NaN where there is nothing to take a mean or a share of."""
+    valid = [group for group in groups if group.verdict != "refused"]
+    kept = [group.verdict == "kept" for group in groups]
+    mass = kept_mass([group.variance for group in groups], kept)
+    return {
+        "num_groups": float(len(groups)),
+        **{f"{name}_groups": float(sum(group.verdict == name for group in groups)) for name in DECISIONS},
+        "zero_variance_groups": float(count_zero(group.variance for group in valid)),
+        "reward_variance_mean": mean(group.variance for group in valid),
+        "reward_mean": mean(group.mean for group in valid),
+        "reward_mean_kept": mean(group.mean for group in valid if group.verdict == "kept"),
+        "reward_mean_dropped": mean(group.mean for group in valid if group.verdict == "dropped"),
+        "kept_mass": math.nan if mass is None else mass,
+        "kept_fraction": kept_fraction(kept),
+        "refill_rounds": float(refill_rounds),
+        "no_signal_streak": float(no_signal_streak),
+    }
+
+
+def kept_mass(variances: Sequence[float], kept: Sequence[bool]) -> float | None:
+    """Share of the summed reward variance that the kept groups hold, in [0, 1]; None when the sum is 0.
+
+    `variances`: one a group, NaN where refused.
+    """
+    total = math.fsum(variance for variance in variances if not math.isnan(variance))
+    if total <= 0:
+        return None
+    held = (variance for variance, is_kept in zip(variances, kept, strict=True) if is_kept and not math.isnan(variance))
+    return min(1.0, math.fsum(held) / total)
+
+
+def kept_fraction(kept: Sequence[bool]) -> float:
+    """Kept groups over all groups, refused ones counted; 0 without groups."""
+    return sum(kept) / len(kept) if kept else 0.0
+
+
+def count_zero(values: Iterable[float]) -> int:
+    """How many are zero, |value| <= 1e-10; NaN is not."""
+    return sum(abs(value) <= ZERO for value in values)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean by an exact sum; NaN of nothing."""
+    given = list(values)
+    return math.fsum(given) / len(given) if given else math.nan

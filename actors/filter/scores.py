@@ -1,0 +1,107 @@
+"""The statistics that a group can be scored by: one table entry each (docs/filter.md).
+
+To add a statistic, add an entry to `STATISTICS`: settings, `squelch filter` and docs/filter.md take its name from here.
+Numpy is not imported here, because the settings check their names against this table and the command line must start
+fast: reductions use methods of the arrays that they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ZERO = 1e-10
+"""A score of at most this absolute value is zero (the same bound as in the authors' code)."""
+
+Compat = Literal["paper", "ragen"]
+Column = Literal["returns", "lengths", "surprisals"]
+"""What a statistic reduces, one value a trajectory: episode return, sampled tokens, mean surprisal of the tokens."""
+Reduction = Callable[["np.ndarray"], "np.ndarray"]
+"""(num_groups, num_survivors) -> (num_groups,), float64."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """How a group is scored."""
+
+    name: str
+    of: Column
+    reduce: Reduction
+    unit: str
+    help: str
+    """What it is, for people; a noun phrase."""
+    needs_two: bool = False
+    """Whether one survivor has no such statistic: then a rule refuses groups with fewer than two."""
+    may_be_negative: bool = False
+    reduce_ragen: Reduction | None = None
+    """What the authors' code computes under this name, where it departs from the paper."""
+
+    def reduction(self, compat: Compat) -> Reduction:
+        return self.reduce_ragen if compat == "ragen" and self.reduce_ragen else self.reduce
+
+
+def total(values: np.ndarray) -> np.ndarray:
+    """(n, g) -> (n,)."""
+    return values.sum(axis=1)
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """(n, g) -> (n,)."""
+    return values.sum(axis=1) / values.shape[1]
+
+
+def sample_variance(values: np.ndarray) -> np.ndarray:
+    """(n, g) -> (n,), ddof = 1; 0 where g is 1. Two passes, without the overhead of np.var."""
+    deviations = values - mean(values)[:, None]
+    return (deviations * deviations).sum(axis=1) / max(1, values.shape[1] - 1)
+
+
+def sample_std(values: np.ndarray) -> np.ndarray:
+    """(n, g) -> (n,), the square root of the sample variance."""
+    return sample_variance(values) ** 0.5
+
+
+STATISTICS: Mapping[str, Statistic] = {
+    entry.name: entry
+    for entry in (
+        Statistic(
+            "reward_variance",
+            "returns",
+            sample_variance,
+            "reward²",
+            "sample variance of the returns (section 3.3; ddof = 1)",
+            needs_two=True,
+            reduce_ragen=sample_std,
+        ),
+        Statistic(
+            "reward_std",
+            "returns",
+            sample_std,
+            "reward",
+            "sample standard deviation of the returns",
+            needs_two=True,
+        ),
+        Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),
+        Statistic("reward_mean", "returns", mean, "reward", "mean of the returns", may_be_negative=True),
+        Statistic(
+            "entropy",
+            "surprisals",
+            mean,
+            "nats",
+            "mean over trajectories of the mean surprisal of their sampled tokens",
+        ),
+        Statistic(
+            "entropy_variance",
+            "surprisals",
+            sample_variance,
+            "nats²",
+            "sample variance over trajectories of that mean surprisal",
+            needs_two=True,
+        ),
+        Statistic("length", "lengths", mean, "tokens", "mean number of sampled tokens a trajectory"),
+    )
+}

@@ -1,0 +1,198 @@
+"""One window ranked and its rule applied (paper, section 3.3 and appendix G; docs/filter.md). Invariants:
+
+- A refused group has score NaN and is never selected; it still counts in the window's number of groups N.
+- The ranking is by score, ties by `order`, so that the result does not depend on the order in which groups arrive.
+- Under `compat: paper` a window whose scores are all zero selects nothing under every rule but `none`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from actors.config import FilterConfig
+from actors.filter.metrics import count_zero, kept_fraction, kept_mass
+from actors.filter.rules import RULES
+from actors.filter.scores import STATISTICS, ZERO
+
+ROUNDING = 1e-12
+"""Share of the window's sum that a cumulative sum may lack through rounding and still have reached its threshold."""
+
+Code = Literal["selected", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
+"""Short causes, fit for a metric's label; the text beside them is for people and the archive."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What a rule sees: `scores` (m,) of the eligible groups, best first; `num_groups`: N of the window."""
+
+    scores: np.ndarray
+    num_groups: int
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def best(self) -> float:
+        return float(self.scores[0])
+
+    @cached_property
+    def cumulative(self) -> np.ndarray:
+        """(m,) sums of the scores from the best down."""
+        return np.cumsum(self.scores)
+
+    @property
+    def mass(self) -> float:
+        """Sum of the scores."""
+        return float(self.cumulative[-1])
+
+    def first(self, count: int) -> np.ndarray:
+        """Mask of the `count` best, (m,) bool."""
+        return np.arange(len(self.scores)) < count
+
+    def reaching(self, mass: float, exact: bool = False) -> np.ndarray:
+        """Mask of the shortest prefix whose scores sum to at least `mass`; `exact`: without slack for rounding."""
+        slack = 0.0 if exact else ROUNDING * self.mass
+        return self.first(int(np.searchsorted(self.cumulative, mass - slack)) + 1)
+
+    def softmax(self, sign: Literal[1, -1]) -> Ranked:
+        """The same groups with softmax(sign * scores) for scores."""
+        logits = sign * self.scores
+        weights = np.exp(logits - logits.max())
+        return Ranked(weights / weights.sum(), self.num_groups)
+
+    def quantiles(self, low: float, high: float) -> tuple[float, float]:
+        """Two quantiles of the scores."""
+        bottom, top = np.quantile(self.scores, [low, high])
+        return float(bottom), float(top)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which groups of a window a rule picks. `kept`: (n,) bool; `cut`: the kept score nearest to being dropped."""
+
+    kept: np.ndarray
+    threshold: float | None
+    cut: float | None
+    all_zero: bool
+
+
+def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
+    """Applies the rule. `scores`: (n,) float64, NaN where refused; `order`: (n,) ticket order, breaks ties.
+
+    Raises ValueError when a rule that sums scores meets a negative one.
+    """
+    scores, rule = without_rounding(scores), RULES[config.rule]
+    valid = np.isfinite(scores)
+    zero = np.abs(scores) <= ZERO
+    all_zero = bool(np.count_nonzero(zero) == np.count_nonzero(valid))
+    if rule.sums_scores:
+        refuse_negative(scores, config)
+    eligible = valid & ~zero if rule.filters and not config.include_zero else valid
+    (positions,) = eligible.nonzero()
+    kept = np.zeros(len(scores), dtype=bool)
+    rejects_all = all_zero and rule.filters and config.compat == "paper"
+    if rejects_all or not len(positions):
+        return Mask(kept, None, None, all_zero)
+    keys = -scores[positions] if config.keep == "largest" else scores[positions]
+    ranking = positions[np.lexsort((order[positions], keys))]
+    chosen, threshold = rule.pick(Ranked(scores[ranking], len(scores)), config)
+    kept[ranking[chosen]] = True
+    passed, cut = scores[kept], None
+    if len(passed):
+        cut = float(passed.min() if config.keep == "largest" else passed.max())
+    return Mask(kept, threshold, cut, all_zero)
+
+
+def without_rounding(scores: np.ndarray) -> np.ndarray:
+    """Scores to 40 bits, a relative 1e-12: equal variances that were summed in another order differ in their last bits,
+    and would rank by that noise instead of by ticket."""
+    mantissa, exponent = np.frexp(scores)
+    return np.ldexp(np.round(np.ldexp(mantissa, 40)), exponent - 40)
+
+
+def refuse_negative(scores: np.ndarray, config: FilterConfig) -> None:
+    """Raises ValueError if a score is negative: a share of a sum of both signs means nothing."""
+    lowest = np.fmin.reduce(scores, initial=0.0)
+    if lowest < -ZERO:
+        signed = ", ".join(entry.name for entry in STATISTICS.values() if entry.may_be_negative)
+        raise ValueError(
+            f"filter.rule={config.rule} keeps a share of summed scores and needs them non-negative, but "
+            f"filter.statistic={config.statistic} reached {lowest:.6g}; use a statistic that cannot be negative (all "
+            f"but {signed}), or a rule that only ranks: top_k, top_p_softmax, band"
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A window after its rule. `codes` and `reasons` have one entry per group."""
+
+    kept: tuple[int, ...]
+    """Positions of the kept groups, ascending."""
+    threshold: float | None
+    """What the rule compared with, in the rule's own unit; None if it compared nothing."""
+    kept_mass: float | None
+    """Share of the summed reward variance that the kept groups hold, [0, 1]; None when the sum is 0."""
+    kept_fraction: float
+    """Kept groups over all groups of the window, refused ones counted."""
+    num_zero: int
+    """Groups with |score| <= 1e-10."""
+    codes: tuple[Code, ...]
+    reasons: tuple[str, ...]
+
+
+def select(
+    scores: np.ndarray,
+    order: np.ndarray | None,
+    config: FilterConfig,
+    *,
+    variances: np.ndarray | None = None,
+    refusals: Sequence[str | None] | None = None,
+) -> Selection:
+    """Ranks one whole window.
+
+    `scores`: (n,) float64, NaN where refused; `order`: (n,) ticket order, None for the order given; `variances`: (n,)
+    reward variances for the kept mass, by default the scores where they are variances. Raises ValueError when a rule
+    that sums scores meets a negative one.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    ticket_order = np.arange(len(scores)) if order is None else np.asarray(order)
+    if variances is None and config.statistic == "reward_variance" and config.compat == "paper":
+        variances = scores
+    mask = pick(scores, ticket_order, config)
+    causes = refusals if refusals is not None else [None] * len(scores)
+    values, flags = scores.tolist(), mask.kept.tolist()
+    texts = [explain(*row, mask, config) for row in zip(values, flags, causes, strict=True)]
+    return Selection(
+        kept=tuple(np.flatnonzero(mask.kept).tolist()),
+        threshold=mask.threshold,
+        kept_mass=None if variances is None else kept_mass(np.asarray(variances, np.float64).tolist(), flags),
+        kept_fraction=kept_fraction(flags),
+        num_zero=count_zero(values),
+        codes=tuple(code for code, _ in texts),
+        reasons=tuple(reason for _, reason in texts),
+    )
+
+
+def explain(value: float, kept: bool, refusal: str | None, mask: Mask, config: FilterConfig) -> tuple[Code, str]:
+    """Why one group was kept, dropped or refused."""
+    if value != value:
+        return "refused", refusal or "score is not finite"
+    if kept:
+        return "selected", f"in {config.rule}, score {value:.4g}" if RULES[config.rule].filters else "valid"
+    if abs(value) <= ZERO and not config.include_zero:
+        spread = STATISTICS[config.statistic].needs_two
+        return "zero", f"zero {config.statistic.split('_')[-1] if spread else config.statistic}"
+    if mask.all_zero:
+        return "no_signal", "every score of the window is zero"
+    if mask.cut is None:
+        return "no_signal", f"nothing selected: {config.rule} threshold {mask.threshold:.4g}, score {value:.4g}"
+    tied = math.isclose(value, mask.cut, rel_tol=ROUNDING)
+    side = "tied at" if tied else "below" if value < mask.cut else "above"
+    cut = f"{config.rule} cut {mask.cut:.4g}"
+    return "below_threshold", f"{side} {cut}: score {value:.4g}, threshold {mask.threshold:.4g}"

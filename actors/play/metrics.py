@@ -1,0 +1,115 @@
+"""Metrics of played trajectories, and the figures of a step's groups that feed them. Pure.
+
+Failed trajectories have no figures but their cause. Sums are exact (`math.fsum`), so that no figure depends on the
+order of arrival. Figures of groups as the filter sees them are in `actors.filter.metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.failures import FailureCause
+from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+
+if TYPE_CHECKING:
+    from actors.records import GroupSummary
+
+BANDS = ("all_fail", "mixed", "all_succeed")
+FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)
+
+METRICS: Table = {
+    Section.PROGRESS: (
+        MetricSpec(
+            "squelch_trajectories_total",
+            "counter",
+            "Training trajectories that ended, by outcome",
+            labels=("outcome",),
+            seeds=product(("finished", "failed")),
+            keys={"trajectories": ("finished",), "trajectories_failed": ("failed",)},
+        ),
+    ),
+    Section.LEARNING: (
+        gauge("squelch_success_ratio", "success", "Success of the step's training trajectories, before the filter"),
+        MetricSpec(
+            "squelch_tasks_ratio",
+            "gauge",
+            "Share of the step's tasks whose group fails throughout, is mixed, or succeeds throughout",
+            "tasks_{band}",
+            ("band",),
+            product(BANDS),
+        ),
+        gauge("squelch_format_valid_ratio", "format_validity", "Share of turns that are well formed"),
+        gauge("squelch_reasoning_length_tokens", "reasoning_length", "Mean reasoning tokens a turn", unit="tokens"),
+        gauge("squelch_format_penalty_mean", "format_penalty_mean", "Mean format penalty a trajectory, 0 or negative"),
+        gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens", unit="nats"),
+        gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns a trajectory"),
+        gauge("squelch_truncated_ratio", "truncated_share", "Share of trajectories that ended at the turn limit"),
+    ),
+    Section.HEALTH: (
+        MetricSpec(
+            "squelch_trajectory_failures_total",
+            "counter",
+            "Trajectories that failed, by reason",
+            "failures/{reason}",
+            ("reason",),
+            product(FAILURES),
+            open=True,
+        ),
+    ),
+}
+
+
+def trajectory_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """Figures of one step's trajectories, whatever the filter decides; NaN where none survived.
+
+    Args:
+        summaries: every group of the step.
+    """
+    num_turns = sum(s.num_turns for s in summaries)
+    num_alive = sum(len(s.indices) for s in summaries)
+    lengths = _join(summaries, "lengths")
+    surprisal = math.fsum(length * nats for length, nats in zip(lengths, _join(summaries, "surprisals"), strict=True))
+    return {
+        "success": _ratio(sum(_join(summaries, "successes")), num_alive),
+        **_band_shares(summaries),
+        "format_validity": _ratio(sum(s.format_valid_turns for s in summaries), num_turns),
+        "format_penalty_mean": _ratio(math.fsum(_join(summaries, "format_penalties")), num_alive),
+        "reasoning_length": _ratio(sum(s.reasoning_tokens for s in summaries), num_turns),
+        "turns_per_trajectory": _ratio(num_turns, num_alive),
+        "truncated_share": _ratio(sum(_join(summaries, "truncations")), num_alive),
+        "rollout_entropy": _ratio(surprisal, sum(lengths)),
+        "tokens/sampled": float(sum(lengths)),
+        "tokens/total": float(sum(s.num_tokens for s in summaries)),
+        "trajectories": float(num_alive),
+        "trajectories_failed": float(sum(len(s.failures) for s in summaries)),
+        **_failures(summaries),
+    }
+
+
+def _join(summaries: Sequence[GroupSummary], name: str) -> list[float]:
+    """One value a surviving trajectory of all groups."""
+    return [value for summary in summaries for value in vars(summary)[name].tolist()]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _band_shares(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """Share of the groups with survivors in each band of success."""
+    bands = [_band(summary) for summary in summaries if len(summary.successes)]
+    return {f"tasks_{band}": _ratio(bands.count(band), len(bands)) for band in BANDS}
+
+
+def _band(summary: GroupSummary) -> str:
+    solved = int(summary.successes.sum())
+    return "all_fail" if solved == 0 else "all_succeed" if solved == len(summary.successes) else "mixed"
+
+
+def _failures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """Failed trajectories by cause."""
+    counts = Counter(failure.cause for summary in summaries for failure in summary.failures)
+    return {f"failures/{cause}": float(count) for cause, count in counts.items()}

@@ -1,0 +1,77 @@
+"""Metrics of the rollout workers: what a weight update took and proved. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.metrics.specification import MetricSpec, Section, Table
+
+if TYPE_CHECKING:
+    from actors.messages import UpdateReport
+
+METRICS: Table = {
+    Section.HEALTH: (
+        MetricSpec(
+            "squelch_weight_update_seconds",
+            "gauge",
+            "Seconds of the last weight update: chunks fetched, generation paused, weights loaded, probe answered",
+            "weights/{worker}/seconds_{part}",
+            ("worker", "part"),
+            open=True,
+            unit="seconds",
+        ),
+        MetricSpec(
+            "squelch_weight_parity_nats",
+            "gauge",
+            "Mean |log p(worker) - log p(learner)| on the probe after the last update",
+            "weights/{worker}/parity",
+            ("worker",),
+            open=True,
+            unit="nats",
+        ),
+        MetricSpec(
+            "squelch_weight_parity_max_nats",
+            "gauge",
+            "Largest difference on that probe",
+            "weights/{worker}/parity_max",
+            ("worker",),
+            open=True,
+            unit="nats",
+        ),
+        MetricSpec(
+            "squelch_weight_checksum_ok",
+            "gauge",
+            "1 when the checksum of the last update agreed, else 0",
+            "weights/{worker}/checksum_ok",
+            ("worker",),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_worker_policy_version",
+            "gauge",
+            "Policy version that a rollout worker samples from",
+            "weights/{worker}/version",
+            ("worker",),
+            open=True,
+        ),
+    ),
+}
+
+
+def update_figures(reports: Sequence[UpdateReport]) -> dict[str, float]:
+    """What a weight update took and proved, by worker."""
+    flat: dict[str, float] = {}
+    for report in reports:
+        key = f"weights/{report.worker}"
+        flat |= {
+            f"{key}/seconds_fetched": report.seconds_fetched,
+            f"{key}/seconds_paused": report.seconds_paused,
+            f"{key}/seconds_loaded": report.seconds_loaded,
+            f"{key}/seconds_probe": report.seconds_probe,
+            f"{key}/parity": report.parity,
+            f"{key}/parity_max": report.parity_max,
+            f"{key}/checksum_ok": 1.0,
+            f"{key}/version": float(report.version),
+        }
+    return flat

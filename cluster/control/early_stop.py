@@ -1,0 +1,82 @@
+"""When a run that no longer learns is stopped (appendix B.2). Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.filter.decisions import StepDecision
+from actors.filter.measure import GroupStatistics, measure
+from actors.filter.metrics import mean as exact_mean
+from actors.records import GroupSummary
+
+
+@dataclass
+class EarlyStop:
+    """The two rules of appendix B.2.
+
+    (i) mean reward variance below 10% of its mean over the first 10 steps for 5 steps in a row (`ragen`: mean std, 10
+    steps); (ii) validation success below `collapse_threshold` at 5 validations in a row. `off` still counts, and never
+    stops.
+    """
+
+    kind: str
+    collapse_threshold: float
+    baseline: list[float] = field(default_factory=list)
+    low_steps: int = 0
+    low_validations: int = 0
+
+    def spread(self, decision: StepDecision, summaries: Sequence[GroupSummary]) -> float:
+        """What a step is judged by: the mean reward variance that the filter reports; `ragen`: the mean standard
+        deviation, format penalties inside the rewards. Groups that the filter refused do not count; NaN without others.
+
+        Args:
+            summaries: every group of the step.
+        """
+        if self.kind != "ragen":
+            return decision.metrics["reward_variance_mean"]
+        refused = {item.group_id for item in decision.refused}
+        groups = [GroupStatistics.of(summary) for summary in summaries if summary.group_id not in refused]
+        scores = measure(groups, "reward_std", "ragen", rule="none").scores.tolist()
+        return exact_mean(score for score in scores if not math.isnan(score))
+
+    def step(self, spread: float) -> str | None:
+        """Takes a step's `spread`; returns why to stop, or None."""
+        if math.isnan(spread):
+            return None
+        if len(self.baseline) < 10:
+            self.baseline.append(spread)
+            return None
+        mean = sum(self.baseline) / len(self.baseline)
+        self.low_steps = self.low_steps + 1 if spread < 0.1 * mean else 0
+        limit = 10 if self.kind == "ragen" else 5
+        if self.kind == "off" or self.low_steps < limit:
+            return None
+        return f"{self._spread_name} below 10% of its baseline {mean:.4g} for {self.low_steps} steps"
+
+    def validation(self, success: float) -> str | None:
+        """Takes a validation success; returns why to stop, or None."""
+        self.low_validations = self.low_validations + 1 if success < self.collapse_threshold else 0
+        if self.kind == "off" or self.low_validations < 5:
+            return None
+        return f"validation success below {self.collapse_threshold:.0%} at {self.low_validations} validations in a row"
+
+    @property
+    def _spread_name(self) -> str:
+        return "reward std" if self.kind == "ragen" else "reward variance"
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "spread": self._spread_name,
+            "baseline": self.baseline,
+            "low_steps": self.low_steps,
+            "low_validations": self.low_validations,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Counts on; steps judged by another figure than this rule's do not count, and its baseline begins anew."""
+        self.low_validations = state["low_validations"]
+        if state.get("spread", self._spread_name) == self._spread_name:  # a checkpoint of an older version does not say
+            self.baseline, self.low_steps = list(state["baseline"]), state["low_steps"]

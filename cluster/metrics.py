@@ -1,0 +1,197 @@
+"""The metrics of a run: those of the cluster's own parts, and the tables of all components, composed in a fixed order.
+
+To add a metric, add it to the table of the component that knows the figure (here, or the `metrics` module beside it),
+and a panel to `deploy.panels`. Importing this loads neither Ray, torch, vLLM nor numpy.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import actors.diagnosis.metrics
+import actors.filter.metrics
+import actors.metrics.build_info
+import actors.play.metrics
+import actors.rollout.metrics
+import actors.scorer.metrics
+import learner.decomposition.metrics
+import learner.metrics
+from actors.metrics.registry import Registry
+from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from actors.play.metrics import FAILURES
+
+STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+"""Seconds; 3.5 is the stated bound of the demo's step."""
+
+PARTS = (
+    "step",
+    "rollout",
+    "filter",
+    "train",
+    "publish",
+    "score",
+    "validation",
+    "archive",
+    "checkpoint",
+    "orchestration",
+)
+WAITS = (
+    ("coordinator", "environment"),
+    ("coordinator", "filter"),
+    ("coordinator", "learner"),
+    ("coordinator", "rollout"),
+    ("coordinator", "scorer"),
+    ("environment", "rollout"),
+    ("learner", "environment"),
+    ("rollout", "learner"),
+)
+LEDGER_STATES = (
+    "issued",
+    "in_flight",
+    "buffered",
+    "kept_waiting",
+    "training",
+    "trained",
+    "dropped",
+    "failed",
+    "cancelled",
+)
+"""What `cluster.control.ledger` counts, in the order of its equation."""
+DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
+
+METRICS: Table = {
+    Section.PROGRESS: (
+        gauge("squelch_step", "step", "Training step that finished last"),
+        gauge("squelch_planned_steps", "total_steps", "Training steps that the run is to make"),
+        gauge(
+            "squelch_last_step_timestamp_seconds", "time", "When the last training step finished, unix", unit="seconds"
+        ),
+        gauge("squelch_policy_version", "policy_version", "Policy version published last"),
+        MetricSpec(
+            "squelch_tokens_total",
+            "counter",
+            "Tokens of training trajectories: sampled, in total (fed ones included), learned from",
+            "tokens/{kind}",
+            ("kind",),
+            product(("sampled", "total", "trained")),
+        ),
+        gauge("squelch_tokens_per_second", "tokens/per_second", "Tokens sampled in the last step by its wall seconds"),
+    ),
+    Section.LEARNING: (
+        gauge(
+            "squelch_validation_success_ratio", "validation/success", "Success on the fixed validation tasks, 0 to 1"
+        ),
+        gauge("squelch_validation_success_low_ratio", "validation/success_low", "Lower end of its 95% interval"),
+        gauge("squelch_validation_success_high_ratio", "validation/success_high", "Upper end of its 95% interval"),
+        gauge("squelch_validation_best_ratio", "validation/best", "Best validation success so far"),
+        MetricSpec(
+            "squelch_validation_gain_ratio",
+            "gauge",
+            "Gain in validation success over the first validation, on the same tasks, with its 95% interval",
+            labels=("bound",),
+            seeds=product(("mean", "low", "high")),
+            keys={"gain": ("mean",), "gain_low": ("low",), "gain_high": ("high",)},
+        ),
+        gauge("squelch_validation_step", "validation/step", "Training step that validation measured last"),
+        gauge("squelch_collapsed", "collapsed", "1 when validation success fell below 1%, else 0"),
+    ),
+    Section.TIME: (
+        MetricSpec(
+            "squelch_step_duration_seconds",
+            "histogram",
+            "Wall seconds of a training step",
+            "seconds/step",
+            unit="seconds",
+            buckets=STEP_BUCKETS,
+        ),
+        MetricSpec(
+            "squelch_step_part_seconds",
+            "gauge",
+            "Wall seconds of each part of the last step; parts may overlap",
+            "seconds/{part}",
+            ("part",),
+            product(PARTS),
+            open=True,
+            unit="seconds",
+        ),
+        MetricSpec(
+            "squelch_part_seconds_total",
+            "counter",
+            "Wall seconds by part; parts may overlap",
+            "seconds/{part}",
+            ("part",),
+            product(PARTS),
+            open=True,
+            unit="seconds",
+        ),
+        MetricSpec(
+            "squelch_wait_seconds_total",
+            "counter",
+            "Seconds that one party stood idle waiting for another",
+            "wait/{waiter}/{waited_for}",
+            ("waiter", "waited_for"),
+            WAITS,
+            open=True,
+            unit="seconds",
+        ),
+    ),
+    Section.HEALTH: (
+        gauge("squelch_staleness_max_versions", "staleness_max", "Largest staleness among the step's groups, versions"),
+        gauge("squelch_staleness_mean_versions", "staleness_mean", "Mean staleness of the step's groups, versions"),
+        MetricSpec(
+            "squelch_tickets",
+            "gauge",
+            "Tickets by state: issued is the sum of the others",
+            "ledger/{state}",
+            ("state",),
+            product(LEDGER_STATES),
+        ),
+        MetricSpec(
+            "squelch_ended_tickets",
+            "gauge",
+            "Tickets that ended untrained, by state and reason",
+            "ledger/{state}/{reason}",
+            ("state", "reason"),
+            (*product(("dropped",), DROP_REASONS), *product(("failed",), (*FAILURES, "refused_by_learner"))),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_actor_up",
+            "gauge",
+            "1 while an actor answers its health check, else 0",
+            "up/{actor}",
+            ("actor",),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_actor_restarts_total",
+            "counter",
+            "Times that an actor was started again",
+            "restarts/{actor}",
+            ("actor",),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_run_info",
+            "gauge",
+            "Always 1; the labels say which run this is",
+            labels=("run", "environment", "filter"),
+            open=True,
+        ),
+    ),
+}
+"""The training loop, the ledger and the fleet."""
+
+COMPONENTS: tuple[ModuleType, ...] = (
+    actors.play.metrics,
+    actors.filter.metrics,
+    actors.diagnosis.metrics,
+    actors.scorer.metrics,
+    learner.metrics,
+    learner.decomposition.metrics,
+    actors.rollout.metrics,
+    actors.metrics.build_info,
+)
+"""Modules with a table `METRICS`, in the order in which a step passes them."""
+
+REGISTRY = Registry(METRICS, *(component.METRICS for component in COMPONENTS))

@@ -1,0 +1,42 @@
+"""Metrics of the gradient decomposition (paper, section 3.1 and Figure 3). Pure."""
+
+from __future__ import annotations
+
+from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+
+BUCKETS = ("1", "2", "3", "4", "5", "6")
+
+METRICS: Table = {
+    Section.GRADIENTS: (
+        MetricSpec(
+            "squelch_gradient_norm",
+            "gauge",
+            "Mean norm of a prompt's gradient in a bucket of reward variance, 1 the lowest (Figure 3); mean_: norm of "
+            "the bucket's mean gradient; _std: advantages divided by the group's std",
+            "gradients/q{bucket}/{part}",
+            ("bucket", "part"),
+            product(
+                BUCKETS,
+                ("task", "task_std", "kl", "entropy", "regulariser", "mean_task", "mean_task_std", "mean_regulariser"),
+            ),
+        ),
+        MetricSpec(
+            "squelch_gradient_ratio",
+            "gauge",
+            "By bucket of reward variance: regulariser's share of the gradient's norm (dominance, appendix K), signal "
+            "over noise and regulariser (snr, section 3.2), share of Theorem H.2's bound that is reached (tightness)",
+            "gradients/q{bucket}/{ratio}",
+            ("bucket", "ratio"),
+            product(BUCKETS, ("dominance", "dominance_std", "snr", "tightness")),
+        ),
+        MetricSpec(
+            "squelch_gradient_reward_variance",
+            "gauge",
+            "Mean reward variance of a bucket",
+            "gradients/q{bucket}/reward_variance",
+            ("bucket",),
+            product(BUCKETS),
+        ),
+        gauge("squelch_gradient_groups", "gradients/groups", "Groups of the last gradient decomposition"),
+    ),
+}

@@ -1,0 +1,92 @@
+"""Metrics of the learner: its figures of a step, and what publishing the weights took. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+
+if TYPE_CHECKING:
+    from actors.messages import WeightBundle
+
+PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference", "critic")
+
+
+def _learner(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
+    return gauge(f"squelch_learner_{name}", f"learner/{key}", help, unit=unit)
+
+
+METRICS: Table = {
+    Section.PROGRESS: (counter("squelch_optimizer_steps_total", "optimizer_steps", "Optimizer steps taken"),),
+    Section.TIME: (
+        MetricSpec(
+            "squelch_learner_part_seconds",
+            "gauge",
+            "Seconds of each part of the learner's last step",
+            "learner_seconds/{part}",
+            ("part",),
+            product(PARTS),
+            open=True,
+            unit="seconds",
+        ),
+    ),
+    Section.LEARNER: (
+        _learner("loss", "loss", "Loss of the last step, scaled"),
+        _learner("policy_loss", "policy_loss", "Its policy term"),
+        _learner("entropy_nats", "entropy", "Entropy of the policy, nats a token", unit="nats"),
+        _learner("kl_nats", "kl", "KL to the reference policy, nats a token; NaN when it is off", unit="nats"),
+        _learner("ratio_mean", "ratio_mean", "Mean probability ratio to the anchor"),
+        _learner("ratio_max", "ratio_max", "Largest probability ratio to the anchor"),
+        _learner("clip_low_ratio", "clip_fraction_low", "Share of tokens clipped from below"),
+        _learner("clip_high_ratio", "clip_fraction_high", "Share of tokens clipped from above"),
+        _learner("grad_norm", "grad_norm", "Norm of the gradient before clipping"),
+        _learner("learning_rate", "learning_rate", "Learning rate"),
+        _learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start", unit="nats"),
+        _learner("mismatch_k3_nats", "mismatch_k3", "The same as KL, k3 estimator", unit="nats"),
+        _learner(
+            "mismatch_outside_ratio",
+            "mismatch_outside",
+            "Share of tokens whose probability ratio of learner to rollout is outside 0.9 to 1.1",
+        ),
+        _learner(
+            "effective_sample_size_ratio",
+            "effective_sample_size",
+            "Effective sample size of the learner-to-rollout weights, as a share of the tokens",
+        ),
+        _learner("masked_ratio", "masked_share", "Share of tokens in sequences left out for their mismatch"),
+        _learner("advantage_std", "advantage_std", "Standard deviation of the advantages"),
+        _learner("zero_advantage_ratio", "zero_advantage_share", "Share of tokens learned from with advantage 0"),
+        _learner("value_loss", "value_loss", "Loss of the critic; NaN without one"),
+        _learner("value_mean", "value_mean", "Mean value that the critic gave at step start; NaN without one"),
+        _learner(
+            "explained_variance",
+            "explained_variance",
+            "Share of the returns' variance that the critic's values explain; NaN without one",
+        ),
+        _learner(
+            "critic_grad_norm", "critic_grad_norm", "Norm of the critic's gradient before clipping; NaN without one"
+        ),
+    ),
+    Section.HEALTH: (
+        MetricSpec(
+            "squelch_publish_seconds",
+            "gauge",
+            "Seconds of the learner at the last publication: weights gathered from the shards, sent to the object "
+            "store",
+            "publish/seconds_{part}",
+            ("part",),
+            product(("gathered", "sent")),
+            unit="seconds",
+        ),
+        gauge("squelch_weight_bundle_bytes", "weights/bytes", "Bytes of one version of the weights", unit="bytes"),
+    ),
+}
+
+
+def publication_figures(bundle: WeightBundle) -> dict[str, float]:
+    """What publishing a version took on the learner's side."""
+    return {
+        "weights/bytes": float(bundle.num_bytes),
+        "publish/seconds_gathered": bundle.seconds_gathered,
+        "publish/seconds_sent": bundle.seconds_sent,
+    }

@@ -1,0 +1,112 @@
+"""A step's figures of groups have one definition: what the run exports is what the filter says of itself."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.config import FilterConfig
+from actors.filter.decisions import StepDecision
+from actors.filter.measure import GroupStatistics, measure
+from actors.filter.metrics import METRICS, kept_mass
+from actors.filter.rules import RULES
+from actors.filter.selection import select
+from actors.filter.tickets import ticket_order
+from actors.filter.windows import make_window
+from actors.metrics.registry import Registry
+from actors.play.metrics import METRICS as PLAY_METRICS
+from actors.play.metrics import trajectory_figures
+from actors.records import GroupSummary
+from tests.actors.filter.summaries import summary
+
+REWARD = st.sampled_from([0.0, 0.0, 1.0, 0.5, math.nan, math.inf, 1e200])
+GROUPS = st.lists(st.lists(REWARD, min_size=1, max_size=5), max_size=8)
+"""Groups of one to five; some with failed trajectories, some refused for them or for rewards that are not finite."""
+CONFIGS = st.builds(
+    FilterConfig,
+    rule=st.sampled_from(sorted(RULES)),
+    rho=st.sampled_from([0.3, 0.9, 1.0]),
+    window=st.sampled_from(["whole", "sliding"]),
+    on_no_signal=st.sampled_from(["warn", "passthrough"]),
+)
+
+
+def decide(rows: list[list[float]], config: FilterConfig) -> tuple[list[GroupSummary], StepDecision]:
+    summaries = [summary(row, f"3-{i}") for i, row in enumerate(rows)]
+    window = make_window(config)
+    for found in summaries:
+        window.admit(found)
+    return summaries, window.close(3, final=True)
+
+
+def average(values: list[float]) -> float:
+    return float(sum(map(Fraction, values)) / len(values)) if values else math.nan
+
+
+@given(GROUPS, CONFIGS)
+@settings(max_examples=100, deadline=None)
+def test_the_figures_of_a_step_are_those_of_its_decisions(rows: list[list[float]], config: FilterConfig) -> None:
+    summaries, decision = decide(rows, config)
+    valid, figures = [*decision.kept, *decision.dropped], decision.metrics
+    wanted = {
+        "num_groups": len(summaries),
+        "kept_groups": len(decision.kept),
+        "dropped_groups": len(decision.dropped),
+        "refused_groups": len(decision.refused),
+        "zero_variance_groups": sum(d.reward_variance <= 1e-10 for d in valid),
+        "reward_variance_mean": average([d.reward_variance for d in valid]),
+        "reward_mean": average([d.mean_return for d in valid]),
+        "reward_mean_kept": average([d.mean_return for d in decision.kept]),
+        "reward_mean_dropped": average([d.mean_return for d in decision.dropped]),
+        "kept_mass": math.nan if decision.kept_mass is None else decision.kept_mass,
+        "kept_fraction": decision.kept_fraction,
+    }
+    assert {key: figures[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
+    assert all(d.reward_variance is d.mean_return is None for d in decision.refused)
+
+
+@given(GROUPS, CONFIGS)
+@settings(max_examples=50, deadline=None)
+def test_what_a_run_exports_is_the_filters_own_figure(rows: list[list[float]], config: FilterConfig) -> None:
+    summaries, decision = decide(rows, config)
+    played = trajectory_figures(summaries)
+    assert not played.keys() & decision.metrics.keys()
+    registry = Registry(METRICS, PLAY_METRICS)
+    assert all(registry.series_of(key) for key in played | decision.metrics if not key.startswith("tokens/"))
+
+
+@given(GROUPS, st.sampled_from(sorted(RULES)))
+@settings(max_examples=50, deadline=None)
+def test_a_window_ranked_from_a_file_has_the_figures_of_the_run(rows: list[list[float]], rule: str) -> None:
+    config = FilterConfig(rule=rule, rho=0.6)
+    summaries, decision = decide(rows, config)
+    groups = [GroupStatistics.of(found) for found in summaries]
+    measured = measure(groups, config.statistic, config.compat, rule)
+    order = ticket_order([group.group_id for group in groups])
+    found = select(measured.scores, order, config, variances=measured.variances, refusals=measured.refusals)
+    assert (found.kept_mass, found.kept_fraction) == (decision.kept_mass, decision.kept_fraction)
+    assert found.num_zero == decision.num_zero
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=8), st.randoms())
+def test_the_kept_mass_does_not_depend_on_the_order_of_the_groups(variances: list[float], random) -> None:
+    kept = [random.random() < 0.5 for _ in variances]
+    order = list(range(len(variances)))
+    random.shuffle(order)
+    shuffled = kept_mass([variances[i] for i in order], [kept[i] for i in order])
+    assert shuffled == kept_mass(variances, kept)
+    assert shuffled is None or 0 <= shuffled <= 1
+
+
+def test_trajectories_count_whether_or_not_their_group_is_refused() -> None:
+    summaries = [summary([1, 0, np.nan], "3-0"), summary([1, np.nan], "3-1"), summary([np.nan], "3-2")]
+    found = trajectory_figures(summaries)
+    assert (found["trajectories"], found["trajectories_failed"]) == (3, 3)
+    assert found["success"] == pytest.approx(2 / 3)
+    assert (found["tasks_mixed"], found["tasks_all_succeed"], found["tasks_all_fail"]) == (0.5, 0.5, 0)
+    assert (found["tokens/sampled"], found["rollout_entropy"]) == (21, 0.5)
+    assert found["failures/generation_timeout"] == 3
+    assert math.isnan(trajectory_figures([])["success"])
