@@ -268,7 +268,7 @@ def test_an_unknown_rule_exits_with_2(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["filter", rewards_file(tmp_path), "--rule", "top_q"])
     assert stopped.value.code == 2
-    assert "top_p" in capsys.readouterr().err
+    assert "did you mean `top_p`?" in capsys.readouterr().err
 
 
 def test_a_mass_rule_on_a_negative_statistic_is_refused(tmp_path, capsys) -> None:
