@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from actors.config import FilterConfig
 from actors.filter.decisions import StepDecision
 from actors.filter.measure import GroupStatistics, measure
-from actors.filter.metrics import METRICS, kept_mass
+from actors.filter.metrics import kept_mass
 from actors.filter.rules import RULES
 from actors.filter.selection import select
 from actors.filter.tickets import ticket_order
 from actors.filter.windows import make_window
-from actors.metrics.registry import Registry
-from actors.play.metrics import METRICS as PLAY_METRICS
 from actors.play.metrics import trajectory_figures
 from actors.records import GroupSummary
 from tests.actors.filter.summaries import summary
@@ -66,16 +64,6 @@ def test_the_figures_of_a_step_are_those_of_its_decisions(rows: list[list[float]
     }
     assert {key: figures[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
     assert all(d.reward_variance is d.mean_return is None for d in decision.refused)
-
-
-@given(GROUPS, CONFIGS)
-@settings(max_examples=50, deadline=None)
-def test_what_a_run_exports_is_the_filters_own_figure(rows: list[list[float]], config: FilterConfig) -> None:
-    summaries, decision = decide(rows, config)
-    played = trajectory_figures(summaries)
-    assert not played.keys() & decision.metrics.keys()
-    registry = Registry(METRICS, PLAY_METRICS)
-    assert all(registry.series_of(key) for key in played | decision.metrics if not key.startswith("tokens/"))
 
 
 @given(GROUPS, st.sampled_from(sorted(RULES)))

@@ -1,0 +1,26 @@
+"""What a step exports of its groups."""
+
+import math
+from types import SimpleNamespace
+
+from hypothesis import given, settings
+
+from actors.config import FilterConfig
+from actors.play.metrics import trajectory_figures
+from actors.records import Task, Ticket
+from cluster.loop.window import Window
+from cluster.metrics import REGISTRY
+from tests.actors.filter.test_metrics import CONFIGS, GROUPS, decide
+
+
+@given(GROUPS, CONFIGS)
+@settings(max_examples=50, deadline=None)
+def test_what_a_step_exports_of_its_groups_is_what_the_filter_says(rows: list, config: FilterConfig) -> None:
+    summaries, decision = decide(rows, config)
+    tickets = [Ticket(s.group_id, 3, Task("E", 0), s.group_size, 0) for s in summaries]
+    groups = {s.group_id: SimpleNamespace(summary=s) for s in summaries}
+    exported = Window(3, 0.0, tickets, groups=groups).figures(decision)
+    assert not trajectory_figures(summaries).keys() & decision.metrics.keys(), "one figure has one definition"
+    for key, value in decision.metrics.items():
+        assert exported[key] == value or (math.isnan(exported[key]) and math.isnan(value))
+    assert all(REGISTRY.series_of(key) for key in exported)
