@@ -24,6 +24,7 @@ from transformers.utils import logging
 from actors.diagnosis.proxies import proxies_of_samples
 from actors.play.codec import ChatCodec
 from actors.scorer.cross_scoring import CrossScorer
+from actors.shared_prefix import distinct
 from cluster.config import RunConfig, load
 from envs.config import EnvironmentConfig
 from envs.grid import GridEnv
@@ -84,7 +85,7 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
     reasonings = [one.reasonings[0] for one in chosen]
     matrix = CrossScorer(model, token_budget=2048).matrix(prompts, reasonings)
     lengths, source = np.array([len(z) for z in reasonings]), np.array([ids[one.seed] for one in chosen])
-    same = np.unique([prompt.tobytes() for prompt in prompts], return_inverse=True)[1]
+    same = distinct(prompts)[1]
     report = proxies_of_samples(matrix, lengths, source, prompt_id=same).as_dict()
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
     figures = {name: float(report[name]) for name in names}

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.content import Picture
 from actors.records import Trajectory
+from actors.shared_prefix import common_lengths, identities, in_order
 from learner.config import ObjectiveConfig
-from learner.kernels.packing import Forest, added_tokens, common_lengths, in_order, pack
+from learner.kernels.packing import Forest, added_tokens, pack
 from learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
@@ -43,6 +45,8 @@ class Row:
     """(num_sampled,) float64, what each sampled token was paid (`learner.objective.advantages.token_rewards`)."""
     bootstrap: bool = False
     """The episode was cut off, not over: the value after its last token is the critic's."""
+    pictures: tuple[Picture, ...] = ()
+    """Those among the inputs."""
 
     @property
     def length(self) -> int:
@@ -129,17 +133,24 @@ def _row(group_id: str, trajectory: Trajectory, advantage: float, config: Object
     bootstrap = config.needs_critic and trajectory.bootstrap_last_state
     if sampled[0] == 0:
         raise RuntimeError(f"group {group_id}, trajectory {trajectory.index}: the first token is marked as sampled")
+    length = sampled[-1] + bootstrap
     return Row(
         group_id=group_id,
         index=trajectory.index,
-        token_ids=trajectory.token_ids[: sampled[-1] + bootstrap],
+        token_ids=trajectory.token_ids[:length],
         positions=sampled - 1,
         targets=trajectory.token_ids[sampled],
         log_probs=trajectory.log_probs[sampled],
         advantage=advantage,
         rewards=token_rewards(trajectory, config),
         bootstrap=bootstrap,
+        pictures=tuple(picture for picture in trajectory.pictures if picture.position < length),
     )
+
+
+def shown(rows: Sequence[Row]) -> list[np.ndarray]:
+    """What the rows show at each input (`actors.shared_prefix.identities`): rows share as far as these are equal."""
+    return identities([row.token_ids for row in rows], [row.pictures for row in rows])
 
 
 def plan(
@@ -165,7 +176,7 @@ def plan(
 def _optimizer_step(
     rows: Sequence[Row], part: np.ndarray, token_budget: int, world_size: int, share: bool
 ) -> OptimizerStep:
-    ids = [rows[i].token_ids for i in part]
+    ids = shown([rows[i] for i in part])
     order = in_order(ids) if share else np.arange(len(part))
     lengths = np.array([len(ids[i]) for i in order], dtype=np.int64)
     common = common_lengths([ids[i] for i in order]) if share else np.zeros_like(lengths)
@@ -225,7 +236,7 @@ def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
     No rows: one token with nothing sampled, so that ranks stay in step.
     """
     ids = [row.token_ids.astype(np.int64) for row in rows] or [np.zeros(1, dtype=np.int64)]
-    forest = pack(ids, share)
+    forest = pack(ids, share, shown(rows) or None)
     return MicroBatch(
         rows=tuple(rows),
         forest=forest,

@@ -85,7 +85,13 @@ def to_batch(
 
 
 def inputs_of(micro: MicroBatch, device: torch.device) -> Inputs:
-    """What the policy is fed, on the device."""
+    """What the policy is fed, on the device. Raises ValueError for rows with pictures, which it cannot be fed."""
+    for row in micro.rows:
+        if row.pictures:
+            raise ValueError(
+                f"group {row.group_id}, trajectory {row.index} shows {len(row.pictures)} pictures, and the policy is "
+                "fed token ids alone; train on an environment that shows text"
+            )
     arrays = (micro.forest.token_ids[None], micro.positions, micro.targets)
     ids, positions, targets = (torch.from_numpy(array).to(device) for array in arrays)
     return ids, positions, targets, Layout.of(micro.forest, device)

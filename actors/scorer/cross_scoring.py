@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
+from actors.shared_prefix import common_length, distinct
 
 CPU_TOKENS = 1024
 """Tokens forwarded at once on a CPU, whatever the budget: more leave its caches (0.8 M and 3.3 M parameters)."""
@@ -61,18 +62,13 @@ def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
     return [np.array(batch, dtype=np.int64) for batch in batches]
 
 
-def unique_rows(rows: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
-    """The distinct id sequences in order of appearance, and each row's index among them."""
-    index: dict[bytes, int] = {}
-    inverse = [index.setdefault(np.asarray(row, dtype=np.int64).tobytes(), len(index)) for row in rows]
-    return [np.frombuffer(key, dtype=np.int64) for key in index], np.array(inverse, dtype=np.int64)
-
-
 def common_prefix_length(rows: Sequence[np.ndarray]) -> int:
-    """Ids that all rows begin with, at most one less than the shortest row, so that each keeps a last position."""
-    limit = min(len(row) for row in rows) - 1
-    differs = np.stack([row[:limit] != rows[0][:limit] for row in rows]).any(axis=0)
-    return int(differs.argmax()) if differs.any() else limit
+    """Leading tokens that all rows share, less than the shortest row has, so that each keeps a last position."""
+    return min(common_length(rows), min(len(row) for row in rows) - 1)
+
+
+def _chosen(rows: Sequence[np.ndarray], places: Sequence[int]) -> list[np.ndarray]:
+    return [np.asarray(rows[place], dtype=np.int64) for place in places]
 
 
 class CrossScorer:
@@ -99,28 +95,38 @@ class CrossScorer:
 
     @torch.inference_mode()
     def matrix(
-        self, prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray], wanted: np.ndarray | None = None
+        self,
+        prompts: Sequence[np.ndarray],
+        reasonings: Sequence[np.ndarray],
+        wanted: np.ndarray | None = None,
+        identities: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
         """L (num_reasonings, num_prompts) float64: log p(Z_s | X_j) in nats, summed over the tokens of Z_s.
 
         Prompts and reasonings are 1-D integer arrays of at least one id. `wanted`: (num_reasonings, num_prompts) bool,
-        the pairs to score; the others are NaN. ValueError when a pair, wanted or not, exceeds the context.
+        the pairs to score; the others are NaN. `identities`: what the prompts show (`actors.shared_prefix`), by which
+        they are merged and share keys and values; None: their ids. ValueError when a pair, wanted or not, exceeds the
+        context.
         """
         self._refuse_bad_rows(prompts, reasonings)
-        columns, column_of = unique_rows(prompts)
-        samples, sample_of = unique_rows(reasonings)
+        shown = prompts if identities is None else identities
+        (columns, column_of), (samples, sample_of) = distinct(shown), distinct(reasonings)
         needed = np.ones((len(samples), len(columns)), dtype=bool)
         if wanted is not None:
             needed[:] = False
             np.logical_or.at(needed, (sample_of[:, None], column_of), wanted)
-        result = self._unique_matrix(columns, samples, needed)[np.ix_(sample_of, column_of)]
+        shared = common_prefix_length([shown[j] for j in columns])
+        found = self._unique_matrix(_chosen(prompts, columns), _chosen(reasonings, samples), needed, shared)
+        result = found[np.ix_(sample_of, column_of)]
         return result if wanted is None else np.where(wanted, result, np.nan)
 
-    def _unique_matrix(self, columns: list[np.ndarray], samples: list[np.ndarray], needed: np.ndarray) -> np.ndarray:
-        """L (num_samples, num_columns) of distinct rows, NaN where not needed."""
+    def _unique_matrix(
+        self, columns: list[np.ndarray], samples: list[np.ndarray], needed: np.ndarray, shared: int
+    ) -> np.ndarray:
+        """L (num_samples, num_columns) of distinct rows, NaN where not needed; `shared`: as in `_prefilled`."""
         result = np.full(needed.shape, np.nan)
         whole = token_batches([len(z) - 1 for z in samples], self.token_budget) if needed.all() else None
-        for j, cache, last in self._prefilled(columns):
+        for j, cache, last in self._prefilled(columns, shared):
             chosen = np.flatnonzero(needed[:, j])
             if len(chosen):
                 rows = [samples[s] for s in chosen]
@@ -136,9 +142,11 @@ class CrossScorer:
         targets = torch.from_numpy(ids[len(prompt) :]).to(self.device)
         return self._log_probs(hidden[0, len(prompt) - 1 :], targets, temperature).cpu().numpy()
 
-    def _prefilled(self, prompts: list[np.ndarray]) -> Iterator[tuple[int, LayerCache, Tensor]]:
-        """For each prompt its index, keys and values, and last hidden state (width,); one batch is held at a time."""
-        shared = common_prefix_length(prompts)
+    def _prefilled(self, prompts: list[np.ndarray], shared: int) -> Iterator[tuple[int, LayerCache, Tensor]]:
+        """For each prompt its index, keys and values, and last hidden state (width,); one batch is held at a time.
+
+        All prompts show the same in their first `shared` tokens.
+        """
         base = self._forward([prompts[0][:shared]], None, capture=True)[1] if shared else None
         common = [(key[0], value[0]) for key, value in base.captured] if base else None
         for batch in token_batches([len(x) for x in prompts], self.token_budget):

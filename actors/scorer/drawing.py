@@ -9,8 +9,9 @@ Invariants:
 - X is the exact ids fed, up to and including the opening of the reasoning; Z the ids wholly inside the reasoning.
   Nothing is decoded and encoded again.
 - A draw is a function of the groups' ids, the trajectories' indices and the seed; the order of arrival does not matter.
-- Identical prompts are one column; its weight is the mass of the draws that brought it, so that the mixture over
-  columns is the mixture over draws. In the first-turn scope each group has mass 1, in the trajectory scope each draw.
+- Prompts that show the same, ids and pictures (`actors.content.content_key`), are one column; its weight is the mass of
+  the draws that brought it, so that the mixture over columns is the mixture over draws. In the first-turn scope each
+  group has mass 1, in the trajectory scope each draw.
 - What cannot be scored is counted under its reason, never dropped silently.
 
 Pure: imports neither torch, Ray nor vLLM.
@@ -24,7 +25,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from actors.content import Picture, content_key
 from actors.records import Trajectory
+from actors.shared_prefix import identities
 
 Groups = Mapping[str, Sequence[Trajectory]]
 """Trajectories by group id."""
@@ -32,12 +35,13 @@ Groups = Mapping[str, Sequence[Trajectory]]
 
 @dataclass(frozen=True)
 class Draw:
-    """Samples to be scored. `prompts`: the distinct columns X_j; `weights`: (num_prompts,) float64, their mass;
-    `reasonings`: Z_s; `source`: (num_samples,) the column that Z_s was sampled under; `versions`: (num_samples, 2)
-    oldest and newest policy version that sampled it; `excluded`: count by reason; `turns`: (num_samples,) index of its
-    turn, from 0; `groups`: (num_samples,) ids of its group."""
+    """Samples to be scored. `prompts`: the ids of the distinct columns X_j; `pictures`: those that each column shows;
+    `weights`: (num_prompts,) float64, the columns' mass; `reasonings`: Z_s; `source`: (num_samples,) the column that
+    Z_s was sampled under; `versions`: (num_samples, 2) oldest and newest policy version that sampled it; `excluded`: count
+    by reason; `turns`: (num_samples,) index of its turn, from 0; `groups`: (num_samples,) ids of its group."""
 
     prompts: list[np.ndarray]
+    pictures: list[tuple[Picture, ...]]
     weights: np.ndarray
     reasonings: list[np.ndarray]
     source: np.ndarray
@@ -46,12 +50,19 @@ class Draw:
     turns: np.ndarray
     groups: np.ndarray
 
+    def identities(self) -> list[np.ndarray]:
+        """What each column shows (`actors.shared_prefix.identities`)."""
+        return identities(self.prompts, self.pictures)
+
 
 @dataclass(frozen=True)
 class _Sample:
     group: str
     turn: int
     prompt: np.ndarray
+    pictures: tuple[Picture, ...]
+    key: str
+    """The prompt's content key."""
     reasoning: np.ndarray
     versions: tuple[int, int]
     mass: float
@@ -67,7 +78,7 @@ def draw_first_turn(
     excluded: Counter[str] = Counter()
     samples: list[_Sample] = []
     for name in rng.permutation(sorted(groups)):
-        if len({sample.prompt.tobytes() for sample in samples}) >= max_prompts:
+        if len({sample.key for sample in samples}) >= max_prompts:
             break
         ordered = sorted(groups[name], key=lambda t: t.index)
         reasons = [_unusable(trajectory, 0, oldest_version) for trajectory in ordered]
@@ -144,20 +155,25 @@ def _unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | 
 
 def _sample(group: str, trajectory: Trajectory, index: int, mass: float) -> _Sample:
     ids, turn = np.asarray(trajectory.token_ids, dtype=np.int64), trajectory.turns[index]
-    reasoning = ids[turn.reasoning_start : turn.reasoning_end]
-    return _Sample(group, index, ids[: turn.sample_start], reasoning, (turn.version_min, turn.version_max), mass)
+    prompt, reasoning = ids[: turn.sample_start], ids[turn.reasoning_start : turn.reasoning_end]
+    pictures = tuple(picture for picture in trajectory.pictures if picture.position < turn.sample_start)
+    key, versions = content_key(prompt, pictures), (turn.version_min, turn.version_max)
+    return _Sample(group, index, prompt, pictures, key, reasoning, versions, mass)
 
 
 def _merged(samples: list[_Sample], excluded: Counter[str]) -> Draw:
     """One column for each distinct prompt, in order of appearance."""
-    column: dict[bytes, int] = {}
-    source = np.array([column.setdefault(s.prompt.tobytes(), len(column)) for s in samples], dtype=np.int64)
+    column: dict[str, int] = {}
+    source = np.array([column.setdefault(s.key, len(column)) for s in samples], dtype=np.int64)
+    shown = {s.key: s for s in samples}
     weights = np.bincount(source, weights=[s.mass for s in samples], minlength=len(column))
-    prompts = [np.frombuffer(key, dtype=np.int64) for key in column]
+    prompts, pictures = [shown[key].prompt for key in column], [shown[key].pictures for key in column]
     versions = np.array([s.versions for s in samples], dtype=np.int64).reshape(-1, 2)
     turns, groups = np.array([s.turn for s in samples], dtype=np.int64), np.array([s.group for s in samples], dtype=str)
     reasonings = [s.reasoning for s in samples]
-    return Draw(prompts, weights.astype(np.float64), reasonings, source, versions, dict(excluded), turns, groups)
+    return Draw(
+        prompts, pictures, weights.astype(np.float64), reasonings, source, versions, dict(excluded), turns, groups
+    )
 
 
 def columns_of(draw: Draw, keep: np.ndarray) -> np.ndarray:
@@ -174,6 +190,7 @@ def subset(draw: Draw, keep: np.ndarray) -> Draw:
     renumbered[columns] = np.arange(len(columns))
     return Draw(
         prompts=[draw.prompts[j] for j in columns],
+        pictures=[draw.pictures[j] for j in columns],
         weights=(draw.weights * left / np.maximum(counts, 1))[columns],
         reasonings=[z for z, kept in zip(draw.reasonings, keep, strict=True) if kept],
         source=renumbered[draw.source[keep]],

@@ -56,7 +56,11 @@ class Engine(Protocol):
     context_length: int
 
     def matrix(
-        self, prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray], wanted: np.ndarray | None = None
+        self,
+        prompts: Sequence[np.ndarray],
+        reasonings: Sequence[np.ndarray],
+        wanted: np.ndarray | None = None,
+        identities: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray: ...
 
 
@@ -88,7 +92,7 @@ class Scorer:
         `environments` the environment's name by group id.
 
         Every key is there every time; a figure that is not known is NaN. Raises ValueError when the version is further
-        than max_staleness from the newest that sampled in the window.
+        than max_staleness from the newest that sampled in the window, and for trajectories that show pictures.
         """
         started, cpu = time.perf_counter(), time.thread_time()
         newest = newest_version(groups)
@@ -97,6 +101,7 @@ class Scorer:
                 f"step {step} is not scored: its newest tokens are of version {newest}, the scorer's weights of "
                 f"version {version}; max_staleness={self.max_staleness} allows no such distance"
             )
+        _refuse_pictures(step, groups)
         figures = {"scorer/version": float(version)}
         for index, (scope, draw) in enumerate(self._draws(step, version, groups).items()):
             seed = (self.seed, step, len(SCOPES) + index)
@@ -154,11 +159,11 @@ class Scorer:
         num_samples, num_prompts = len(draw.reasonings), len(draw.prompts)
         if num_prompts < 2:
             return None, math.nan
-        limit = self.config.max_pairs
+        limit, shown = self.config.max_pairs, draw.identities()
         if limit is None or num_samples * num_prompts <= limit:
-            return np.ma.array(self.engine.matrix(draw.prompts, draw.reasonings)), 1.0
+            return np.ma.array(self.engine.matrix(draw.prompts, draw.reasonings, identities=shown)), 1.0
         wanted = draw_pairs(draw.source, num_prompts, others_within(limit, num_samples, num_prompts), seed)
-        found = self.engine.matrix(draw.prompts, draw.reasonings, wanted)
+        found = self.engine.matrix(draw.prompts, draw.reasonings, wanted, shown)
         return np.ma.array(found, mask=~wanted), float(wanted.mean())
 
     def _measure(
@@ -240,3 +245,12 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
+
+
+def _refuse_pictures(step: int, groups: Groups) -> None:
+    for name, trajectories in groups.items():
+        if any(trajectory.pictures for trajectory in trajectories):
+            raise ValueError(
+                f"step {step} is not scored: group {name} shows pictures, and the scorer's model is fed token ids "
+                "alone; set scorer.enabled=false for this environment"
+            )

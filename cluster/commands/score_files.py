@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actors.content import content_key
 from cluster.errors import UserError
 
 if TYPE_CHECKING:
@@ -193,22 +194,25 @@ class Reader:
 
     def read(self, rows: Iterable[tuple[int, Row]]) -> Reasonings:
         """Samples of all rows that have a reasoning."""
-        column: dict[bytes, int] = {}
+        column: dict[str, int] = {}
+        prompts: list[np.ndarray] = []
         ids, texts, source, numbers, excluded = [], [], [], [], Counter[str]()
-        named: dict[str, tuple[int, bytes]] = {}
+        named: dict[str, tuple[int, str]] = {}
         for number, row in rows:
             found, why = self._sample(number, row)
             if found is None:
                 excluded[str(why)] += 1
                 continue
             prompt, reasoning, text = found
-            key = prompt.tobytes()
+            key = content_key(prompt)
             self._check_prompt_id(number, row["prompt_id"], key, named)
-            source.append(column.setdefault(key, len(column)))
+            if key not in column:
+                column[key] = len(prompts)
+                prompts.append(prompt)
+            source.append(column[key])
             ids.append(reasoning)
             texts.append(text)
             numbers.append(number)
-        prompts = [np.frombuffer(key, dtype=np.int64) for key in column]
         return Reasonings(prompts, ids, texts, np.array(source, np.int64), np.array(numbers, np.int64), excluded)
 
     def _sample(self, number: int, row: Row) -> tuple[tuple[np.ndarray, np.ndarray, str] | None, str | None]:
@@ -283,12 +287,12 @@ class Reader:
                 f"has ids 0 to {self._vocab_size - 1}; give the model whose tokenizer wrote the file"
             )
 
-    def _check_prompt_id(self, number: int, name: Any, prompt: bytes, named: dict[str, tuple[int, bytes]]) -> None:
-        """Rows of one prompt id must have one prompt."""
+    def _check_prompt_id(self, number: int, name: Any, key: str, named: dict[str, tuple[int, str]]) -> None:
+        """Rows of one prompt id must have one prompt; `key`: the prompt's content key."""
         if name is None:
             return
-        first, other = named.setdefault(str(name), (number, prompt))
-        if other != prompt:
+        first, other = named.setdefault(str(name), (number, key))
+        if other != key:
             raise UserError(
                 f"{self._path}, row {number}: `prompt_id` {name!r} is that of row {first}, whose prompt differs; give "
                 "each prompt a distinct id, or remove the column"

@@ -2,7 +2,8 @@
 
 The rows of a micro-batch form a forest: a segment is a run of tokens that one or more rows have in common, its parent
 the segment before it in those rows, and a row is the tokens on a path from a root to a segment. System prompts, prompts
-of a group, common turns and equal beginnings of two answers are all the same case.
+of a group, common turns and equal beginnings of two answers are all the same case. What rows have in common is
+`actors.shared_prefix`'s to say.
 
 Invariants:
 
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from actors.shared_prefix import common_lengths, in_order
 
 MIN_SAVED = 16
 """Tokens that sharing has to save to be worth a segment."""
@@ -67,22 +70,6 @@ class _Node:
     tokens: np.ndarray
 
 
-def in_order(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Indices of the rows in lexicographic order, (num_rows,): rows that begin alike are neighbours."""
-    keys = [row.astype(">u4").tobytes() for row in rows]
-    return np.array(sorted(range(len(rows)), key=keys.__getitem__), dtype=np.int64)
-
-
-def common_lengths(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Leading tokens that each row has in common with the one before it, (num_rows,); 0 for the first."""
-    found = np.zeros(len(rows), dtype=np.int64)
-    for i in range(1, len(rows)):
-        size = min(len(rows[i - 1]), len(rows[i]))
-        differs = rows[i - 1][:size] != rows[i][:size]
-        found[i] = differs.argmax() if differs.any() else size
-    return found
-
-
 def added_tokens(lengths: np.ndarray, common: np.ndarray) -> np.ndarray:
     """Tokens that each row, in order, adds at most to a layout that holds the row before it, (num_rows,).
 
@@ -91,12 +78,15 @@ def added_tokens(lengths: np.ndarray, common: np.ndarray) -> np.ndarray:
     return lengths - common + np.minimum(common, MIN_SAVED - 1)
 
 
-def pack(rows: Sequence[np.ndarray], share: bool = True) -> Forest:
-    """The layout of these rows, each (length,) of at least one token; without `share`, one segment a row."""
-    order = in_order(rows) if share else np.arange(len(rows))
-    ordered = [rows[i] for i in order]
-    common = common_lengths(ordered) if share else np.zeros(len(rows), dtype=np.int64)
-    nodes, node_of = _grow(ordered, common)
+def pack(rows: Sequence[np.ndarray], share: bool = True, identities: Sequence[np.ndarray] | None = None) -> Forest:
+    """The layout of these rows, each (length,) of at least one token; without `share`, one segment a row.
+
+    `identities`: what the rows show (`actors.shared_prefix.identities`), by which they share; None: their ids.
+    """
+    shown = rows if identities is None else identities
+    order = in_order(shown) if share else np.arange(len(rows))
+    common = common_lengths([shown[i] for i in order]) if share else np.zeros(len(rows), dtype=np.int64)
+    nodes, node_of = _grow([rows[i] for i in order], common)
     return _lay_out(nodes, [node_of[k] for k in np.argsort(order)])
 
 

@@ -3,12 +3,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.content import Picture
 from actors.failures import Failure, FailureCause
 from learner.batching import Row, collate, non_finite, plan, to_rows
 from learner.config import ObjectiveConfig
+from learner.tensors import inputs_of
 from tests.learner.models import make_groups
 
 LENGTHS = st.lists(st.integers(1, 90), min_size=0, max_size=40)
@@ -120,3 +123,16 @@ def test_collate_packs_rows_and_places_their_predictions() -> None:
 def test_an_empty_micro_batch_still_has_something_to_feed() -> None:
     micro = collate([])
     assert micro.forest.num_tokens == 1 and len(micro.positions) == len(micro.lengths) == 0
+
+
+def test_rows_with_equal_ids_and_other_pictures_share_nothing_behind_them_and_are_not_fed_to_a_policy_of_text() -> None:
+    (group_id, members) = make_groups(1)[0]
+    one, other = (Picture.of(2, "image/png", data) for data in (b"one", b"other"))
+    same = [replace(members[0], index=i, pictures=(p,)) for i, p in enumerate((one, one, other))]
+    rows = to_rows([(group_id, same)], ObjectiveConfig())
+    assert [row.pictures for row in rows] == [(one,), (one,), (other,)]
+    length = rows[0].length
+    assert collate(rows[:2]).forest.num_tokens == length
+    assert collate(rows).forest.num_tokens == 2 * length
+    with pytest.raises(ValueError, match=rf"group {group_id}, trajectory 0 shows 1 pictures"):
+        inputs_of(collate(rows), torch.device("cpu"))

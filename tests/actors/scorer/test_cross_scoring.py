@@ -18,9 +18,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from actors.content import Picture
 from actors.process.private_operators import private_operator
 from actors.scorer import cross_scoring, prefix_attention
-from actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches, unique_rows
+from actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches
+from actors.shared_prefix import identities
 
 VOCABULARY = 61
 SMALL = {
@@ -236,11 +238,25 @@ def test_common_prefix_is_the_longest_that_leaves_each_row_a_token(lists: list[l
     assert any(len(row) <= longer or row[:longer] != lists[0][:longer] for row in lists)
 
 
-def test_unique_rows_restore_the_rows_and_tell_lengths_apart() -> None:
-    given_rows = [np.array([1, 0]), np.array([1]), np.array([1, 0], dtype=np.int32), np.array([1, 0, 0])]
-    distinct, inverse = unique_rows(given_rows)
-    assert len(distinct) == 3
-    assert all(np.array_equal(distinct[i], row) for i, row in zip(inverse, given_rows, strict=True))
+def test_prompts_that_differ_in_a_picture_alone_are_computed_apart_and_share_no_token_from_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scorer, rng = CrossScorer(qwen2(), 4096), np.random.default_rng(2)
+    prompt, reasonings = np.arange(3, 15), rows(rng, [5, 7])
+    one, other = (Picture.of(4, "image/png", data) for data in (b"one", b"other"))
+    shared: list[int] = []
+    prefilled = scorer._prefilled
+    monkeypatch.setattr(scorer, "_prefilled", lambda x, size: shared.append(size) or prefilled(x, size))
+
+    def tokens(*shown: Picture) -> int:
+        before = scorer.num_forwarded
+        prompts = [prompt] * len(shown)
+        scorer.matrix(prompts, reasonings, identities=identities(prompts, [[picture] for picture in shown]))
+        return scorer.num_forwarded - before
+
+    alike, apart = tokens(one, one), tokens(one, other)
+    assert apart - alike == len(prompt) - 4 + sum(len(z) - 1 for z in reasonings) + 2, "4 tokens are shared, 2 padded"
+    assert shared == [len(prompt) - 1, 4]
 
 
 def arrays_of(model: PreTrainedModel) -> dict[str, np.ndarray]:

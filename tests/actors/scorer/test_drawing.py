@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.content import Picture
 from actors.failures import Failure, FailureCause
 from actors.records import Trajectory, Turn
 from actors.scorer.drawing import (
@@ -93,6 +94,21 @@ def test_at_most_max_prompts_columns_chosen_at_random() -> None:
     assert len(set(chosen)) > 5
 
 
+def test_prompts_with_equal_ids_and_other_pictures_are_columns_of_their_own() -> None:
+    pictures = [Picture.of(1, "image/png", data) for data in (b"one", b"other", b"one")]
+    groups = window(3, 2, [[10, 11, 12]] * 3)
+    for name, picture in zip(groups, pictures, strict=True):
+        for one in groups[name]:
+            one.pictures = (picture, Picture.of(10, "image/png", b"shown after the first turn's prompt"))
+    draw = draw_first_turn(groups, 64, 2, (0,), 0)
+    assert [x.tolist() for x in draw.prompts] == [[10, 11, 12]] * 2
+    assert sorted(draw.weights.tolist()) == [1.0, 2.0]
+    (first, second), shown = draw.identities(), {p[0].digest for p in draw.pictures}
+    assert first[0] == second[0] and first[1] != second[1] and len(shown) == 2
+    for group, column in zip(draw.groups, draw.source, strict=True):
+        assert draw.pictures[column] == groups[group][0].pictures[:1]
+
+
 def test_first_turn_counts_what_it_cannot_use_and_draws_from_the_rest() -> None:
     group = [
         trajectory(0, [1, 2], [3]),
@@ -155,7 +171,8 @@ def test_what_is_left_fits_the_context_and_the_rest_is_counted(
     reasonings = [np.full(n, s) for s, (_, n) in enumerate(samples)]
     versions = np.zeros((len(samples), 2), dtype=int)
     marks = np.zeros(len(samples), dtype=int)
-    draw = Draw(prompts, np.ones(len(columns)), reasonings, source, versions, {}, marks, marks.astype(str))
+    groups, none = marks.astype(str), [()] * len(prompts)
+    draw = Draw(prompts, none, np.ones(len(columns)), reasonings, source, versions, {}, marks, groups)
     left = within_context(draw, context)
     assert len(left.reasonings) + left.excluded.get("too_long", 0) == len(samples)
     assert len(left.versions) == len(left.reasonings) == len(left.source)
@@ -170,7 +187,8 @@ def test_one_overlong_prompt_leaves_alone() -> None:
     reasonings = [np.ones(4)] * 4
     prompts = [np.ones(10), np.ones(98), np.ones(20)]
     weights, source, marks = np.array([2.0, 1, 1]), np.array([0, 0, 1, 2]), np.arange(4)
-    draw = Draw(prompts, weights, reasonings, source, np.zeros((4, 2)), {"failed": 2}, marks, marks.astype(str))
+    groups, none = marks.astype(str), [()] * len(prompts)
+    draw = Draw(prompts, none, weights, reasonings, source, np.zeros((4, 2)), {"failed": 2}, marks, groups)
     left = within_context(draw, 100)
     assert [len(x) for x in left.prompts] == [10, 20]
     assert left.source.tolist() == [0, 0, 1] and left.weights.tolist() == [2.0, 1.0]

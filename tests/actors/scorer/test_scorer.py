@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from actors.config import ScorerConfig
+from actors.content import Picture
 from actors.failures import Failure, FailureCause
 from actors.records import Trajectory, Turn
 from actors.scorer.scorer import SCOPES, Scorer
@@ -29,7 +30,11 @@ class Oracle:
         self.strength = strength
 
     def matrix(
-        self, prompts: list[np.ndarray], reasonings: list[np.ndarray], wanted: np.ndarray | None = None
+        self,
+        prompts: list[np.ndarray],
+        reasonings: list[np.ndarray],
+        wanted: np.ndarray | None = None,
+        identities: list[np.ndarray] | None = None,
     ) -> np.ndarray:
         own = np.array([[z[0] == x[0] for x in prompts] for z in reasonings])
         found = -1.0 * np.array([[len(z)] for z in reasonings]) - self.strength * ~own
@@ -147,7 +152,7 @@ def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None
     class OneSided(Oracle):
         """Prompts from 14 on leave no trace in their reasonings."""
 
-        def matrix(self, prompts: list[np.ndarray], reasonings: list[np.ndarray]) -> np.ndarray:
+        def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
             blind = np.array([z[0] >= 14 for z in reasonings])
             return np.where(blind[:, None], -3.0, super().matrix(prompts, reasonings))
 
@@ -161,6 +166,13 @@ def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None
     assert not any(key.startswith("environment/") for key in plain)
 
 
+def test_a_step_whose_prompts_show_pictures_is_refused_by_the_groups_name() -> None:
+    groups = window()
+    groups["g3"][1].pictures = (Picture.of(0, "image/png", b"a board"),)
+    with pytest.raises(ValueError, match=r"step 4 is not scored: group g3 shows pictures"):
+        Scorer(Oracle(5.0), CONFIG, seed=1).score(4, 0, groups)
+
+
 def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
     figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window(num_groups=1))
     for scope, samples in (("first_turn", 2), ("trajectory", 12)):
@@ -171,7 +183,7 @@ def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
 
 def test_a_model_that_gives_nan_is_counted_and_named_in_no_figure() -> None:
     class Broken(Oracle):
-        def matrix(self, prompts: list[np.ndarray], reasonings: list[np.ndarray]) -> np.ndarray:
+        def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
             return np.full((len(reasonings), len(prompts)), np.nan)
 
     scorer = Scorer(Broken(1.0), CONFIG, seed=1)
@@ -235,7 +247,7 @@ def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing
 
 def test_under_a_budget_a_reasoning_the_model_gives_nan_is_counted_and_left_out() -> None:
     class Broken(Oracle):
-        def matrix(self, prompts, reasonings, wanted=None) -> np.ndarray:
+        def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
             found = super().matrix(prompts, reasonings, wanted)
             found[0, np.flatnonzero(wanted[0])[0]] = np.nan
             return found

@@ -1,8 +1,12 @@
+import dataclasses
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.kernels.packing import MIN_SAVED, added_tokens, common_lengths, in_order, pack
+from actors.content import Picture, content_key
+from actors.shared_prefix import common_lengths, identities, in_order
+from learner.kernels.packing import MIN_SAVED, added_tokens, pack
 
 PIECE = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=14)
@@ -67,6 +71,32 @@ def test_a_group_shares_its_prompt_groups_their_system_prompt_and_answers_their_
     assert forest.num_tokens == 30 + 2 * 25 + 8 + 20 + 2
     assert len(forest.segments) == 1 + 2 + 8 + 1 + 2
     assert len(forest.links) == 2 + 2 + 1  # prompts; what follows each; what follows the common beginning
+
+
+@settings(deadline=None)
+@given(trees(), st.data())
+def test_rows_share_tokens_up_to_the_first_picture_that_differs(rows: list[np.ndarray], data: st.DataObject) -> None:
+    kinds = [Picture.of(0, "image/png", bytes([kind])) for kind in range(2)]
+    places = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(kinds)), max_size=2, unique_by=lambda pair: pair[0])
+    pictures = [
+        [dataclasses.replace(picture, position=place) for place, picture in data.draw(places) if place < len(row)]
+        for row in rows
+    ]
+    forest = pack(rows, True, identities(rows, pictures))
+    assert all((forest.token_ids[place] == row).all() for row, place in zip(rows, forest.places, strict=True))
+    seen: dict[int, str] = {}
+    for row, place, shown in zip(rows, forest.places, pictures, strict=True):
+        for k, where in enumerate(place.tolist()):
+            key = content_key(row[: k + 1], [picture for picture in shown if picture.position <= k])
+            assert seen.setdefault(where, key) == key, "a shared token has one context: the same ids and pictures"
+
+
+def test_equal_rows_share_all_of_it_with_one_picture_and_nothing_behind_two() -> None:
+    row = np.arange(50)
+    one, other = (Picture.of(20, "image/png", data) for data in (b"one", b"other"))
+    assert pack([row] * 2, True, identities([row] * 2, [[one], [one]])).num_tokens == 50
+    assert pack([row] * 2, True, identities([row] * 2, [[one], [other]])).num_tokens == 20 + 2 * 30
+    assert pack([row] * 2, True, identities([row] * 2, [[one], []])).num_tokens == 20 + 2 * 30
 
 
 def test_what_saves_too_little_is_repeated() -> None:
