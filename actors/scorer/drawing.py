@@ -35,10 +35,13 @@ Groups = Mapping[str, Sequence[Trajectory]]
 
 @dataclass(frozen=True)
 class Draw:
-    """Samples to be scored. `prompts`: the ids of the distinct columns X_j; `pictures`: those that each column shows;
-    `weights`: (num_prompts,) float64, the columns' mass; `reasonings`: Z_s; `source`: (num_samples,) the column that
-    Z_s was sampled under; `versions`: (num_samples, 2) oldest and newest policy version that sampled it; `excluded`: count
-    by reason; `turns`: (num_samples,) index of its turn, from 0; `groups`: (num_samples,) ids of its group."""
+    """Samples to be scored.
+
+    `prompts`: the ids of the distinct columns X_j; `pictures`: those that each column shows; `weights`: (num_prompts,)
+    float64, the columns' mass; `reasonings`: Z_s; `source`: (num_samples,) the column that Z_s was sampled under;
+    `versions`: (num_samples, 2) oldest and newest policy version that sampled it; `excluded`: count by reason; `turns`:
+    (num_samples,) index of its turn, from 0; `groups`: (num_samples,) ids of its group.
+    """
 
     prompts: list[np.ndarray]
     pictures: list[tuple[Picture, ...]]
