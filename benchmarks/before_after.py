@@ -1,12 +1,12 @@
 """The demo's training step in this checkout against another one, in alternating blocks.
 
-    python -m benchmarks.before_after --other DIR [--model DIR] [--blocks N] [--steps N] [--quick] [--json] [key=value ...]
+    python -m benchmarks.before_after --other DIR [--model DIR] [--blocks N] [--steps N] [--quick] [--json] [KEY=VALUE]
 
 `--other` names another checkout whose `.venv` is set up. Each block is one run of the recipe `frozenlake` in a process
-of its own, without validation, checkpoint and scorer; the sides take turns, and which side begins alternates. Both sides
-play the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the other
-side's block; the first two steps of a block warm up and are left out. Printed: the geometric mean of the paired ratios
-(this checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
+of its own, without validation, checkpoint and scorer; the sides take turns, and which side begins alternates. Both
+sides play the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the
+other side's block; the first two steps of a block warm up and are left out. Printed: the geometric mean of the paired
+ratios (this checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
 """
 
 from __future__ import annotations
