@@ -7,7 +7,7 @@ One step, and who waits for whom:
     filter     the decisions               filter service              the run ends; a dead one is replaced
     train      every learner rank          learner                     the run ends; the late rank is named
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
-    gradients  extra groups, every rank    see cluster.loop.decomposing     see cluster.loop.decomposing
+    gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     record     spans of players, workers   themselves                  the run ends; the late one is named
     archive    the step before's rows      object store, disk          the run ends; the path is named
