@@ -36,6 +36,11 @@ def test_a_tokenizer_that_lacks_needed_words(model, tmp_path, capsys):
     assert "goal" in refused(tmp_path, capsys, f"model.path={model}")
 
 
+def test_a_word_tokenizer_of_another_environment(model, tmp_path, capsys):
+    taxi = ("environment.name=Gymnasium", "environment.options={id: Taxi-v4}", "environment.format.max_turns=2")
+    assert "cannot express" in refused(tmp_path, capsys, f"model.path={model}", *taxi)
+
+
 def test_a_context_too_small_for_the_first_turn(model, tmp_path, capsys):
     small = ("rollout.max_model_len=64", "sampling.max_tokens_per_turn=8")
     assert "rollout.max_model_len is 64" in refused(tmp_path, capsys, f"model.path={model}", *small)
