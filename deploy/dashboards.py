@@ -1,6 +1,7 @@
-"""Generates what names metrics: the Grafana dashboard, the alert rules and the list of metrics.
+"""Generates what names metrics, statistics and rules: the Grafana dashboard, the alert rules, and tables of the docs.
 
-    python -m deploy.dashboards --write    writes deploy/dashboards/squelch.json, deploy/alerts.yml, docs/metrics.md
+    python -m deploy.dashboards --write    writes deploy/dashboards/squelch.json, deploy/alerts.yml, docs/metrics.md and
+                                           the tables of docs/filter.md
     python -m deploy.dashboards --check    exits with 1 and names those that differ from what the code generates
 
 All of it comes from `cluster.metrics` (the registry), `deploy.panels` and `deploy.alert_rules`, so that a
@@ -21,10 +22,13 @@ from typing import Any
 from actors.metrics.specification import MetricSpec
 from cluster.metrics import REGISTRY
 from deploy.alert_rules import rules_text
+from deploy.filter_tables import with_tables
 from deploy.panel import Panel, Query, Row
 from deploy.panels import ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
+FILTER_PAGE = Path("docs/filter.md")
+"""Written by hand but for its tables of statistics and rules."""
 SCHEMA_VERSION = 42
 """Last version of Grafana's classic dashboard model; older Grafana reads it too."""
 COLUMNS = 24
@@ -204,6 +208,7 @@ def artefacts() -> dict[Path, str]:
         Path("deploy/dashboards/squelch.json"): json.dumps(dashboard(), indent=2) + "\n",
         Path("deploy/alerts.yml"): rules_text(),
         Path("docs/metrics.md"): metrics_page(),
+        FILTER_PAGE: with_tables((ROOT / FILTER_PAGE).read_text(encoding="utf-8")),
     }
 
 

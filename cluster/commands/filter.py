@@ -54,7 +54,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.description, parser.epilog = FILTER_HELP, FILTER_EPILOG
+    parser.description, parser.epilog = FILTER_HELP, f"{_tables()}\n\n{FILTER_EPILOG}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
     fields = FilterConfig.model_fields
@@ -96,6 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--band", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="band: quantiles to keep"
     )
     add_compat(parser, "std with format penalties inside, at least one group for top_k")
+
+
+def _tables() -> str:
+    """What each statistic and each rule means."""
+    statistics = [(f"  {entry.name}", f"{entry.help} ({entry.unit})") for entry in STATISTICS.values()]
+    rules = [(f"  {rule.name}", rule.keeps) for rule in RULES.values()]
+    return "\n".join(["statistics:", *aligned(statistics), "", "rules, and which groups each keeps:", *aligned(rules)])
 
 
 def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:

@@ -126,6 +126,8 @@ def _open_recorder(config: RunConfig) -> Recorder:
         recorder.start()
     except ValueError as error:
         raise UserError(str(error)) from error
+    names = {"run": config.name, "environment": config.environment.name, "filter": config.filter.rule}
+    recorder.set("squelch_run_info", 1, **names)
     return recorder
 
 

@@ -14,6 +14,7 @@ from actors.metrics.exporter import Recorder
 from cluster.metrics import REGISTRY
 from deploy import dashboards
 from deploy.alert_rules import RULES
+from deploy.filter_tables import with_tables
 from deploy.panels import ROWS, selector
 from tests.prometheus import (
     alerts,
@@ -51,6 +52,11 @@ def test_a_file_that_differs_is_found_named_and_mended(tmp_path: Path) -> None:
     target = tmp_path / "deploy" / "dashboards" / "squelch.json"
     target.write_text(target.read_text().replace("squelch_step", "squelch_stop"))
     assert dashboards.stale(tmp_path) == [Path("deploy/dashboards/squelch.json")]
+
+
+def test_a_page_without_the_marks_of_a_table_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="begin statistics"):
+        with_tables("# The filter")
 
 
 def test_check_exits_with_one_when_something_differs(

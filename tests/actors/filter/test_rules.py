@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from actors.config import FilterConfig
 from actors.filter.measure import GroupStatistics, measure, score
 from actors.filter.rules import RULES, describe
+from actors.filter.scores import STATISTICS
 from actors.filter.selection import select
 
 SCORES = st.lists(st.sampled_from([0.0, 0.0, 0.0625, 0.125, 0.1875, 0.25, 0.25, 1.0, 3.5]), min_size=1, max_size=12)
@@ -117,7 +118,40 @@ def test_rewards_too_large_to_square_are_refused() -> None:
     assert "too large" in found.refusals[0]
 
 
+@pytest.mark.parametrize("name", [name for name, entry in STATISTICS.items() if not entry.may_be_negative])
+@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 99), st.floats(0, 9)), min_size=2, max_size=6))
+def test_a_statistic_that_says_so_is_never_negative(name: str, rows: list[tuple[float, int, float]]) -> None:
+    rewards, lengths, surprisals = map(list, zip(*rows, strict=True))
+    assert score(name, group(rewards, lengths=lengths, surprisals=surprisals)) >= 0
+
+
+@pytest.mark.parametrize("name", [name for name, entry in STATISTICS.items() if entry.may_be_negative])
+def test_a_statistic_that_says_so_may_be_negative(name: str) -> None:
+    assert score(name, group([-1, -2], lengths=[1, 1], surprisals=[1, 1])) < 0
+
+
+@pytest.mark.parametrize("name", sorted(STATISTICS))
+def test_a_statistic_refuses_a_lone_survivor_exactly_where_it_needs_two(name: str) -> None:
+    alone = group([1.0], lengths=[1], surprisals=[1])
+    assert (measure([alone], name, rule="top_k").refusals[0] is not None) == STATISTICS[name].needs_two
+
+
+def test_an_unknown_statistic_or_rule_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean `reward_variance`"):
+        measure([], "reward_varianse")
+    with pytest.raises(ValueError, match="did you mean `top_p`"):
+        measure([], "reward_variance", rule="top_q")
+
+
 # Rules, by hand
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_rule_reads_settings_of_the_filter_and_says_them(name: str) -> None:
+    assert set(RULES[name].settings) <= set(FilterConfig.model_fields)
+    said = {part.split("=")[0] for part in describe(config(name)).split()}
+    assert said >= {name, *RULES[name].settings}
+    assert not said & ({"rho", "epsilon", "band"} - {name, *RULES[name].settings})
 
 
 def test_top_p_takes_the_shortest_prefix_that_reaches_the_mass() -> None:

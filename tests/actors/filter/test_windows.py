@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.config import FilterConfig
-from actors.filter.decisions import StepDecision, loss_scale
+from actors.filter.decisions import LossScale, StepDecision, loss_scale
 from actors.filter.measure import GroupStatistics
 from actors.filter.selection import select
 from actors.filter.tickets import RecentGroups, ticket_order
 from actors.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
 from cluster.metrics import REGISTRY
+from learner.config import ObjectiveConfig
 from tests.actors.filter.summaries import summary
 
 REWARD_ROWS = st.lists(
@@ -299,6 +301,10 @@ def test_a_state_of_another_statistic_is_refused_by_name() -> None:
 
 
 # Loss scale and metrics
+
+
+def test_the_learners_setting_has_the_loss_scales_that_there_are() -> None:
+    assert get_args(ObjectiveConfig.model_fields["loss_scale"].annotation) == get_args(LossScale)
 
 
 def test_loss_scale_by_kind() -> None:
