@@ -67,7 +67,7 @@ def _one(scores: Scores, trial: int) -> tuple[float, float, float, float]:
     report = proxies_of_scores(scores)
     sure = uncertainty(scores, report, seed=(trial,))
     found, null = sure.intervals.get("mi_seq_est"), sure.nulls.get("mi_seq_est")
-    if found is None or null is None:
+    if report.mi_seq_est is None or found is None or null is None:
         raise RuntimeError(f"a draw of {report.num_prompts} prompts has no interval: {sure.why_not}")
     return report.mi_seq_est, found.low, found.high, null.p_value
 

@@ -24,6 +24,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport, WeightBundle
+from actors.process.log import log_variable
 from actors.process.ray_errors import DEAD
 from actors.records import from_table
 from learner import process_group
@@ -102,6 +103,12 @@ class LearnerRank:
         process_group.stop()
 
 
+def _process(config: LearnerConfig, rank: int, logs: Path | None) -> dict[str, Any]:
+    """Ray's runtime environment of a rank's process."""
+    variables = {**ENVIRONMENT, "OMP_NUM_THREADS": str(config.num_threads)}
+    return {"env_vars": variables | (log_variable(logs, f"learner-{rank}") if logs else {})}
+
+
 class LearnerGroup:
     """All ranks, as the coordinator sees them. Every method blocks, with a bound, until all ranks are through."""
 
@@ -111,19 +118,16 @@ class LearnerGroup:
         config: LearnerConfig,
         seed: int = 0,
         temperature: float = 1.0,
-        actor_options: Mapping[str, Any] | None = None,
+        logs: Path | None = None,
     ) -> None:
-        """Create the actors; `actor_options` go to Ray besides the resources (e.g. a scheduling strategy)."""
+        """Create the actors. Each rank writes what it prints to a file of its own in the folder `logs`."""
         self.config = config
-        env = {**ENVIRONMENT, "OMP_NUM_THREADS": str(config.num_threads)}
-        options = {
-            "num_cpus": config.num_cpus,
-            "num_gpus": config.num_gpus,
-            "runtime_env": {"env_vars": env},
-            **(actor_options or {}),
-        }
-        actor = ray.remote(LearnerRank).options(**options)
-        self.ranks = [actor.remote(str(model_dir), config, seed, temperature) for _ in range(config.ranks)]
+        self.ranks = [
+            ray.remote(LearnerRank)
+            .options(num_cpus=config.num_cpus, num_gpus=config.num_gpus, runtime_env=_process(config, rank, logs))
+            .remote(str(model_dir), config, seed, temperature)
+            for rank in range(config.ranks)
+        ]
         self.pids: list[int] = []
 
     def start(self) -> None:

@@ -127,12 +127,11 @@ class _Clock:
         self.seconds = 0.0
 
     def timed(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        done = object()
         while True:
             started = time.perf_counter()
-            item = next(items, done)
+            item = next(items, None)
             self.seconds += time.perf_counter() - started
-            if item is done:
+            if item is None:
                 return
             yield item
 

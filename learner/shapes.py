@@ -30,6 +30,7 @@ LLAMA_SHAPES = {"Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256, True)}
 def published(name: str) -> PreTrainedConfig:
     """The configuration of a model in the tables, with the published number of parameters. KeyError for others."""
     if name in LLAMA_SHAPES:
-        shape = dict(zip(NAMES, LLAMA_SHAPES[name], strict=True))
-        return LlamaConfig(**shape, head_dim=128, max_position_embeddings=131072)
-    return Qwen2Config(**dict(zip(NAMES, QWEN2_SHAPES[name], strict=True)), **QWEN2)
+        llama: dict[str, Any] = dict(zip(NAMES, LLAMA_SHAPES[name], strict=True))
+        return LlamaConfig(**llama, head_dim=128, max_position_embeddings=131072)
+    qwen2: dict[str, Any] = dict(zip(NAMES, QWEN2_SHAPES[name], strict=True))
+    return Qwen2Config(**qwen2, **QWEN2)

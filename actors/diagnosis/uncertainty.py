@@ -30,6 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -128,7 +129,7 @@ def _intervals(
     """By the names of ESTIMATED."""
     num = scores.num_prompts
     counts = rng.multinomial(num, np.full(num, 1 / num), size=RESAMPLES)
-    figures = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
+    figures: dict[str, Any] = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
     left_out = delete_one(scores, compat, epsilon)
     intervals = {name: _interval(figures[name], values, counts) for name, values in left_out.items()}
     intervals = {name: _bounded(name, found, figures[name], report) for name, found in intervals.items()}
@@ -140,7 +141,8 @@ def _smoothed(report: Proxies, intervals: dict[str, Interval]) -> Interval:
     this batch's own std, and so is the interval."""
     if report.mi_zscore_ema == report.mi_zscore:
         return intervals["mi_zscore"]
-    scale, mi = report.mi_zscore_ema / report.mi_est if report.mi_est else 0.0, intervals["mi_est"]
+    smoothed, mi = report.mi_zscore_ema, intervals["mi_est"]
+    scale = smoothed / report.mi_est if smoothed is not None and report.mi_est else 0.0
     return Interval(mi.low * scale, mi.high * scale, mi.standard_error * scale)
 
 
@@ -164,7 +166,7 @@ def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Inter
             found = Interval(*wilson_interval(round(value) * trials, trials), found.standard_error)
         return Interval(max(0.0, found.low), min(1.0, found.high), found.standard_error)
     # MI-Est's own bound hangs on the lengths drawn: clipped at it, a saturated figure's interval covers too little.
-    top = report.upper_bound if name == "mi_seq_est" else math.inf
+    top = report.upper_bound if name == "mi_seq_est" and report.upper_bound is not None else math.inf
     bottom = 0.0 if name.endswith("entropy") else -math.inf
     return Interval(max(bottom, found.low), max(value, min(top, found.high)), found.standard_error)
 

@@ -208,7 +208,9 @@ class CrossScorer:
         return torch.cat(blocks)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.get_output_embeddings()(hidden)
+        head = self.model.get_output_embeddings()
+        assert head is not None, "a causal language model has an output head"
+        return head(hidden)
 
     def _refuse_bad_rows(self, prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray]) -> None:
         shortest = min((len(row) for row in (*prompts, *reasonings)), default=0)

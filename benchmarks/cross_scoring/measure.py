@@ -141,7 +141,9 @@ def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tup
     wanted = draw_pairs(scores.source, size, max(2, round(SHARE * size) - 1), (trial,))
     found = estimate(np.where(wanted, scores.likelihood, np.nan), scores.lengths, scores.source, scores.weights)
     interval = found.intervals["mi_est"]
-    return proxies_of_scores(scores).mi_est, found.mi_est, interval.low, interval.high
+    whole = proxies_of_scores(scores).mi_est
+    assert whole is not None, "every reasoning of a drawn matrix is usable"
+    return whole, found.mi_est, interval.low, interval.high
 
 
 def large(shape: PreTrainedConfig, prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:

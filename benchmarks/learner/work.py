@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +111,7 @@ class PaddedPolicy(Policy):
             input_ids=input_ids[0][index], attention_mask=mask.long(), use_cache=False
         ).last_hidden_state
         hidden = states[row, positions - starts[row]]
-        head = self.model.get_output_embeddings()
+        head: Any = self.model.get_output_embeddings()
         return log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
 
 

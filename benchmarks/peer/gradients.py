@@ -89,7 +89,7 @@ def compare(num_groups: int, python: Path, folder: Path) -> dict[str, Any]:
     peer_work.save(work, folder)
     trainer = Trainer(folder, settings(work))
     groups = minibatch(trainer, num_groups)
-    given = arrays(groups, trainer.config.objective)
+    given: dict[str, Any] = arrays(groups, trainer.config.objective)
     np.savez(folder / "minibatch.npz", **given)
     ours = trainer.gradients(groups)
     command = [str(python), "-m", "benchmarks.peer.trl_gradients_worker", str(folder)]

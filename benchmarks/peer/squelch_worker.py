@@ -142,7 +142,7 @@ class Peer:
         marks.append(time.perf_counter())
         published = await self.publish()
         marks.append(time.perf_counter())
-        self.work.check([r.prompt_ids.tolist() for r in asked], [c.token_ids for c in completions], self.step)
+        self.work.check([r.prompt_ids.tolist() for r in asked], [c.token_ids.tolist() for c in completions], self.step)
         if report.optimizer_steps != 1 or report.num_trajectories != self.work.num_sequences:
             raise RuntimeError(
                 f"step {self.step}: {report.optimizer_steps} optimizer steps on {report.num_trajectories} trajectories "

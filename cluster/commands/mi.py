@@ -20,7 +20,7 @@ from cluster.terminal import aligned, say
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.diagnosis.proxies import Proxies
+    from actors.diagnosis.proxies import Compat, Proxies
     from actors.diagnosis.uncertainty import Uncertainty
 
 MI_HELP = """\
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def mi_reports(path: Path, compat: str, seed: int = 0) -> tuple[list[tuple[Proxies, Uncertainty]], bool]:
+def mi_reports(path: Path, compat: Compat, seed: int = 0) -> tuple[list[tuple[Proxies, Uncertainty]], bool]:
     """Proxies and their uncertainty for each time, the moving average running through them; and whether the file has a
     time axis."""
     arrays = read_npz(path, "log_likelihood", ("prompt_id",), also=("lengths",))
@@ -91,8 +91,10 @@ def mi_reports(path: Path, compat: str, seed: int = 0) -> tuple[list[tuple[Proxi
         raise UserError(f"{path}: `lengths` must hold whole numbers of tokens, 0 where a reasoning is missing")
     if not has_time:
         matrix, lengths = matrix[None], lengths[None]
-    per_time = prompt is not None and prompt.ndim == 2 and len(prompt) == len(matrix)
-    prompts = [prompt[t] if per_time else prompt for t in range(len(matrix))]
+    if prompt is not None and prompt.ndim == 2 and len(prompt) == len(matrix):
+        prompts = list(prompt)
+    else:
+        prompts = [prompt] * len(matrix)
     try:
         return _measured(matrix, lengths, prompts, compat, seed), has_time
     except ValueError as error:
@@ -100,7 +102,7 @@ def mi_reports(path: Path, compat: str, seed: int = 0) -> tuple[list[tuple[Proxi
 
 
 def _measured(
-    matrix: np.ndarray, lengths: np.ndarray, prompts: Sequence[np.ndarray | None], compat: str, seed: int
+    matrix: np.ndarray, lengths: np.ndarray, prompts: Sequence[np.ndarray | None], compat: Compat, seed: int
 ) -> list[tuple[Proxies, Uncertainty]]:
     """Of (T, N, K, N) and (T, N, K)."""
     from actors.diagnosis.proxies import EmaState, proxies_of_scores, scores_of_matrix

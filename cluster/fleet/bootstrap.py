@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from actors.process.log import HOOK
 from cluster.config import RunConfig
 from cluster.errors import UserError
 from cluster.package import checkout
@@ -22,6 +23,8 @@ from envs.registry import environment_class, make
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
+LOGGED = {"worker_process_setup_hook": HOOK}
+"""Ray's runtime environment in which each actor writes to the file that it was given."""
 
 
 def needed_cpus(config: RunConfig, learning: bool = True) -> float:
@@ -47,7 +50,7 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
         UserError: the cluster cannot be joined, or is too small for what the run asks for.
     """
     address = _address(config)
-    options: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.WARNING}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address:
         check_address(config)
         _join(config, options)
@@ -59,6 +62,7 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
             num_cpus=int(-(-cpus // 1)),
             object_store_memory=config.cluster.object_store_mib * 2**20,
             include_dashboard=False,
+            runtime_env={**LOGGED},  # Ray writes into it
             **options,
         )
     _check_size(config, learning)
@@ -85,7 +89,7 @@ def _join(config: RunConfig, options: dict[str, Any]) -> None:
     repository = checkout()
     code = {"env_vars": {"PYTHONPATH": str(repository)}} if repository else {}
     try:
-        ray.init(address=_address(config), runtime_env=code, **options)
+        ray.init(address=_address(config), runtime_env={**code, **LOGGED}, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise _unreachable(config, error) from error
 

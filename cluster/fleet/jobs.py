@@ -101,7 +101,7 @@ async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], N
 
 
 def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
-    info = jobs.get_job_info(job_id)
+    info: Any = jobs.get_job_info(job_id)
     say(f"{job_id}: {info.status.value}" + (f" ({info.message})" if info.message else ""))
     return 0 if info.status == JobStatus.SUCCEEDED else 1
 

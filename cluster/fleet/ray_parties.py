@@ -20,6 +20,7 @@ from actors.filter.service import FilterService
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
+from actors.process.log import log_variable
 from actors.process.ray_errors import DEAD
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket
@@ -30,21 +31,26 @@ from cluster.control.parties import Died, Failed, Payload, Refused, Worker
 from learner.actor import LearnerGroup
 from learner.decomposition.statistics import Decomposition
 
-# The engine logs every pause and start-up detail otherwise, and warns of choices that the CPU build makes on purpose.
-QUIET_ENGINE = {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
 Handle = Any  # a Ray actor handle; Ray exports no public type for it
 
 
 class RayParties:
-    """Creates every party of a run as Ray actors, with the resources that its configuration asks for."""
+    """Creates every party of a run as Ray actors, with the resources that its configuration asks for. Each writes what
+    it prints to a file of its own in `logs`."""
 
-    def __init__(self, config: RunConfig, model_dir: Path) -> None:
-        self.config, self.model_dir = config, str(model_dir)
+    def __init__(self, config: RunConfig, model_dir: Path, logs: Path) -> None:
+        self.config, self.model_dir, self.logs = config, str(model_dir), logs
         self.payloads = RayPayloads()
+
+    def _process(self, name: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Ray's runtime environment of a party's process."""
+        return {"env_vars": {**(variables or {}), **log_variable(self.logs, name)}}
 
     def player(self, name: str) -> RayPlayer:
         config = self.config
-        shell = ray.remote(EnvironmentActor).options(num_cpus=config.environment_actor.num_cpus, max_concurrency=1000)
+        shell = ray.remote(EnvironmentActor).options(
+            num_cpus=config.environment_actor.num_cpus, max_concurrency=1000, runtime_env=self._process(name)
+        )
         settings = (config.environment, config.sampling, config.environment_actor, config.rollout.max_model_len)
         return RayPlayer(shell.remote(name, self.model_dir, *settings))
 
@@ -54,24 +60,26 @@ class RayParties:
             num_cpus=rollout.num_cpus,
             num_gpus=rollout.num_gpus,
             max_concurrency=1000,
-            runtime_env={"env_vars": QUIET_ENGINE},
+            runtime_env=self._process(name),
         )
         return RayWorker(shell.remote(name, self.model_dir, rollout))
 
     def filter(self) -> RayFilter:
-        return RayFilter(FilterService.options(num_cpus=0).remote(self.config.filter))
+        shell = FilterService.options(num_cpus=0, runtime_env=self._process("filter"))
+        return RayFilter(shell.remote(self.config.filter))
 
     def scorer(self) -> RayScorer:
         config, scorer = self.config, self.config.scorer
         shell = ScorerActor.options(
-            num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env={"env_vars": ALLOCATOR}
+            num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env=self._process("scorer", ALLOCATOR)
         )
         settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
         return RayScorer(shell.remote(self.model_dir, *settings, config.learner.kernels))
 
     def learner(self) -> RayLearner:
         config = self.config
-        return RayLearner(LearnerGroup(self.model_dir, config.learner, config.seed, config.sampling.temperature))
+        settings = (config.learner, config.seed, config.sampling.temperature)
+        return RayLearner(LearnerGroup(self.model_dir, *settings, logs=self.logs))
 
 
 async def answered(ref: Any) -> Any:

@@ -20,6 +20,7 @@ from cluster.fleet.ray_parties import RayParties
 from cluster.loop.playing import Play
 from cluster.loop.state import checkpoints, read_state
 from cluster.runs.folder import RunFolder
+from cluster.runs.logs import log_folder, quiet
 
 
 def evaluate(
@@ -27,12 +28,14 @@ def evaluate(
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
     config = RunFolder(run_dir).config([f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
-    model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
-    try:
-        connect(config, say if not as_json else _silent, learning=False)
-        solved = asyncio.run(_play(config, model_dir))
-    finally:
-        disconnect()
+    with quiet() as standard_error:
+        model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
+        standard_error.keep(run_dir, "eval")
+        try:
+            connect(config, say if not as_json else _silent, learning=False)
+            solved = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
+        finally:
+            disconnect()
     low, high = wilson_interval(int(solved.sum()), len(solved))
     result: dict[str, Any] = {
         "run": config.name,
@@ -74,8 +77,8 @@ def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[s
     return dict(saved)[step].resolve() / "hf", f"step {step}"
 
 
-async def _play(config: RunConfig, model_dir: Path) -> np.ndarray:
-    fleet = Fleet(config, RayParties(config, model_dir), _no_event)
+async def _play(config: RunConfig, model_dir: Path, logs: Path) -> np.ndarray:
+    fleet = Fleet(config, RayParties(config, model_dir, logs), _no_event)
     environment = config.environment
     tickets = validation_tickets(
         environment.name,

@@ -19,15 +19,12 @@ The actors and what flows between them are drawn in docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import time
-import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-from ray.exceptions import RayError
 
 from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
@@ -44,13 +41,11 @@ from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
 from cluster.metrics import REGISTRY
 from cluster.runs.ending import EndCause, Ending
+from cluster.runs.logs import log_folder, quiet, write_trace
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
 from envs.registry import make
 
-log = logging.getLogger(__name__)
 EXIT_FAILED = 1
-TRACE = "failure.log"
-"""In the run's folder: the trace of the error that ended it last, where it may be no fault of the user's."""
 
 
 class Interrupted(Exception):
@@ -70,46 +65,37 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     started = time.time()
     state, checkpoint = find_run(config, resume)
     check_folder(config.run_dir)
-    recorder = _open_recorder(config)
-    try:
+    with closing(_open_recorder(config)) as recorder, quiet() as standard_error:
         check_address(config)  # before the minutes that a warm-up may take
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
         try:
             connect(config, say)
             create_run(config, say)
+            standard_error.keep(config.run_dir)
             for note in make(config.environment.name, "train", config.environment.options).notes():
                 say(note)
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
+        except UserError:
+            raise
         except ArchiveError as error:  # a full disk, a folder that may not be written
             raise UserError(str(error)) from error
-        except (
-            ValueError,
-            Refused,
-        ) as error:  # e.g. a token budget below one trajectory; or our fault, which needs a trace
+        except (ValueError, Refused) as error:  # e.g. a token budget below one trajectory; or our fault
             raise UserError(_with_trace(error, config.run_dir)) from error
         except Interrupted as interrupted:
             say(f"stopped by {interrupted.signal.name} before the actors were ready")
             return 128 + interrupted.signal
-        except (RuntimeError, TimeoutError, RayError) as error:
-            log.exception("the run failed")
-            say(f"failed: {error}. What was checkpointed is safe: continue with --resume")
+        except Exception as error:  # a party that failed or is late, or our fault: its trace says which
+            text = _with_trace(error, config.run_dir)
+            say(f"failed: {text}. What was checkpointed is safe: continue with --resume")
             return EXIT_FAILED
         finally:
             disconnect()
-    finally:
-        recorder.close()
 
 
 def _with_trace(error: Exception, run_dir: Path) -> str:
     """The error as one paragraph that says where its whole trace, those of other processes included, was written."""
-    cause = error.cause if isinstance(error, Failed) else error
-    paragraph, path = " ".join(str(cause).split()) or type(cause).__name__, run_dir / TRACE
-    try:
-        path.write_text("".join(traceback.format_exception(error)))
-    except OSError as refused:
-        return f"{paragraph} (its trace cannot be written to {path}: {refused.strerror})"
-    return f"{paragraph} (trace: {path})"
+    return write_trace(run_dir, error, error.cause if isinstance(error, Failed) else None)
 
 
 def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
@@ -142,7 +128,7 @@ async def _train(
 ) -> int:
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock if checkpoint else -1)  # the validation before step 1 is made again too
-    fleet = Fleet(config, RayParties(config, model_dir), archive.event)
+    fleet = Fleet(config, RayParties(config, model_dir, log_folder(config.run_dir)), archive.event)
     stop_signal: list[int] = []
     try:
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")

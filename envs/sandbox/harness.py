@@ -176,7 +176,7 @@ def execute(job: dict[str, Any], test: dict[str, Any]) -> int:
     module.__builtins__ = builtins
     sys.modules["__main__"] = module
     sys.argv = ["program.py"]
-    builtins.exit = builtins.quit = sys.exit  # what `site` gives to programs
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # what `site` gives to programs
     try:
         exec(job["prelude"], module.__dict__)
         exec(compile(job["program"], "program.py", "exec"), module.__dict__)
@@ -186,8 +186,8 @@ def execute(job: dict[str, Any], test: dict[str, Any]) -> int:
                 file.write(value)
     except SystemExit as stop:
         return stop.code if type(stop.code) is int else int(stop.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 

@@ -177,6 +177,7 @@ class Interpreter:
 
 def _start(command: Command, channel: socket.socket) -> subprocess.Popen[bytes]:
     passed = [os.open(command.filter_file, os.O_RDONLY)] if command.filter_file else []
+    identity: dict[str, Any] = dict(command.identity)
     try:
         return subprocess.Popen(
             [str(passed[0]) if word == FILTER else word for word in command.arguments],
@@ -187,7 +188,7 @@ def _start(command: Command, channel: socket.socket) -> subprocess.Popen[bytes]:
             env=dict(command.environment),
             start_new_session=True,
             pass_fds=passed,
-            **dict(command.identity),
+            **identity,
         )
     finally:
         for file in passed:

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -216,13 +216,14 @@ class _Session:
 
 def _read(reply: Reply, limits: Limits) -> Run:
     error = reply.error[-ERROR_BYTES:].decode("utf-8", "replace")
-    facts: dict[str, Any] = {"output": reply.output, "error": error, "value": reply.value, "seconds": reply.seconds}
+    outcome: Outcome = "failed" if reply.status else "finished"
+    run = Run(outcome, reply.output, error, reply.value, reply.seconds)
     if os.WIFSIGNALED(reply.status):
         name = signal.strsignal(os.WTERMSIG(reply.status)) or "a signal"
-        return Run("killed", **{**facts, "error": error or name})
+        return replace(run, outcome="killed", error=error or name)
     if len(reply.output) > limits.output_kb * 2**10 or len(reply.value or b"") > limits.output_kb * 2**10:
-        return Run("flood", **{**facts, "output": b"", "value": None})
-    return Run("failed" if reply.status else "finished", **facts)
+        return replace(run, outcome="flood", output=b"", value=None)
+    return run
 
 
 @functools.cache

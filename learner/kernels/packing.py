@@ -85,8 +85,8 @@ def pack(rows: Sequence[np.ndarray], share: bool = True, identities: Sequence[np
     """
     shown = rows if identities is None else identities
     order = in_order(shown) if share else np.arange(len(rows))
-    common = common_lengths([shown[i] for i in order]) if share else np.zeros(len(rows), dtype=np.int64)
-    nodes, node_of = _grow([rows[i] for i in order], common)
+    common = common_lengths([shown[i] for i in order.tolist()]) if share else np.zeros(len(rows), dtype=np.int64)
+    nodes, node_of = _grow([rows[i] for i in order.tolist()], common)
     return _lay_out(nodes, [node_of[k] for k in np.argsort(order)])
 
 

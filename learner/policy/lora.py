@@ -7,6 +7,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
     """Freeze the model and put adapters beside its linear layers, in place; B begins at 0, so that nothing changes."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules="all-linear", lora_dropout=0.0)
+    alpha: Any = settings.alpha  # PEFT divides by it: a fraction is as good as the whole number that it is annotated as
+    config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0)
     inject_adapter_in_model(config, model)
     for module in model.modules():
         if isinstance(module, nn.ModuleDict) and "default" in module:

@@ -46,6 +46,15 @@ def test_the_run_ends_well_and_says_so(finished):
     assert found["success"]["before"]["step"] == 0 and found["success"]["after"]["step"] == 4
 
 
+def test_the_terminal_shows_what_the_run_says_and_its_folder_the_rest(finished):
+    tmp_path, run, *_ = finished
+    foreign = [line for line in run.lines if re.search(r"pid=|WARNING|INFO|Triton|NUMA|shards|Gloo|ray", line)]
+    assert not foreign
+    logs = {path.stem for path in (tmp_path / "loop" / "log").glob("*.log")}
+    assert logs == {"driver", "env-0", "filter", "learner-0", "learner-1", "rollout-0", "scorer"}
+    assert "EngineCore" in (tmp_path / "loop" / "log" / "rollout-0.log").read_text()
+
+
 def test_no_process_is_left_behind(finished):
     *_, started, _ = finished
     assert started and not wait_gone(started)

@@ -69,5 +69,5 @@ def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ray_parties, "ScorerActor", Shell)
     for overrides in ([], ["scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
-        assert RayParties(load("frozenlake", overrides), Path("policy")).scorer().handle == "scorer"
+        assert RayParties(load("frozenlake", overrides), Path("policy"), Path("log")).scorer().handle == "scorer"
     assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0}, {"num_cpus": 2.0, "num_gpus": 0.5}]

@@ -38,7 +38,7 @@ def test_a_value_error_that_may_be_ours_is_one_paragraph_that_says_where_its_tra
     train = ending(monkeypatch, tmp_path, ValueError("operands could not be broadcast\n  together"))
     with pytest.raises(UserError) as ended:
         train()
-    kept = tmp_path / "it" / "failure.log"
+    kept = tmp_path / "it" / "log" / "failure.log"
     assert str(ended.value) == f"operands could not be broadcast together (trace: {kept})"
     assert "in fail\n    raise error" in kept.read_text()
 
@@ -48,18 +48,18 @@ def test_the_trace_of_another_process_is_kept_and_its_last_word_said(monkeypatch
     train = ending(monkeypatch, tmp_path, remote)
     with pytest.raises(UserError, match=r"^too wide \(trace: .*failure\.log\)$"):
         train()
-    assert "File 'far.py', line 7" in (tmp_path / "it" / "failure.log").read_text()
+    assert "File 'far.py', line 7" in (tmp_path / "it" / "log" / "failure.log").read_text()
 
 
 @pytest.mark.parametrize("error", [UserError("filter: no"), ArchiveError("no space is left")])
 def test_what_is_surely_the_users_is_said_as_it_is_and_leaves_no_trace(monkeypatch, tmp_path, error) -> None:
     with pytest.raises(UserError, match=f"^{error}$"):
         ending(monkeypatch, tmp_path, error)()
-    assert not (tmp_path / "it" / "failure.log").exists()
+    assert not (tmp_path / "it" / "log" / "failure.log").exists()
 
 
 def test_a_trace_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path) -> None:
-    (tmp_path / "it" / "failure.log").mkdir(parents=True)
+    (tmp_path / "it" / "log" / "failure.log").mkdir(parents=True)
     with pytest.raises(UserError, match=r"^too wide \(its trace cannot be written to .*: Is a directory\)$"):
         ending(monkeypatch, tmp_path, ValueError("too wide"))()
 

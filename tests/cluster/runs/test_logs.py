@@ -1,0 +1,108 @@
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.process.log import VARIABLE, log_variable
+from cluster.errors import UserError
+from cluster.runs.logs import one_paragraph, quiet, write_trace
+
+REMOTE = """\
+start: rollout-0 failed: \x1b[36mray::RolloutWorker.ready()\x1b[39m (pid=7, ip=127.0.0.1, actor_id=ab)
+  File "actors/rollout/worker.py", line 7, in ready
+    return self.engine.ready()
+           ^^^^^^^^^^^^^^^^^^^
+RuntimeError: the engine
+did not start"""
+
+
+def print_everywhere(word: str) -> None:
+    """As Python, a logger, a child process and a C library do it."""
+    print(f"python {word}", file=sys.stderr)
+    logging.getLogger("somebody").info("logger %s", word)
+    subprocess.run([sys.executable, "-S", "-c", f"import os; os.write(2, b'child {word}\\n')"], check=True)
+    ctypes.CDLL(None).dprintf(2, f"library {word}\n".encode())
+
+
+def test_standard_error_goes_to_the_runs_folder_from_the_beginning(tmp_path: Path, capfd) -> None:
+    with quiet() as taken:
+        print_everywhere("early")
+        taken.keep(tmp_path / "run")
+        print_everywhere("late")
+        print("for the user")
+    print("afterwards", file=sys.stderr)
+    shown = capfd.readouterr()
+    assert shown.out == "for the user\n" and shown.err == "afterwards\n"
+    lines = (tmp_path / "run" / "log" / "driver.log").read_text().splitlines()
+    assert [line.split()[-2:] for line in lines] == [
+        [who, when] for when in ("early", "late") for who in ("python", "logger", "child", "library")
+    ]
+
+
+def test_only_our_own_warnings_are_shown_as_they_happen(tmp_path: Path, capfd) -> None:
+    with quiet() as taken:
+        taken.keep(tmp_path)
+        logging.getLogger("cluster.fleet.fleet").warning("env-0 died and\nis replaced")
+        logging.getLogger("cluster.fleet.fleet").info("env-0 is back")
+        logging.getLogger("elsewhere").warning("you should probably")
+        assert capfd.readouterr().err == "env-0 died and is replaced\n"
+    text = (tmp_path / "log" / "driver.log").read_text()
+    assert all(part in text for part in ("env-0 died", "env-0 is back", "you should probably"))
+
+
+def test_a_resumed_run_appends(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        with quiet() as taken:
+            taken.keep(tmp_path)
+            print(word, file=sys.stderr)
+    assert (tmp_path / "log" / "driver.log").read_text() == "first\nsecond\n"
+
+
+def test_bad_input_shows_nothing_and_an_unexpected_error_shows_what_was_held_back(capfd) -> None:
+    with pytest.raises(UserError), quiet():
+        print("a library's remark", file=sys.stderr)
+        raise UserError("wrong key")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(KeyError), quiet():
+        print("a library's remark", file=sys.stderr)
+        raise KeyError
+    assert capfd.readouterr().err == "a library's remark\n"
+
+
+def test_an_actor_writes_to_its_own_file_and_so_do_its_children(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, actors.process.log as log; log.take_output(); print('said', flush=True); "
+        "subprocess.run(['sh', '-c', 'echo child >&2']); os.abort()"
+    )
+    environment = {**os.environ, **log_variable(tmp_path, "rollout-0")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=False)
+    assert done.stdout == done.stderr == b"" and done.returncode < 0
+    text = (tmp_path / "rollout-0.log").read_text()
+    assert "is rollout-0\n" in text and text.endswith("said\nchild\n")
+
+
+@pytest.mark.parametrize("value", ["", "/no/such/folder/env-0.log"])
+def test_an_actor_that_has_no_file_writes_where_it_did(value: str) -> None:
+    code = "import actors.process.log as log; log.take_output(); print('said')"
+    environment = {**os.environ, VARIABLE: value}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"said\n"
+
+
+def test_a_remote_traceback_becomes_one_paragraph() -> None:
+    assert one_paragraph(REMOTE) == "start: rollout-0 failed: RuntimeError: the engine did not start"
+    assert one_paragraph("a\n  b") == "a b"
+
+
+def test_the_trace_of_a_failure_is_kept_and_named(tmp_path: Path) -> None:
+    assert write_trace(tmp_path, KeyError()).startswith("KeyError (trace: ")
+    told = write_trace(tmp_path, RuntimeError(REMOTE))
+    assert told.endswith(f"did not start (trace: {tmp_path / 'log' / 'failure.log'})") and "\n" not in told
+    assert 'File "actors/rollout/worker.py", line 7' in (tmp_path / "log" / "failure.log").read_text()
+    (tmp_path / "log" / "failure.log").unlink()
+    (tmp_path / "log" / "failure.log").mkdir()
+    assert "its trace cannot be written to" in write_trace(tmp_path, ValueError("bad"))
