@@ -27,7 +27,7 @@ from actors.scorer.cross_scoring import CrossScorer
 from actors.shared_prefix import distinct
 from cluster.config import RunConfig, load
 from envs.config import EnvironmentConfig
-from envs.grid import GridEnv
+from envs.grid_worlds.base import GridEnv
 from envs.registry import environment_class, environment_names
 from learner.warmup import tiny, tiny_eval
 from learner.warmup.demonstrations import encode, transcripts

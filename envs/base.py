@@ -12,8 +12,8 @@ Invariants:
   and the run goes on.
 
 Importing this module registers every environment of `envs.registry.ENVIRONMENTS` with Gymnasium as `squelch/<name>-v0`;
-`gymnasium.make("envs.base:squelch/FrozenLake-v0")` imports it first. `envs/grid.py` adds what the boards share,
-`envs/template.py` is a whole small example (docs/adding-an-environment.md).
+`gymnasium.make("envs.base:squelch/FrozenLake-v0")` imports it first. `envs/grid_worlds/base.py` adds the parts that the
+boards share, `envs/template.py` is a whole small example (docs/adding-an-environment.md).
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from envs.splits import Split, check_split
 ENVIRONMENTS: dict[str, str] = {
     "Countdown": "envs.countdown:Countdown",
     "DeepCoder": "envs.deep_coder.environment:DeepCoder",
-    "FrozenLake": "envs.frozen_lake:FrozenLake",
+    "FrozenLake": "envs.grid_worlds.frozen_lake:FrozenLake",
     "MetaMathQA": "envs.meta_math_qa.environment:MetaMathQA",
     "SearchQA": "envs.search_qa.environment:SearchQA",
-    "Sokoban": "envs.sokoban:Sokoban",
+    "Sokoban": "envs.grid_worlds.sokoban:Sokoban",
     "WebShop": "envs.web_shop.environment:WebShop",
 }
 """The paper's seven. Each is a `TextEnv` with every capability; Gymnasium knows it as `squelch/<name>-v0`."""

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from envs.settings import Settings
 from learner.objective.algorithms import ALGORITHMS, with_algorithm
-from learner.objective.rules import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
+from learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
 
 
 class KLConfig(Settings):

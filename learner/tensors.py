@@ -8,8 +8,8 @@ from torch import Tensor
 from learner.batching import MicroBatch, OptimizerStep, Row
 from learner.config import ObjectiveConfig
 from learner.kernels.attention import Layout
+from learner.objective.components import StepSize
 from learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
-from learner.objective.rules import StepSize
 
 Inputs = tuple[Tensor, Tensor, Tensor, Layout]
 """(input_ids, positions, targets, layout), as `Policy.forward` takes them."""

@@ -164,7 +164,7 @@ def read_index(place: Place) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from actors.archive.index import NEEDED, index_rows
+    from actors.archive.group_index import NEEDED, index_rows
     from actors.archive.schema import INDEX_SCHEMA
 
     store = as_store(place)

@@ -1,7 +1,7 @@
 """What a run leaves behind: every group in Parquet, metrics and spans as JSON lines.
 
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd
-    runs/<name>/groups/index-000000.parquet      one row a group of steps 0 to 99 (`actors.archive.index`)
+    runs/<name>/groups/index-000000.parquet      one row a group of steps 0 to 99 (`actors.archive.group_index`)
     runs/<name>/metrics.jsonl                    one object a line and step; `metrics.parquet` is its copy at the end
     runs/<name>/events.jsonl                     one span a line: actor, name, start, end (unix seconds), facts
 
@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.archive.index import block_of, index_rows, replaced
+from actors.archive.group_index import block_of, index_rows, replaced
 from actors.archive.reader import (
     EVENTS,
     GROUPS,

@@ -38,7 +38,7 @@ from learner.decomposition.statistics import (
     summarise_bucket,
 )
 from learner.objective.advantages import RELATIVE_ZERO
-from learner.objective.rules import ADVANTAGES, AGGREGATIONS, StepSize
+from learner.objective.components import ADVANTAGES, AGGREGATIONS, StepSize
 from learner.trainer import Trainer
 
 Shards = list[Tensor]

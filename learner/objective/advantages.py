@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.records import Trajectory
 from learner.config import ObjectiveConfig, OverlongConfig
-from learner.objective.rules import ADVANTAGES
+from learner.objective.components import ADVANTAGES
 
 RELATIVE_ZERO = 1e-10
 """A std below this share of the largest absolute value (or of 1) is rounding, not signal."""
@@ -27,7 +27,7 @@ def shaped_returns(returns: np.ndarray, format_penalties: np.ndarray, include_pe
 
 def group_advantages(returns: np.ndarray, estimator: str) -> np.ndarray:
     """Advantages of one group's surviving trajectories, (num_survivors,) float64, by an entry of
-    `learner.objective.rules.ADVANTAGES`. Returns that do not differ, and a single survivor, have advantage 0."""
+    `learner.objective.components.ADVANTAGES`. Returns that do not differ, and a single survivor, have advantage 0."""
     values = np.asarray(returns, dtype=np.float64)
     return np.zeros_like(values) if _all_alike(values) else ADVANTAGES[estimator].of_group(values)
 

@@ -4,8 +4,8 @@ Invariants:
 
 - Nothing here averages. A token's weight comes with it and already holds the normaliser of the WHOLE optimizer step
   (all micro-batches, all ranks), so that losses and gradients of micro-batches only ever add up.
-- Which ratio, clip, mean and KL estimator an objective has is looked up in `learner.objective.rules`; nothing here asks
-  for a rule by its name.
+- Which ratio, clip, mean and KL estimator an objective has is looked up in `learner.objective.components`; nothing here
+  asks for a rule by its name.
 - The loss scale multiplies the whole loss, regularisers included (section 4.1).
 - The anchor, the rollout's log-probabilities, the reference and the mismatch weight carry no gradient.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learner.config import KLConfig, ObjectiveConfig
-from learner.objective.rules import AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize
+from learner.objective.components import AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize
 
 SUM_NAMES = (
     "loss",

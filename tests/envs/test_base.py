@@ -261,7 +261,7 @@ def test_a_wrong_option_is_refused_with_what_would_be_right(name, options, messa
 
 
 def test_options_that_admit_no_task_are_refused_at_the_first_task(monkeypatch):
-    monkeypatch.setattr("envs.frozen_lake.MAX_DRAWS", 200)
+    monkeypatch.setattr("envs.grid_worlds.frozen_lake.MAX_DRAWS", 200)
     env = make("FrozenLake", options={"size": 3, "min_distance": 30, "max_distance": 40, "min_holes": 0})
     with pytest.raises(ValueError, match=r"FrozenLake found no task in .* draws .*loosen the limits"):
         env.reset(seed=0)

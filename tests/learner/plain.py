@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from learner.batching import Row
 from learner.config import ObjectiveConfig
+from learner.objective.components import StepSize
 from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from learner.objective.rules import StepSize
 
 
 def plain_model(model_dir: Path) -> torch.nn.Module:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.archive import version0
-from actors.archive.index import index_rows
+from actors.archive.group_index import index_rows
 from actors.archive.page import PAGE, page
 from actors.archive.reader import read_groups, read_index
 from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA

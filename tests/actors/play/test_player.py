@@ -21,7 +21,7 @@ from actors.play.generation import GenerationFailed
 from actors.play.player import EnvironmentPlayer, derive_seed, noise_seed, request_seed
 from actors.records import Group, Task, Ticket, from_table, summarise, to_table
 from envs.config import EnvironmentConfig, FormatConfig
-from envs.frozen_lake import FrozenLake
+from envs.grid_worlds.frozen_lake import FrozenLake
 from envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 

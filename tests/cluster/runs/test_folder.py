@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.index import index_rows
+from actors.archive.group_index import index_rows
 from actors.archive.store import LocalStore
 from actors.archive.version import VERSION_KEY
 from actors.archive.writer import Archive

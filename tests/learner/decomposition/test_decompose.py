@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from learner import batching, process_group
 from learner.config import LearnerConfig
 from learner.decomposition.decompose import decompose, group_parts, norm
-from learner.objective.rules import ADVANTAGES, AGGREGATIONS
+from learner.objective.components import ADVANTAGES, AGGREGATIONS
 from learner.publish import gathered
 from learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model

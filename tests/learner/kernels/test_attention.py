@@ -17,8 +17,8 @@ from learner.kernels import attention, head
 from learner.kernels.attention import TILE, Layout, block_mask, mask_rule, packed_attention, plain_attention
 from learner.kernels.choice import KERNELS
 from learner.kernels.packing import pack
+from learner.objective.components import StepSize
 from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from learner.objective.rules import StepSize
 from learner.policy.model import Policy, load_model
 from learner.tensors import inputs_of
 from tests.learner.kernels.test_packing import trees

@@ -16,9 +16,9 @@ from cluster.errors import UserError
 from learner.batching import Row, to_rows
 from learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
 from learner.objective.algorithms import ALGORITHMS, differences, nested
+from learner.objective.components import StepSize
 from learner.objective.credit import assign
 from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from learner.objective.rules import StepSize
 
 
 def of(name: str, **objective: object) -> ObjectiveConfig:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from learner.batching import Row, collate, to_rows
 from learner.config import LearnerConfig, ObjectiveConfig
 from learner.kernels.packing import MIN_SAVED
+from learner.objective.components import StepSize, sequence_ratio
 from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from learner.objective.rules import StepSize, sequence_ratio
 from learner.policy.model import Policy, load_model
 from learner.tensors import inputs_of
 from tests.learner.models import make_groups

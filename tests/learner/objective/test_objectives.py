@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from learner.config import KLConfig, ObjectiveConfig
 from learner.objective.algorithms import nested
+from learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize, clipped_surrogate
 from learner.objective.objectives import (
     SUM_NAMES,
     TokenBatch,
@@ -22,7 +23,6 @@ from learner.objective.objectives import (
     token_weights,
     value_loss,
 )
-from learner.objective.rules import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize, clipped_surrogate
 
 
 def tensor(*values: float) -> torch.Tensor:

@@ -12,6 +12,7 @@ from actors.filter.measure import GroupStatistics, measure
 from actors.filter.selection import Selection, select
 from learner.config import LearnerConfig
 from learner.objective.advantages import group_advantages
+from learner.objective.components import StepSize, clipped_surrogate
 from learner.objective.objectives import (
     SUM_NAMES,
     LossTerms,
@@ -20,7 +21,6 @@ from learner.objective.objectives import (
     sequences_of,
     token_weights,
 )
-from learner.objective.rules import StepSize, clipped_surrogate
 
 PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("## A worked example")[1].split("\n## ")[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from envs.grid import GridEnv
+from envs.grid_worlds.base import GridEnv
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, Wording, choose, draw_distinct

@@ -8,7 +8,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.frozen_lake import FrozenLake, FrozenLakeOptions, generate, moves, outcomes, safe_distances
+from envs.grid_worlds.frozen_lake import FrozenLake, FrozenLakeOptions, generate, moves, outcomes, safe_distances
 
 SLIPPERY = {"slip": "perpendicular", "slip_rate": 2 / 3}
 
