@@ -1,17 +1,17 @@
-"""Admission: when the tickets of a training step may be issued, and which tasks they are for. Pure.
+"""Admission: decides when the tickets of a training step are issued, and which tasks they are for. Pure.
 
-Steps are numbered from 1. `clock` counts completed steps: those whose weights reached every rollout worker, and those
-that selected nothing and so published nothing. The tickets of step s are issued only while
+Steps are numbered from 1. `clock` counts completed steps: steps whose weights reached every rollout worker, and steps
+for which the filter selected nothing, so that nothing was published. The tickets of step s are issued only while
 
     s - 1 - clock <= S                                                     (S = max_staleness)
 
-and step s is not trained before each of its tickets has ended.
+and step s is trained only after each of its tickets has ended.
 
-Staleness of a group = version the learner updates - oldest version that sampled any of its tokens <= S: let c
-be the clock when step s was issued, so c >= s - 1 - S. Workers held version(c) by then and never go back, so
-every token of the group was sampled by a version >= version(c). Step s is trained when the clock is s - 1. The
-version grows by at most one per tick of the clock, so version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0
-both are equal: on policy."""
+The staleness of a group is the version that the learner updates minus the oldest version that sampled any of its
+tokens. It never exceeds S: let c be the clock when step s was issued, so c >= s - 1 - S. Rollout workers held
+version(c) by then and never load an older one, so a version >= version(c) sampled every token of the group. Step s is
+trained when the clock is s - 1. The version grows by at most one per tick of the clock, so
+version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0 the two versions are equal: training is on-policy."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ class Admission:
         return self.next_step <= self.last_step and self.next_step - 1 - self.clock <= self.max_staleness
 
     def issue(self) -> int:
-        """Takes the next step's number; it must be open."""
+        """Returns the number of the next step and counts it as issued. RuntimeError unless it is open."""
         if not self.open():
             raise RuntimeError(f"step {self.next_step} is not open: clock {self.clock}, S {self.max_staleness}")
         self.next_step += 1
         return self.next_step - 1
 
     def complete(self, step: int, published: bool) -> None:
-        """Step `step` is over; `published` says whether its new version has reached every rollout worker."""
+        """Completes step `step`. `published`: whether its new version has reached every rollout worker."""
         if step != self.clock + 1:
             raise RuntimeError(f"step {step} completed out of order: clock {self.clock}")
         self.clock = step
         self.version += published
 
     def check_staleness(self, version_min: int) -> int:
-        """Staleness of a group about to be trained on; raises RuntimeError when the bound is broken."""
+        """The staleness, in versions, of a group that is about to be trained on. RuntimeError if it exceeds the bound.
+
+        Args:
+            version_min: the oldest version that sampled one of the group's tokens.
+        """
         staleness = self.version - version_min
         if not 0 <= staleness <= self.max_staleness:
             raise RuntimeError(
@@ -62,7 +66,7 @@ class Admission:
 
 @dataclass
 class TicketSource:
-    """Hands out tickets: the k-th one ever is for the k-th training task. `cursor` is k."""
+    """Hands out tickets: the k-th ticket of the run is for the k-th training task. `cursor` is k."""
 
     environment: str
     options: dict[str, Any]
@@ -94,7 +98,7 @@ class TicketSource:
 def validation_tickets(
     environment: str, options: dict[str, Any], first_seed: int, count: int, run_seed: int, temperature: float
 ) -> list[Ticket]:
-    """The fixed validation set: one trajectory a task, the same tasks and request seeds at every validation."""
+    """The fixed validation set: one trajectory per task, with the same tasks and request seeds at every validation."""
     settings = tuple(sorted(options.items()))
     return [
         Ticket(f"v-{i:05d}", 0, Task(environment, first_seed + i, "validation", settings), 1, run_seed, temperature)

@@ -1,4 +1,4 @@
-"""When a run that no longer learns is stopped (appendix B.2). Pure."""
+"""The rules that stop a run which no longer learns (appendix B.2). Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from actors.records import GroupSummary
 class EarlyStop:
     """The two rules of appendix B.2.
 
-    (i) mean reward variance below 10% of its mean over the first 10 steps for 5 steps in a row (`ragen`: mean std, 10
-    steps); (ii) validation success below `collapse_threshold` at 5 validations in a row. `off` still counts, and never
-    stops.
+    (i) The mean reward variance is below 10% of its mean over the first 10 steps for 5 steps in a row (`ragen`: the
+    mean standard deviation, 10 steps in a row). (ii) Validation success is below `collapse_threshold` at 5 validations
+    in a row. `off` counts as well, but never stops the run.
     """
 
     kind: str
@@ -29,8 +29,9 @@ class EarlyStop:
     low_validations: int = 0
 
     def spread(self, decision: StepDecision, summaries: Sequence[GroupSummary]) -> float:
-        """What a step is judged by: the mean reward variance that the filter reports; `ragen`: the mean standard
-        deviation, format penalties inside the rewards. Groups that the filter refused do not count; NaN without others.
+        """The figure of a step for rule (i): the mean reward variance that the filter reports; with `ragen`, the mean
+        standard deviation of rewards with format penalties. Groups that the filter refused do not count; NaN if it
+        refused every group.
 
         Args:
             summaries: every group of the step.
@@ -43,7 +44,7 @@ class EarlyStop:
         return exact_mean(score for score in scores if not math.isnan(score))
 
     def step(self, spread: float) -> str | None:
-        """Takes a step's `spread`; returns why to stop, or None."""
+        """Takes a step's `spread`; returns the reason to stop, or None."""
         if math.isnan(spread):
             return None
         if len(self.baseline) < 10:
@@ -57,7 +58,7 @@ class EarlyStop:
         return f"{self._spread_name} below 10% of its baseline {mean:.4g} for {self.low_steps} steps"
 
     def validation(self, success: float) -> str | None:
-        """Takes a validation success; returns why to stop, or None."""
+        """Takes the success (0 to 1) of a validation; returns the reason to stop, or None."""
         self.low_validations = self.low_validations + 1 if success < self.collapse_threshold else 0
         if self.kind == "off" or self.low_validations < 5:
             return None
@@ -68,6 +69,7 @@ class EarlyStop:
         return "reward std" if self.kind == "ragen" else "reward variance"
 
     def state(self) -> dict[str, Any]:
+        """The counters as JSON-able data, for a checkpoint."""
         return {
             "spread": self._spread_name,
             "baseline": self.baseline,
@@ -76,7 +78,8 @@ class EarlyStop:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Counts on; steps judged by another figure than this rule's do not count, and its baseline begins anew."""
+        """Continues from the counters of a checkpoint. If that checkpoint used another `spread`, its steps do not
+        count and the baseline is measured again."""
         self.low_validations = state["low_validations"]
-        if state.get("spread", self._spread_name) == self._spread_name:  # a checkpoint of an older version does not say
+        if state.get("spread", self._spread_name) == self._spread_name:  # older checkpoints lack the name
             self.baseline, self.low_steps = list(state["baseline"]), state["low_steps"]

@@ -1,11 +1,11 @@
-"""The ledger: where every ticket is. Pure.
+"""The ledger: the state of every ticket of a run. Pure.
 
 After every event
 
     issued = in_flight + buffered + kept_waiting + training + trained + dropped{reason} + failed{reason} + cancelled
 
-where each term is counted by itself and none is a remainder. A ticket moves only along `TRANSITIONS`; anything else is
-a broken invariant. At the end of a run the first four are 0.
+where each term is counted separately and none is computed as the remainder. A ticket moves only along `TRANSITIONS`;
+any other move raises RuntimeError. At the end of a run the first four terms on the right are 0.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ENDED = (TRAINED, DROPPED, FAILED, CANCELLED)
 STATES = OPEN + ENDED
 
 TRANSITIONS = {
-    IN_FLIGHT: {BUFFERED, FAILED, CANCELLED},  # played, unplayable, or the run stops
-    BUFFERED: {KEPT_WAITING, DROPPED, FAILED, CANCELLED},  # the filter kept, dropped or refused it
+    IN_FLIGHT: {BUFFERED, FAILED, CANCELLED},  # it was played, could not be played, or the run stopped
+    BUFFERED: {KEPT_WAITING, DROPPED, FAILED, CANCELLED},  # the filter kept, dropped or refused the group
     KEPT_WAITING: {TRAINING, CANCELLED},
-    TRAINING: {TRAINED, FAILED, CANCELLED},  # the learner's step was made, or refused
+    TRAINING: {TRAINED, FAILED, CANCELLED},  # the learner made or refused the step
 }
 
 
 class Ledger:
-    """States of all tickets of a run, and the counts of the equation kept beside them."""
+    """The states of all tickets of a run, and the counts of the equation, which are kept separately."""
 
     def __init__(self) -> None:
         self._state: dict[str, tuple[str, str]] = {}
@@ -36,14 +36,14 @@ class Ledger:
         self.issued = 0
 
     def issue(self, ticket_id: str) -> None:
-        """A new ticket is in flight. An id is issued once."""
+        """Adds a new ticket, in flight. RuntimeError if the id was issued before."""
         if ticket_id in self._state:
             raise RuntimeError(f"ticket {ticket_id} was issued twice")
         self.issued += 1
         self._enter(ticket_id, IN_FLIGHT, "")
 
     def move(self, ticket_id: str, state: str, reason: str = "") -> None:
-        """Moves a ticket; `reason` is a short cause, needed for dropped and failed."""
+        """Moves a ticket to `state`; `reason` is a short cause, required for dropped and failed tickets."""
         old, old_reason = self._state.get(ticket_id, ("not issued", ""))
         if state not in TRANSITIONS.get(old, set()):
             raise RuntimeError(f"ticket {ticket_id} is {old} and cannot become {state}")
@@ -58,44 +58,46 @@ class Ledger:
         self._counts[state, reason] += 1
 
     def in_state(self, *states: str) -> list[str]:
-        """Ids in any of the states, in order of issue."""
+        """Ids of the tickets in any of the states, in order of issue."""
         return [ticket_id for ticket_id, (state, _) in self._state.items() if state in states]
 
     def count(self, state: str) -> int:
+        """Number of tickets in a state, whatever the reason."""
         return sum(number for (name, _), number in self._counts.items() if name == state)
 
     def reasons(self, state: str) -> dict[str, int]:
-        """Counts by reason of a state."""
+        """Number of tickets in a state, by reason."""
         return {reason: n for (name, reason), n in self._counts.items() if name == state and reason and n}
 
     def counts(self) -> dict[str, int]:
-        """Tickets by state, and `issued`."""
+        """Number of tickets by state, and their total as `issued`."""
         return {"issued": self.issued, **{state: self.count(state) for state in STATES}}
 
     def check(self) -> None:
-        """Raises RuntimeError with the numbers when the equation does not hold."""
+        """Raises RuntimeError with the counts if the equation does not hold."""
         total = sum(self._counts.values())
         if total != self.issued or min(self._counts.values(), default=0) < 0:
             raise RuntimeError(f"ledger does not balance: issued {self.issued}, states {self.counts()}")
 
     def cancel_open(self) -> int:
-        """Cancels whatever is not ended; returns how many."""
+        """Cancels every ticket that has not ended; returns their number."""
         open_tickets = self.in_state(*OPEN)
         for ticket_id in open_tickets:
             self.move(ticket_id, CANCELLED)
         return len(open_tickets)
 
     def balanced(self) -> bool:
-        """Whether the equation holds and nothing is open."""
+        """Whether the equation holds and every ticket has ended."""
         self.check()
         return all(self.count(state) == 0 for state in OPEN)
 
     def state(self) -> dict[str, Any]:
-        """JSON-able; only ended tickets outlive a process, open ones are played again after a resume."""
+        """The ended tickets as JSON-able data. Open tickets are left out: a resumed run plays them again."""
         return {"tickets": [[t, s, r] for t, (s, r) in self._state.items() if s in ENDED]}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Ledger:
+        """The ledger of a checkpoint, from the data of `state`."""
         ledger = cls()
         for ticket_id, name, reason in state["tickets"]:
             ledger.issued += 1

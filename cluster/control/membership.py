@@ -1,15 +1,15 @@
-"""Who takes part in a run: rollout workers and environment actors as a set that changes, by one table of moves. Pure.
+"""Membership: the rollout workers and environment actors of a run, a set that changes by one table of moves. Pure.
 
-    starting   created; its process comes up
-    stale      ready, but without the current weights (environment actors hold none and skip this state)
-    healthy    may be given work; the only state in which it may
-    suspect    its work failed and it is asked whether it is alive; it is given nothing meanwhile
-    draining   finishes what it has and is given nothing more
+    starting   created; its process starts
+    stale      ready, but without the current weights (environment actors hold no weights and skip this state)
+    healthy    ready for work; only a healthy member gets work
+    suspect    its work failed; it gets no work until a health check answers
+    draining   finishes its present work and gets no more
     dead       its process is gone or was ended; final
     retired    left in good order; final
 
-A name stands for one member at a time: a successor may take the name of a member that is dead or retired, and no other.
-Every change sets `changed`, so that callers can wait for a member instead of polling for one.
+A name belongs to one member at a time: a successor may take the name only of a member that is dead or retired. Every
+change sets `changed`, so that callers wait for a change instead of polling.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PLAYER_MOVES: Mapping[MemberState, frozenset[MemberState]] = {
 
 @dataclass
 class Member(Generic[P]):
-    """One member. `party`: the object that is called; two members of one name are told apart by it."""
+    """One member. `party`: the object that receives its calls; it distinguishes two members of the same name."""
 
     name: str
     party: P
@@ -73,7 +73,7 @@ class Membership(Generic[P]):
         self.changed = asyncio.Event()
 
     def join(self, name: str, party: P) -> Member[P]:
-        """A new member, starting. Raises RuntimeError while another member of that name is not dead or retired."""
+        """Adds a member in the state starting. RuntimeError while the name's member is neither dead nor retired."""
         old = self._members.get(name)
         if old is not None and old.state not in FINAL:
             raise RuntimeError(f"{self.kind} {name} joins while another {name} is {old.state}")
@@ -82,22 +82,22 @@ class Membership(Generic[P]):
         return member
 
     def move(self, member: Member[P], state: MemberState) -> None:
-        """Moves a member. Raises RuntimeError with both states for a move that the table does not allow."""
+        """Moves a member to a state. RuntimeError, which names both states, if the table forbids the move."""
         if state not in self._moves[member.state]:
             raise RuntimeError(f"{self.kind} {member.name} is {member.state} and cannot become {state}")
         member.state = state
         self.changed.set()
 
     def current(self, name: str) -> Member[P] | None:
-        """The member that has this name now, ended or not; None for a name that never joined."""
+        """The newest member of this name, also when it has ended; None if no member had the name."""
         return self._members.get(name)
 
     def members(self, *states: MemberState) -> list[Member[P]]:
-        """Members in any of the states (all without an argument), in order of joining."""
+        """Members in any of the states (without an argument: all members), in order of joining."""
         return [member for member in self._members.values() if not states or member.state in states]
 
     def healthy(self) -> dict[str, P]:
-        """Those that may be given work, by name."""
+        """The healthy members' parties by name; only they get work."""
         return {member.name: member.party for member in self.members(S.HEALTHY)}
 
     def present(self) -> list[Member[P]]:
@@ -105,10 +105,10 @@ class Membership(Generic[P]):
         return [member for member in self._members.values() if member.state not in FINAL]
 
     def states(self) -> dict[str, MemberState]:
-        """State by name."""
+        """The state of each member by name."""
         return {member.name: member.state for member in self._members.values()}
 
     async def change(self) -> None:
-        """Returns after the next join or move. The caller must know that one will come; it sets no bound."""
+        """Returns after the next join or move. It has no time-out: the caller must know that a change will come."""
         self.changed.clear()
         await self.changed.wait()

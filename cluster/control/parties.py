@@ -1,14 +1,14 @@
-"""The parties of a run as the loop sees them: small protocols between the loop and whoever does the work. Pure.
+"""The parties of a run as protocols: the calls that the loop makes to the actors and services. Pure.
 
-`cluster.fleet.ray_parties` has the real ones, Ray actors; the tests drive the same loop with in-process ones. A call to
-a party ends in one of four ways:
+`cluster.fleet.ray_parties` implements them as Ray actors; the tests run the same loop with in-process parties. A call
+to a party ends in one of four ways:
 
     a value
-    `Died`       its process is gone; what the call had begun is lost, and a successor may be started
-    `Failed`     it raised an error and lives; `Refused`, a kind of it, says that the input was at fault (ValueError)
-    never        callers bound every call (`cluster.fleet.waiting`); past the bound a TimeoutError names the party
+    `Died`       the party's process is gone; the call's work is lost, and a successor may be started
+    `Failed`     the party raised an error and lives; its subclass `Refused` says that the input was wrong (ValueError)
+    never        callers bound every call (`cluster.fleet.waiting`); after the bound a TimeoutError names the party
 
-A cancelled call is withdrawn from the party as far as that is possible; its result is never used.
+A cancelled call is cancelled in the party too where that is possible; its result is never used.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Failed(PartyError):
 
 
 class Refused(Failed):
-    """The party found its input wrong (ValueError): the user's to mend."""
+    """The party refused its input (ValueError): the user can correct it."""
 
     @property
     def reason(self) -> str:
-        """The last line of the party's error, without a trace."""
+        """The last line of the party's error, without the traceback."""
         return str(self.cause).strip().splitlines()[-1]
 
 
@@ -59,122 +59,152 @@ class Party(Protocol):
     """Any party."""
 
     def kill(self) -> None:
-        """Ends it at once, whatever state it is in; does not wait. A second call does nothing."""
+        """Ends the party at once in any state, without waiting for the end. A second call does nothing."""
 
 
 class Player(Party, Protocol):
     """An environment actor."""
 
-    async def ready(self) -> object: ...
+    async def ready(self) -> object:
+        """Returns once the environment actor can play."""
 
     async def meet(self, workers: Mapping[str, Worker]) -> None:
-        """From now on these are the rollout workers."""
+        """Replaces the rollout workers that the environment actor knows, by name."""
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
-        """Plays a ticket on the worker that it names."""
+        """Plays a ticket on the rollout worker that it names; returns the summary and a reference to the rows."""
 
     async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
-        """One trajectory a ticket."""
+        """Plays one trajectory per ticket; returns the summaries."""
 
-    async def take_spans(self) -> Sequence[Span]: ...
+    async def take_spans(self) -> Sequence[Span]:
+        """The spans since the last call, which are then forgotten."""
 
 
 class Worker(Party, Protocol):
     """A rollout worker."""
 
-    async def ready(self) -> object: ...
+    async def ready(self) -> object:
+        """Returns once the engine is loaded."""
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        """Loads a version and proves it (checksum, parity probe)."""
+        """Loads a version and checks it (checksum, parity probe)."""
 
     async def health(self) -> object:
-        """Generates a token."""
+        """Generates one token, so that an answer proves that the engine works."""
 
-    async def take_spans(self) -> Sequence[Span]: ...
+    async def take_spans(self) -> Sequence[Span]:
+        """The spans since the last call, which are then forgotten."""
 
-    async def stop(self) -> object: ...
+    async def stop(self) -> object:
+        """Ends the engine; the worker takes no further call."""
 
 
 class Filter(Party, Protocol):
-    """The filter service; `actors.filter.windows` says what each call means."""
+    """The filter service; `actors.filter.windows` documents each call."""
 
-    async def admit(self, summaries: list[GroupSummary]) -> object: ...
+    async def admit(self, summaries: list[GroupSummary]) -> object:
+        """Adds the groups of these summaries to their steps' windows."""
 
-    async def close(self, step: int, final: bool, target: int) -> StepDecision: ...
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+        """Decides on a step that should train on `target` groups; `final`: no further refill round."""
 
-    async def state(self) -> dict[str, Any]: ...
+    async def state(self) -> dict[str, Any]:
+        """The state of the service as JSON-able data."""
 
-    async def restore(self, state: dict[str, Any]) -> object: ...
+    async def restore(self, state: dict[str, Any]) -> object:
+        """Replaces the state by that of an earlier service."""
 
 
 class Scorer(Party, Protocol):
     """The scorer."""
 
-    async def health(self) -> object: ...
+    async def health(self) -> object:
+        """Returns once the scorer has loaded its model."""
 
-    async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]: ...
+    async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
+        """The flat figures of a step's groups; `bundle`: the weights of the policy that is scored."""
 
-    async def state(self) -> dict[str, Any]: ...
+    async def state(self) -> dict[str, Any]:
+        """The state of the scorer as JSON-able data."""
 
-    async def restore(self, state: dict[str, Any]) -> object: ...
+    async def restore(self, state: dict[str, Any]) -> object:
+        """Replaces the state by that of an earlier scorer."""
 
 
 class Learner(Party, Protocol):
-    """All learner ranks together. A rank that dies or is late ends the call with an error that names it."""
+    """All learner ranks together. If a rank dies or is late, the call raises an error that names the rank."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Returns once every rank has loaded the model."""
 
-    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport: ...
+    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
+        """One training step on the groups with these ids; `loss_scale` multiplies the loss."""
 
-    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition: ...
+    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
+        """The gradient decomposition of the groups with these ids; the weights do not change."""
 
-    async def publish(self, version: int, dtype: str) -> WeightBundle: ...
+    async def publish(self, version: int, dtype: str) -> WeightBundle:
+        """Gathers the current weights as `version`, in `dtype`."""
 
-    async def save(self, path: Path, loop: Mapping[str, Any]) -> None: ...
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+        """Writes a checkpoint to the folder `path`, with the state `loop` of the training loop."""
 
-    async def load(self, path: Path) -> object: ...
+    async def load(self, path: Path) -> object:
+        """Loads the checkpoint in the folder `path`."""
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Ends every rank."""
 
 
 class Payloads(Protocol):
-    """Where groups' rows are kept until learner, scorer and archive have them."""
+    """The store of the groups' rows, from which learner, scorer and archive read them."""
 
-    def put(self, table: pa.Table) -> Payload: ...
+    def put(self, table: pa.Table) -> Payload:
+        """Stores a group's rows; returns the reference."""
 
     async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
-        """The rows; TimeoutError when they do not come in time."""
+        """The rows of each payload; TimeoutError if they do not arrive within `timeout_s`."""
 
 
 class Parties(Protocol):
-    """Creates parties. Creating returns at once; a party's `ready`, `health` or `start` says when it is up."""
+    """Creates parties. The methods return at once; a party's `ready`, `health` or `start` returns once it is up."""
 
     payloads: Payloads
 
-    def player(self, name: str) -> Player: ...
+    def player(self, name: str) -> Player:
+        """An environment actor."""
 
-    def worker(self, name: str) -> Worker: ...
+    def worker(self, name: str) -> Worker:
+        """A rollout worker."""
 
-    def filter(self) -> Filter: ...
+    def filter(self) -> Filter:
+        """A filter service, without groups."""
 
-    def scorer(self) -> Scorer: ...
+    def scorer(self) -> Scorer:
+        """A scorer."""
 
-    def learner(self) -> Learner: ...
+    def learner(self) -> Learner:
+        """The learner with all of its ranks."""
 
 
 class Archive(Protocol):
-    """What is kept of a run while it goes on; `actors.archive` is the real one."""
+    """Writes a run's groups, figures and spans to its folder; implemented in `actors.archive`."""
 
     def write_groups(
         self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, Any], filter_text: str = ""
-    ) -> object: ...
+    ) -> object:
+        """Writes a step's groups with the decision on each; ArchiveError if the disk refuses."""
 
-    def metrics(self, step: int, values: Mapping[str, Any]) -> None: ...
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Appends a step's figures to `metrics.jsonl`."""
 
-    def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None: ...
+    def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
+        """Appends a span from `start` to `end` (unix seconds) to `events.jsonl`."""
 
 
 class MetricsSink(Protocol):
-    """Takes a step's figures for `/metrics`."""
+    """Takes the figures of a step for `/metrics`."""
 
-    def step(self, step: int, flat: Mapping[str, Any]) -> None: ...
+    def step(self, step: int, flat: Mapping[str, Any]) -> None:
+        """Exports the flat figures of a step."""

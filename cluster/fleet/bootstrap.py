@@ -1,4 +1,4 @@
-"""Before the actors: the Ray cluster and the initial policy."""
+"""Prepares a run before its actors start: joins or starts the Ray cluster, and provides the initial policy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from envs.registry import environment_class, make
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
 LOGGED = {"worker_process_setup_hook": HOOK}
-"""Ray's runtime environment in which each actor writes to the file that it was given."""
+"""Ray's runtime environment that makes each actor write its output to its own log file (`actors.process.log`)."""
 
 
 def needed_cpus(config: RunConfig, learning: bool = True) -> float:
-    """Ray CPUs that all actors of a run ask for together; without `learning`, those that play."""
+    """Ray CPUs that all actors of a run need together; without `learning`, only those of the actors that play."""
     playing = config.rollout.count * config.rollout.num_cpus
     playing += config.environment_actor.count * config.environment_actor.num_cpus
     scoring = config.scorer.num_cpus if config.scorer.enabled else 0
@@ -36,18 +36,18 @@ def needed_cpus(config: RunConfig, learning: bool = True) -> float:
 
 
 def needed_gpus(config: RunConfig, learning: bool = True) -> float:
-    """As `needed_cpus`, of Ray GPUs."""
+    """As `needed_cpus`, for Ray GPUs."""
     playing = config.rollout.count * config.rollout.num_gpus
     scoring = config.scorer.num_gpus if config.scorer.enabled else 0
     return playing + (config.learner.ranks * config.learner.num_gpus + scoring if learning else 0)
 
 
 def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True) -> None:
-    """Joins the cluster at `cluster.address`, or starts one on this machine. Without `learning` it is to hold only the
-    actors that play.
+    """Joins the cluster at `cluster.address`, or starts a cluster on this machine. Without `learning` the cluster needs
+    room only for the actors that play.
 
     Raises:
-        UserError: the cluster cannot be joined, or is too small for what the run asks for.
+        UserError: the cluster cannot be joined, or is too small for the run.
     """
     address = _address(config)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
@@ -58,7 +58,7 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
     else:
         cpus = config.cluster.num_cpus or max(needed_cpus(config, learning), float(os.cpu_count() or 1))
         ray.init(
-            address="local",  # never a cluster that happens to run on this machine
+            address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=int(-(-cpus // 1)),
             object_store_memory=config.cluster.object_store_mib * 2**20,
             include_dashboard=False,
@@ -69,8 +69,8 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
 
 
 def check_address(config: RunConfig) -> None:
-    """UserError at once when nothing listens at the host:port to join; Ray itself would ask for minutes. What Ray reads
-    otherwise (`auto`, `ray://...`) is left to it."""
+    """Raises UserError at once if nothing listens at the host:port to join; Ray itself would retry for minutes. Other
+    forms of address (`auto`, `ray://...`) are not checked."""
     address = _address(config)
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and port.isdigit()):
@@ -108,28 +108,28 @@ def _check_size(config: RunConfig, learning: bool) -> None:
     have, need = ray.cluster_resources(), needed_cpus(config, learning)
     if have.get("CPU", 0) < need:
         raise UserError(
-            f"the cluster has {have.get('CPU', 0):g} CPUs and the run asks for {need:g}: add nodes (here: "
+            f"the cluster has {have.get('CPU', 0):g} CPUs and the run needs {need:g}: add nodes (here: "
             "raise cluster.num_cpus), or lower rollout.count, environment_actor.count, learner.ranks or their num_cpus"
         )
     if have.get("GPU", 0) < (gpus := needed_gpus(config, learning)):
         raise UserError(
-            f"the cluster has {have.get('GPU', 0):g} GPUs and the run asks for {gpus:g}: use one with more, lower "
-            "rollout.num_gpus or learner.num_gpus, or do without the scorer's (scorer.num_gpus=0 scores on a CPU "
-            "thread, scorer.enabled=false not at all)"
+            f"the cluster has {have.get('GPU', 0):g} GPUs and the run needs {gpus:g}: use a larger cluster, lower "
+            "rollout.num_gpus or learner.num_gpus, set scorer.num_gpus=0 (the scorer uses a CPU thread), or set "
+            "scorer.enabled=false"
         )
 
 
 def disconnect() -> None:
-    """Leaves the cluster; one that `connect` started ends."""
+    """Leaves the cluster; a cluster that `connect` started ends."""
     ray.shutdown()
 
 
 def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
-    """The folder of the initial policy; the tiny one is built, or found in the cache."""
+    """Returns the folder of the initial policy. The tiny policy is built unless the cache holds it."""
     if config.model.path != "tiny":
         return check_model(Path(config.model.path), config, say)
     _check_demonstrator(config.environment.name)
-    from learner.warmup.tiny import (  # imports torch; a given model needs none of it
+    from learner.warmup.tiny import (  # imports torch, which a given model does not need here
         build_digest,
         build_tiny,
         recipe_for,
@@ -147,7 +147,7 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
 
 def _check_demonstrator(name: str) -> None:
-    """UserError where the environment shows no demonstrations to warm a tiny policy up with."""
+    """Raises UserError if the environment has no demonstrations, which the warm-up of a tiny policy needs."""
     try:
         require(name, environment_class(name), Demonstrator, "the warm-up of model.path=tiny")
     except MissingCapabilityError as error:
@@ -155,7 +155,7 @@ def _check_demonstrator(name: str) -> None:
 
 
 def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> Path:
-    """A model folder that can be trained, served and spoken to in the environment's turns.
+    """Checks that a model folder can be trained, served and prompted with the environment's turns; returns its path.
 
     Raises:
         UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank
@@ -170,7 +170,7 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
 
 def _check_memory(folder: Path, config: RunConfig) -> str:
-    """What the learner will need, from shapes alone. Raises UserError when a rank does not have it."""
+    """The learner's memory needs in words, computed from shapes. UserError if a rank has too little memory."""
     from learner import memory
 
     try:
@@ -181,7 +181,7 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
 
 
 def _check_speech(folder: Path, config: RunConfig) -> None:
-    """Whether architecture, chat template, tokenizer and context suit the run; ValueError says what does not."""
+    """Raises ValueError unless architecture, chat template, tokenizer and context suit the run."""
     from actors.play.codec import ChatCodec  # imports transformers
     from learner.policy.model import read_config
 
@@ -197,8 +197,8 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
     for name, limit in limits.items():
         if limit is not None and needed > limit:
             raise ValueError(
-                f"the first turn of {config.environment.name} takes {len(first_turn)} tokens and "
-                f"sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn} more, but {name} is {limit}"
+                f"the first prompt of {config.environment.name} has {len(first_turn)} tokens and the turn may add "
+                f"sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn}, which exceeds {name}={limit}"
             )
     if positions is not None and config.rollout.max_model_len > positions:
         raise ValueError(

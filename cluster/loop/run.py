@@ -1,4 +1,4 @@
-"""Wires a run: one screen from configuration to summary.
+"""Wires a run, from its configuration to its summary.
 
     actor              produces              waits for             unblocked by         on time-out
     coordinator        tickets, all calls    windows, decisions,   every actor below    see its module
@@ -6,14 +6,15 @@
     environment actor  groups (Arrow),       tokens                rollout worker       the trajectory fails, with
                        summaries                                                        a reason
     rollout worker     tokens, log-probs     requests; weights     environment actor,   `collect` returns empty; an
-                                             at a boundary         coordinator          update fails by name
+                                             at a boundary         coordinator          late update ends the run
     filter service     decisions, kept mass  summaries             coordinator          the run ends
-    learner ranks      weights v+1           kept groups; one      coordinator; gloo    the run ends, the rank is
-                                             another               or NCCL              named
-    scorer             MI proxies            groups and weights    coordinator          reported late; nobody waits
+    learner ranks      weights v+1           kept groups; the      coordinator; gloo    the run ends; the rank is
+                                             other ranks           or NCCL              named
+    scorer             MI proxies            groups and weights    coordinator          it is reported as late;
+                                                                                        training continues
     archive            Parquet parts         disk                  disk                 awaited one step later
 
-The actors and what flows between them are drawn in docs/architecture.md.
+docs/architecture.md has a diagram of the actors and of the data between them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ EXIT_FAILED = 1
 
 
 class Interrupted(Exception):
-    """A signal came before the actors were ready."""
+    """A signal arrived before the actors were ready."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -60,13 +61,13 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped).
 
     Raises:
-        UserError: bad input; whatever can be checked is checked before anything is started or written.
+        UserError: bad input. Every check that needs no actor is made before anything is started or written.
     """
     started = time.time()
     state, checkpoint = find_run(config, resume)
     check_folder(config.run_dir)
     with closing(_open_recorder(config)) as recorder, quiet() as standard_error:
-        check_address(config)  # before the minutes that a warm-up may take
+        check_address(config)  # first, because a warm-up may take minutes
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
         try:
@@ -78,23 +79,24 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
         except UserError:
             raise
-        except ArchiveError as error:  # a full disk, a folder that may not be written
+        except ArchiveError as error:  # e.g. a full disk, or a folder without write permission
             raise UserError(str(error)) from error
-        except (ValueError, Refused) as error:  # e.g. a token budget below one trajectory; or our fault
+        except (ValueError, Refused) as error:  # a token budget below one trajectory, or a bug
             raise UserError(_with_trace(error, config.run_dir)) from error
         except Interrupted as interrupted:
             say(f"stopped by {interrupted.signal.name} before the actors were ready")
             return 128 + interrupted.signal
-        except Exception as error:  # a party that failed or is late, or our fault: its trace says which
+        except Exception as error:  # a party failed or is late, or a bug: the trace shows which
             text = _with_trace(error, config.run_dir)
-            say(f"failed: {text}. What was checkpointed is safe: continue with --resume")
+            say(f"failed: {text}. Checkpoints are intact: continue with --resume")
             return EXIT_FAILED
         finally:
             disconnect()
 
 
 def _with_trace(error: Exception, run_dir: Path) -> str:
-    """The error as one paragraph that says where its whole trace, those of other processes included, was written."""
+    """Writes the error's whole trace, with the traces of other processes; returns the error and the file's path as one
+    paragraph."""
     return write_trace(run_dir, error, error.cause if isinstance(error, Failed) else None)
 
 
@@ -127,7 +129,7 @@ async def _train(
     say: Callable[[str], None],
 ) -> int:
     archive = Archive(config.run_dir)
-    archive.truncate_after(state.clock if checkpoint else -1)  # the validation before step 1 is made again too
+    archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     fleet = Fleet(config, RayParties(config, model_dir, log_folder(config.run_dir)), archive.event)
     stop_signal: list[int] = []
     try:
@@ -146,7 +148,7 @@ async def _train(
 
 
 async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
-    """Every actor ready, the learner as the checkpoint left it."""
+    """Returns once every actor is ready and the learner has loaded the checkpoint, if there is one."""
     await fleet.start()
     if checkpoint is None:
         return
@@ -157,7 +159,11 @@ async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
 
 
 def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
-    """The state to start from: that of the newest checkpoint when resuming, else a new run's."""
+    """The state to start from and its checkpoint: the newest checkpoint's if the run is resumed, else a new state.
+
+    Raises:
+        UserError: the folder already holds a run, or a run to be resumed is missing or damaged.
+    """
     run_dir = config.run_dir
     if not resume and (run_dir / "metrics.jsonl").exists():
         raise UserError(
@@ -171,18 +177,18 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
 
 
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Writes the resolved configuration; says which settings a resumed run does differently."""
+    """Writes the resolved configuration; for a resumed run, prints each setting that changed."""
     resolved = config.run_dir / "config.yaml"
     if resolved.exists():
         for change in changes(load(str(resolved)), config):
-            say(f"changed since the run began: {change}")
+            say(f"setting changed since the run started: {change}")
     departures = config.algorithm_differences
     say(f"algorithm {config.learner.algorithm}" + (f", but {'; '.join(departures)}" if departures else ""))
     write_whole(resolved, dump(config))
 
 
 async def _stoppable(work: Any, stop_signal: list[int]) -> None:
-    """Runs the start-up; a signal during it ends the run at once."""
+    """Awaits the start-up; a signal meanwhile ends the run at once (`Interrupted`)."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
 
@@ -199,8 +205,8 @@ async def _stoppable(work: Any, stop_signal: list[int]) -> None:
 
 
 def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:
-    """The first signal ends the run after the step in training; a second one ends it now. `stop_signal`: holds the
-    first already where it came when the start-up had just ended."""
+    """The first signal ends the run after the step in training, a second signal ends it at once. `stop_signal` already
+    holds the first signal if that arrived just after the start-up."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:

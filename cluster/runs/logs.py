@@ -1,8 +1,8 @@
-"""What the processes of a run print besides its results: `log/` in the run's folder.
+"""The log files of a run, in `log/` in its folder.
 
-`driver.log` holds the standard error of the process that trains (the Python and C libraries' messages, its own log),
-`ACTOR.log` the whole output of an actor (`actors.process.log`), and `failure.log` the trace of the error that ended the
-run last. The terminal shows only the lines that the run says, and its own warnings. Files grow: a resumed run appends.
+`driver.log` holds the standard error of the process that trains (messages of Python and C libraries, and its own log),
+`ACTOR.log` the whole output of an actor (`actors.process.log`), and `failure.log` the trace of the last error that
+ended the run. The terminal shows only the run's own lines and warnings. A resumed run appends to the files.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ REMOTE = re.compile(r"(\x1b\[\d+m)?ray::.*$", flags=re.MULTILINE)
 
 
 def log_folder(run_dir: Path) -> Path:
-    """The folder, made if it is not there."""
+    """The folder of a run's log files, which is created if it does not exist."""
     folder = run_dir / "log"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 class StandardError:
-    """This process's standard error, which is held back in a temporary file until the run's folder is there."""
+    """This process's standard error, which goes to a temporary file until the run's folder exists."""
 
     def __init__(self, held: BinaryIO) -> None:
         self._held: BinaryIO | None = held
 
     def keep(self, run_dir: Path, name: str = "driver") -> None:
-        """Appends what was held back, and all that follows, to `log/NAME.log`.
+        """Appends the output so far, and all later output, to `log/NAME.log`.
 
         Raises:
             OSError: the file cannot be written.
@@ -54,7 +54,7 @@ class StandardError:
         self._held = None
 
     def pour(self, into: BinaryIO) -> None:
-        """Copies what is held back."""
+        """Copies the output in the temporary file to `into`."""
         if self._held is not None:
             self._held.seek(0)
             shutil.copyfileobj(self._held, into)
@@ -63,10 +63,11 @@ class StandardError:
 
 @contextmanager
 def quiet() -> Iterator[StandardError]:
-    """Keeps standard error off the terminal, including what C libraries and child processes write to it; only Squelch's
-    own warnings are shown there too, each as one paragraph.
+    """Keeps standard error off the terminal, including output of C libraries and child processes; the terminal shows
+    only Squelch's own warnings, each as one paragraph.
 
-    What was not kept in a run's folder is dropped at the end, as after bad input; an unexpected error shows it.
+    Output that `keep` did not move to a run's folder is dropped at the end, as after bad input, but is shown after an
+    unexpected error.
     """
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as held, open(terminal, "w", buffering=1) as screen:
@@ -85,20 +86,21 @@ def quiet() -> Iterator[StandardError]:
 
 
 class OwnWarnings(logging.Handler):
-    """Shows the warnings and errors that the rooms log."""
+    """Shows on `screen` the warnings and errors that Squelch's own packages log."""
 
     def __init__(self, screen: TextIO) -> None:
         super().__init__(logging.WARNING)
         self.screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Prints the record as one paragraph if a package of Squelch logged it."""
         if record.name.partition(".")[0] in ROOMS:
             print(one_paragraph(record.getMessage()), file=self.screen)
 
 
 @contextmanager
 def _logging(stream: TextIO, screen: TextIO) -> Iterator[None]:
-    """The log of this process's Python code goes to `stream`, from INFO on."""
+    """Sends the log of this process's Python code, from level INFO, to `stream`, and its own warnings to `screen`."""
     root, log = logging.getLogger(), logging.StreamHandler(stream)
     log.setFormatter(logging.Formatter(FORMAT))
     handlers, level = (log, OwnWarnings(screen)), root.level
@@ -114,7 +116,7 @@ def _logging(stream: TextIO, screen: TextIO) -> Iterator[None]:
 
 
 def one_paragraph(text: str) -> str:
-    """The text as one paragraph. Of a remote traceback only the last lines are left: the error itself."""
+    """The text as one paragraph; a remote traceback is shortened to its last lines, which hold the error itself."""
     lines = text.splitlines()
     frames = [i for i, line in enumerate(lines) if FRAME.match(line)]
     if frames:
@@ -124,9 +126,9 @@ def one_paragraph(text: str) -> str:
 
 
 def write_trace(run_dir: Path, error: BaseException, cause: BaseException | None = None) -> str:
-    """Writes the error's whole trace, those of other processes included, to `log/failure.log`.
+    """Writes the error's whole trace, with the traces of other processes, to `log/failure.log`.
 
-    Returns one paragraph for the user: the text of `cause`, by default of the error, and where the trace is.
+    Returns one paragraph for the user: the text of `cause` (by default of the error) and the path of the trace.
     """
     told = cause or error
     text = one_paragraph(str(told)) or type(told).__name__

@@ -21,9 +21,9 @@ def test_every_room_that_asks_for_a_gpu_is_counted() -> None:
 @pytest.mark.parametrize(
     ("overrides", "gpus", "says"),
     [
-        (["scorer.num_gpus=1"], 0, "the cluster has 0 GPUs and the run asks for 1"),
-        (["scorer.num_gpus=1", "rollout.num_gpus=1"], 1, "the cluster has 1 GPUs and the run asks for 2"),
-        (["scorer.num_cpus=90"], 9, "the cluster has 8 CPUs and the run asks for 9"),
+        (["scorer.num_gpus=1"], 0, "the cluster has 0 GPUs and the run needs 1"),
+        (["scorer.num_gpus=1", "rollout.num_gpus=1"], 1, "the cluster has 1 GPUs and the run needs 2"),
+        (["scorer.num_cpus=90"], 9, "the cluster has 8 CPUs and the run needs 9"),
     ],
 )
 def test_a_cluster_too_small_is_refused_with_what_to_lower(monkeypatch, overrides, gpus, says) -> None:
