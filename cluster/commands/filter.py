@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from actors.config import FilterConfig
-from actors.filter.metrics import kept_fraction, kept_mass
 from actors.filter.rules import RULES, describe
 from actors.filter.scores import STATISTICS
 from actors.lookup import look_up
@@ -255,6 +254,8 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:
     """What `--json` prints: positions count groups over the whole file, in order of step and ticket."""
+    from actors.filter.metrics import kept_fraction, kept_mass
+
     chosen = [_select(path, window, config) for window in windows]
     variances = [variance for found in chosen for variance in found[1].tolist()]
     rows = [row for window, found in zip(windows, chosen, strict=True) for row in _rows(window, found[2], found[0])]
