@@ -1,17 +1,17 @@
-"""The fleet: brings the parties of a run up, replaces the ones that may be replaced, and takes all of them down.
+"""The fleet: starts the parties of a run, replaces dead parties where that is possible, and stops all of them.
 
-    who waits          for                                 unblocked by            on time-out
+    method             waits for                           unblocked by            on time-out
     `start`            every party to be ready             each party              the run ends; the late are named
     `update_workers`   every stale or healthy worker       its parity probe        the run ends; the late are named
     a join (a task)    the new worker, then the boundary   the worker; updates     the worker is ended, another tried
-    `need_worker`      a healthy worker                    a join, a health check  RuntimeError once none can come
-    `need_player`      a healthy environment actor         its replacement         RuntimeError once none can come
+    `need_worker`      a healthy worker                    a join, a health check  RuntimeError if none can become so
+    `need_player`      a healthy environment actor         its replacement         RuntimeError if none can become so
 
-Environment actors, rollout workers, filter service and scorer are replaced after their death, at most
-`cluster.max_restarts` times each. Rollout workers join at a weight boundary: a new one is stale until it has loaded the
-current weights, proven them, and is known to every environment actor. Only healthy members are given work
-(`cluster.control.membership`). The learner's process group is never touched: the death of a rank ends the run, which
-resumes from its last checkpoint. Knows nothing of Ray: `Parties` creates the parties.
+The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, each at
+most `cluster.max_restarts` times. Rollout workers join at a weight boundary: a new worker is stale until it has loaded
+the current weights, has passed the checks on them, and is known to every environment actor. Only healthy members get
+work (`cluster.control.membership`). The fleet never replaces a learner rank: the death of a rank ends the run, which
+resumes from its last checkpoint. This module does not import Ray: `Parties` creates the parties.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fleet:
         self.scorer: Scorer | None = None
         self.learner: Learner | None = None
         self.bundle: WeightBundle | None = None
-        """The published version, which late joiners load."""
+        """The published version; a worker that joins late loads it."""
         self._boundary = asyncio.Lock()
         self._joins: dict[str, asyncio.Task[None]] = {}
         self._join_failure = ""
@@ -56,10 +56,10 @@ class Fleet:
     # -- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self, learning: bool = True) -> None:
-        """Creates every party at once and waits until each is ready; names the late ones.
+        """Creates all parties and waits until each is ready; a TimeoutError names the late parties.
 
-        With `learning` false only rollout workers and environment actors are started; the workers keep the weights
-        that they were started with and count as healthy.
+        With `learning` false only rollout workers and environment actors are started; the workers keep their initial
+        weights and count as healthy.
         """
         for i in range(self.config.rollout.count):
             self.workers.join(f"rollout-{i}", self.parties.worker(f"rollout-{i}"))
@@ -86,7 +86,7 @@ class Fleet:
         return ready | ({"scorer": self.scorer.health()} if self.scorer is not None else {})
 
     async def stop(self, timeout_s: float = 30.0) -> None:
-        """Ends every party: asked first, killed when late. Leaves no process behind."""
+        """Asks every party to stop and kills the parties that do not stop within `timeout_s`; no process is left."""
         for join in self._joins.values():
             join.cancel()
         await asyncio.gather(*self._joins.values(), return_exceptions=True)
@@ -108,8 +108,13 @@ class Fleet:
     # -- weights -----------------------------------------------------------------------------------------------------
 
     async def update_workers(self, bundle: WeightBundle) -> list[UpdateReport]:
-        """Loads a version into every rollout worker that is ready. A dead one is replaced and joins later; one that is
-        late, or whose weights fail their proof, ends the run and is named."""
+        """Loads a version into every rollout worker that is ready. A dead worker is replaced; the new worker joins
+        later.
+
+        Raises:
+            TimeoutError: a worker is late; the message names it.
+            RuntimeError: a worker refused the weights or failed the checks on them; the message names it.
+        """
         async with self._boundary:
             self.bundle = bundle
             members = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
@@ -130,7 +135,7 @@ class Fleet:
         return outcome
 
     async def _introduce(self, players: list[Member[Player]], workers: list[Member[Worker]]) -> None:
-        """Tells environment actors who the rollout workers are; a dead actor is found when it is next called."""
+        """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call."""
         known = {member.name: member.party for member in workers}
         calls = {player.name: player.party.meet(known) for player in players}
         for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s, "set_workers")).items():
@@ -140,7 +145,7 @@ class Fleet:
     # -- members that come and go --------------------------------------------------------------------------------------
 
     def allow_restart(self, name: str, cause: str) -> None:
-        """Counts a restart; raises RuntimeError with the cause when the party has used up its restarts."""
+        """Counts a restart of the party `name`; RuntimeError with the cause if no restart is left."""
         self.restarts[name] += 1
         self.on_event(name, "restart", time.time(), time.time(), cause=cause, count=self.restarts[name])
         log.warning("%s died and is replaced (%d): %s", name, self.restarts[name], cause)
@@ -151,7 +156,12 @@ class Fleet:
             )
 
     async def replace_player(self, dead: Member[Player], cause: str) -> None:
-        """A new environment actor in place of `dead`; the first who notices replaces it, later callers find it done."""
+        """Replaces a dead environment actor. The first call for `dead` does so; later calls return at once.
+
+        Raises:
+            RuntimeError: no restart is left, or the new actor failed.
+            TimeoutError: the new actor is late.
+        """
         if dead.state in (State.DEAD, State.RETIRED):
             return
         self.players.move(dead, State.DEAD)
@@ -166,7 +176,7 @@ class Fleet:
             raise
 
     async def _prepare(self, player: Member[Player]) -> None:
-        """Makes a new environment actor healthy once it knows every rollout worker, those that join meanwhile too."""
+        """Makes a new environment actor healthy once it knows every rollout worker, including late joiners."""
         await player.party.ready()
         known: dict[str, Worker] | None = None
         while known != (present := {member.name: member.party for member in self.workers.present()}):
@@ -175,7 +185,7 @@ class Fleet:
         self.players.move(player, State.HEALTHY)
 
     async def suspect_worker(self, member: Member[Worker]) -> bool:
-        """Asks a worker under which a whole group failed for a token; True when it is dead or was replaced since."""
+        """Requests a token from a worker after a whole group failed on it; True if it is dead or was replaced since."""
         if self.workers.current(member.name) is not member or member.state not in (State.HEALTHY, State.SUSPECT):
             return True
         if member.state is State.HEALTHY:
@@ -191,7 +201,7 @@ class Fleet:
         return False
 
     def lose_worker(self, member: Member[Worker], cause: str) -> None:
-        """Takes a dead rollout worker out and starts another in its place, which joins at a weight boundary."""
+        """Removes a dead rollout worker and starts a successor, which joins at a weight boundary."""
         if self.workers.current(member.name) is not member or member.state is State.DEAD:
             return
         self.workers.move(member, State.DEAD)
@@ -205,13 +215,13 @@ class Fleet:
         self._joins[name].add_done_callback(self._join_ended)
 
     def _join_ended(self, task: asyncio.Task[None]) -> None:
-        """Keeps an error that `_join` did not expect, a fault of ours, for `need_worker` to raise."""
+        """Keeps an error that `_join` does not expect, a bug, so that `need_worker` raises it."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._join_fault = fault
             self.workers.changed.set()
 
     async def _join(self, member: Member[Worker]) -> None:
-        """Takes a new rollout worker in. One that fails is ended, and another tried while restarts are left."""
+        """Lets a new rollout worker join. A worker that fails is ended, and another is tried if restarts are left."""
         try:
             await self._take_in(member)
         except (RuntimeError, TimeoutError) as error:
@@ -235,7 +245,7 @@ class Fleet:
         log.error("%s: a replacement did not join: %s", name, cause)
         self._join_failure = cause
         if self.workers.current(name) is not member or member.state is State.DEAD:
-            return  # it was lost while it was introduced, and its successor has the name
+            return  # it died while environment actors were told of it, and its successor has the name
         self.workers.move(member, State.DEAD)
         member.party.kill()
         if self.restarts[name] < self.config.cluster.max_restarts:
@@ -243,7 +253,7 @@ class Fleet:
             self._begin_join(name)
 
     async def need_worker(self) -> dict[str, Worker]:
-        """The healthy rollout workers, once there is one; RuntimeError when none is healthy nor on its way."""
+        """The healthy rollout workers by name, as soon as there is one; RuntimeError if none is healthy or joining."""
         while not (healthy := self.workers.healthy()):
             if self._join_fault is not None:
                 raise self._join_fault
@@ -254,7 +264,8 @@ class Fleet:
         return healthy
 
     async def need_player(self) -> dict[str, Player]:
-        """The healthy environment actors, once there is one; RuntimeError when none is healthy nor on its way."""
+        """The healthy environment actors by name, as soon as there is one; RuntimeError if none is healthy or
+        starting."""
         while not (healthy := self.players.healthy()):
             if not self.players.present():
                 raise RuntimeError("no environment actor is left, and none is starting")
@@ -264,14 +275,15 @@ class Fleet:
     # -- services --------------------------------------------------------------------------------------------------
 
     def replace_filter(self, cause: str) -> None:
-        """A new filter service, which knows nothing yet."""
+        """Replaces the filter service by a new one, which holds no groups yet."""
         self.allow_restart("filter", cause)
         self.filter = self.parties.filter()
 
     def replace_scorer(self, cause: str) -> None:
-        """A new scorer; nobody waits for it. Without restarts left the run goes on unscored, and says so."""
+        """Replaces the scorer; nothing waits for the new scorer. If no restart is left, the run continues without
+        scoring and logs that."""
         if self.restarts["scorer"] >= self.config.cluster.max_restarts:
-            log.error("scorer died %d times and stays down: %s", self.restarts["scorer"] + 1, cause)
+            log.error("the scorer died %d times and is not restarted: %s", self.restarts["scorer"] + 1, cause)
             self.scorer = None
             return
         self.allow_restart("scorer", cause)
@@ -280,13 +292,13 @@ class Fleet:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def take_restarts(self) -> Counter[str]:
-        """Restarts since they were last taken, by party."""
+        """Number of restarts by party since the last call."""
         news = self.restarts - self._told
         self._told = Counter(self.restarts)
         return news
 
     def up(self) -> dict[str, bool]:
-        """Which parties are there; one that died and was not replaced is not."""
+        """Whether each party is up, by name; a party that died and was not replaced is down."""
         members = [*self.workers.members(), *self.players.members()]
         services = {"filter": self.filter is not None}
         if self.config.scorer.enabled:
@@ -299,7 +311,7 @@ UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
 
 
 def party_names(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Names of the rollout workers, and of all parties, that a run starts with; their series are seeded by them."""
+    """Names of the rollout workers, and of all parties, with which a run starts; they seed the metrics' series."""
     workers = [f"rollout-{i}" for i in range(config.rollout.count)]
     players = [f"env-{i}" for i in range(config.environment_actor.count)]
     return workers, [*workers, *players, "filter", *(["scorer"] if config.scorer.enabled else [])]

@@ -1,9 +1,9 @@
-"""Runs `squelch train` as a job on a Ray cluster that is up, and follows it.
+"""Runs `squelch train` as a job on a running Ray cluster, and follows it.
 
 Authentication is Ray's own: with RAY_AUTH_MODE=token the token comes from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
-`python` on the nodes' PATH must be the one that Squelch is installed for. A checkout travels as the job's working
-directory and takes precedence over the nodes' own Squelch; an installed package does not travel, so the nodes run
-theirs.
+`python` on the nodes' PATH must be the interpreter for which Squelch is installed. A checkout is uploaded as the job's
+working directory and takes precedence over the nodes' installed Squelch; an installed package is not uploaded, so the
+nodes run their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def client(address: str) -> JobSubmissionClient:
     """A client of the cluster's job server.
 
     Raises:
-        UserError: it cannot be reached, or refuses the token.
+        UserError: the server cannot be reached, or refuses the token.
     """
     try:
         return JobSubmissionClient(address)
@@ -43,7 +43,7 @@ def client(address: str) -> JobSubmissionClient:
 
 
 def settled(recipe: str, config: RunConfig, overrides: list[str]) -> list[str]:
-    """The overrides, with the tiny policy kept beside the runs: a job's own folder goes with the job.
+    """The overrides, with a cache for the tiny policy under `runs_dir`, because a job's own folder is removed with it.
 
     Raises:
         UserError: `runs_dir` is relative, so that the run would be lost with the job's folder; or the recipe is a file
@@ -67,7 +67,8 @@ def settled(recipe: str, config: RunConfig, overrides: list[str]) -> list[str]:
 def submit(
     address: str, recipe: str, overrides: list[str], resume: bool, wait: bool, say: Callable[[str], None]
 ) -> int:
-    """Submits the recipe; follows it to its end when `wait`. Returns 0 if it succeeded (or was only submitted)."""
+    """Submits the recipe and, with `wait`, follows the job to its end. Returns 0 if it succeeded (or was only
+    submitted), else 1."""
     jobs = client(address)
     flags = ["--resume"] if resume else []
     words = ["python", "-m", "cluster.cli", "train", recipe, *overrides, "--address", "auto", *flags]
@@ -77,7 +78,8 @@ def submit(
 
 
 def _accepted(jobs: JobSubmissionClient, entrypoint: str, recipe: str) -> str:
-    """The id of the submitted job. A cluster that has just started has no agent to take it yet: asks again, bounded."""
+    """Submits the job and returns its id. A cluster that has just started has no agent for jobs yet, so submission is
+    retried for `ACCEPT_TIMEOUT_S`."""
     deadline = time.monotonic() + ACCEPT_TIMEOUT_S
     while True:
         try:
@@ -89,7 +91,7 @@ def _accepted(jobs: JobSubmissionClient, entrypoint: str, recipe: str) -> str:
 
 
 def _code() -> dict[str, Any]:
-    """Ray's runtime environment that brings the code to the job."""
+    """Ray's runtime environment that uploads a checkout's code to the job; empty for an installed package."""
     repository = checkout()
     return {"working_dir": str(repository), "excludes": EXCLUDES} if repository else {}
 
@@ -107,7 +109,7 @@ def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -
 
 
 def job(address: str, action: str, job_id: str, say: Callable[[str], None]) -> int:
-    """`status`, `logs` or `stop` of a submitted job."""
+    """Prints the status or logs of a submitted job, or stops it. Returns 1 for the status of a failed job, else 0."""
     jobs = client(address)
     try:
         return _act(jobs, action, job_id, say)

@@ -1,7 +1,8 @@
-"""The parties of a run as Ray actors: creates them with their resources, and turns Ray's errors into the loop's.
+"""The parties of a run as Ray actors: creates them with their resources, and converts Ray's errors to the loop's.
 
-The only module of the fleet that knows Ray's handles. Nothing here waits by itself: callers bound every call
-(`cluster.fleet.waiting`), and a call that is cancelled is cancelled in its actor too.
+This is the only module of the fleet that uses Ray's actor handles. `cluster.control.parties` documents the methods.
+Nothing here sets a time-out: callers bound every call (`cluster.fleet.waiting`), and cancelling a call cancels it in
+its actor too.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ Handle = Any  # a Ray actor handle; Ray exports no public type for it
 
 
 class RayParties:
-    """Creates every party of a run as Ray actors, with the resources that its configuration asks for. Each writes what
-    it prints to a file of its own in `logs`."""
+    """Creates every party of a run as Ray actors with the resources of its configuration. Each actor's output goes to
+    its own file in the folder `logs`."""
 
     def __init__(self, config: RunConfig, model_dir: Path, logs: Path) -> None:
         self.config, self.model_dir, self.logs = config, str(model_dir), logs
         self.payloads = RayPayloads()
 
     def _process(self, name: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Ray's runtime environment of a party's process."""
+        """Ray's runtime environment for the process of the party `name`."""
         return {"env_vars": {**(variables or {}), **log_variable(self.logs, name)}}
 
     def player(self, name: str) -> RayPlayer:
@@ -83,7 +84,13 @@ class RayParties:
 
 
 async def answered(ref: Any) -> Any:
-    """The value of an actor's call, or the loop's error for how it ended; cancelling it cancels it in the actor too."""
+    """Awaits an actor's call and returns its value. Cancelling this cancels the call in the actor too.
+
+    Raises:
+        Died: the actor's process is gone.
+        Refused: the actor raised a ValueError.
+        Failed: the actor raised another error, or Ray did.
+    """
     try:
         return await ref
     except DEAD as error:
@@ -182,7 +189,7 @@ class RayScorer(RayParty):
 
 
 class RayLearner:
-    """All learner ranks: `LearnerGroup` blocks with its own bounds, so each call runs in a thread."""
+    """All learner ranks. `LearnerGroup` blocks with its own time-outs, so each call runs in a thread."""
 
     def __init__(self, group: LearnerGroup) -> None:
         self.group = group
@@ -213,7 +220,7 @@ class RayLearner:
 
 
 class RayPayloads:
-    """Groups' rows in Ray's object store."""
+    """The groups' rows in Ray's object store."""
 
     def put(self, table: pa.Table) -> Payload:
         return ray.put(table)

@@ -1,6 +1,6 @@
-"""Bounded waits for named parties: who is late is always said.
+"""Bounded waits for named parties; the error of a time-out names the late parties.
 
-Nothing in the loop awaits a party without one of these. A wait that is given up cancels the calls under way.
+The loop awaits every party through one of these functions. A wait that ends early cancels the calls under way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 async def bounded(call: Awaitable[T], timeout_s: float) -> T:
-    """The result of one call; TimeoutError past the bound."""
+    """The result of one call; TimeoutError if it takes longer than `timeout_s`."""
     return await asyncio.wait_for(call, timeout_s)
 
 
 async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
-    """Result or exception of named calls, awaited together; past the bound TimeoutError names the late parties."""
+    """Result or exception of each named call; after `timeout_s` a TimeoutError names the late parties."""
     tasks = {name: asyncio.ensure_future(call) for name, call in calls.items()}
     late = (await asyncio.wait(tasks.values(), timeout=timeout_s))[1] if tasks else set()
     if late:
@@ -29,7 +29,8 @@ async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str
 
 
 async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
-    """Results of named calls; the first to fail raises RuntimeError with its name, at once."""
+    """Results of named calls. The first failure raises RuntimeError with its party's name at once; after `timeout_s` a
+    TimeoutError names the late parties."""
     tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
     if not tasks:
         return {}

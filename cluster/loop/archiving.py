@@ -1,8 +1,8 @@
-"""The coordinator's side of the archive: a step's groups are written while the next step goes on.
+"""The coordinator's side of the archive: a step's groups are written during the next step.
 
-Who waits: the next step's part, and a checkpoint, for the part before to be on disk. Its rows have a minute to come
-from the object store (`cluster.loop.playing.Play.rows`), or the run ends; the disk has no bound but its errors, which
-end the run with the path named (`actors.archive.writer.ArchiveError`).
+The next step's part and a checkpoint wait until the previous part is on disk. The object store has a minute to deliver
+the rows (`cluster.loop.playing.Play.rows`), or the run ends. Writing to disk has no time-out; an error of the disk ends
+the run and names the path (`actors.archive.store.ArchiveError`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from cluster.loop.playing import Play, PlayedGroup
 
 
 class Archiving:
-    """At most one part under way."""
+    """Writes the parts of the archive, at most one at a time."""
 
     def __init__(self, archive: Archive, play: Play) -> None:
         self.archive, self.play = archive, play
         self._writing: asyncio.Task[None] | None = None
 
     async def begin(self, decision: StepDecision, groups: list[PlayedGroup]) -> None:
-        """Starts writing the step's groups, in order of their tickets, with what was decided on each."""
+        """Starts to write the step's groups, in the order of their tickets, with the decision on each."""
         await self.finish()
         self._writing = asyncio.create_task(self._write(decision, groups))
 
     async def finish(self) -> None:
-        """Waits until the part that was begun last is on disk."""
+        """Waits until the newest part is on disk."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await writing

@@ -1,7 +1,8 @@
-"""The coordinator's side of the checkpoints: the learner's shards and the loop's state, whole in one folder or absent.
+"""The coordinator's side of the checkpoints. A checkpoint is one folder with the learner's shards and the loop's state;
+it exists completely or not at all.
 
-Who waits: the loop, for the part of the archive before, then for every learner rank and the disk; the rank or path is
-named when one is late (`learner.actor`).
+The loop waits for the previous part of the archive, then for every learner rank and the disk. If one of them is late,
+the error names the rank or path (`learner.actor`).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pr
 
 
 class Checkpointing:
-    """Writes checkpoints of a run's folder; keeps the newest `loop.keep_checkpoints` and the best."""
+    """Writes checkpoints to a run's folder; keeps the newest `loop.keep_checkpoints` and the best."""
 
     def __init__(self, config: RunConfig, learning: Learning, archiving: Archiving, journal: Journal) -> None:
         self.run_dir, self.keep = config.run_dir, config.loop.keep_checkpoints
         self.learning, self.archiving, self.journal = learning, archiving, journal
 
     def newest(self) -> int:
-        """Step of the newest whole checkpoint; 0 before the first."""
+        """Step of the newest complete checkpoint; 0 if there is none."""
         return (checkpoints(self.run_dir) or [(0, None)])[-1][0]
 
     async def save(self, step: int, state: LoopState) -> None:
-        """Writes the checkpoint of a step once its rows are in the archive."""
+        """Writes the checkpoint of a step after its rows are in the archive."""
         started = time.time()
         await self.archiving.finish()
         await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))

@@ -1,23 +1,22 @@
-"""The coordinator: issues tickets, waits for windows, has them filtered and learned from, publishes the weights.
+"""The coordinator: issues tickets, waits for windows, calls filter and learner, and publishes the weights.
 
-One step, and who waits for whom:
+The parts of one step, and the parties for which the coordinator waits:
 
     part       the coordinator waits for   unblocked by                on time-out
     window     every ticket of the step    environment actors          replayed, or fails (cluster.loop.playing)
-    filter     the decisions               filter service              the run ends; a dead one is replaced
+    filter     the decisions               filter service              the run ends; a dead service is replaced
     train      every learner rank          learner                     the run ends; the late rank is named
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
-    record     spans of players, workers   themselves                  the run ends; the late one is named
-    archive    the step before's rows      object store, disk          the run ends; the path is named
+    record     spans of players, workers   the same actors             the run ends; the late actor is named
+    archive    rows of the previous step   object store, disk          the run ends; the path is named
     checkpoint every learner rank, disk    learner                     the run ends; rank or path is named
 
-Nothing waits for the metrics endpoint, nor for the scorer before the run's last step, whose record is the last that can
-hold its figures.
-A step's tickets are issued as `cluster.control.admission` allows, so with `max_staleness` > 0 later steps are played
-while this one is trained. `stop()` may be called at any time: the step in training is finished, everything else
-is cancelled."""
+Nothing waits for the metrics endpoint. Only the last step waits for the scorer, because no later record could hold the
+scorer's figures. `cluster.control.admission` decides when a step's tickets are issued, so with `max_staleness` > 0
+later steps are played while this step is trained. `stop()` may be called at any time: the step in training is finished,
+and everything else is cancelled."""
 
 from __future__ import annotations
 
@@ -91,12 +90,12 @@ class Coordinator:
         self.windows: dict[int, Window] = {}
         self.last_step = config.loop.steps
         self.ending: Ending | None = None
-        """Why the run ends before its last step; None while it does not."""
+        """The reason why the run ends before its last step; None as long as there is none."""
         self._stop = asyncio.Event()
         self._started = time.time()
 
     def stop(self, ending: Ending) -> None:
-        """Asks the loop to end after the step in training; the first reason given is kept."""
+        """Asks the loop to end after the step in training; of several reasons the first is kept."""
         self.ending = self.ending or ending
         self._stop.set()
 
@@ -113,7 +112,7 @@ class Coordinator:
         await self._end()
 
     def outcome(self) -> Outcome:
-        """What the loop knows of the run, for its summary."""
+        """The loop's figures for the summary of the run."""
         state = self.state
         return Outcome(
             ending=self.ending,
@@ -154,7 +153,7 @@ class Coordinator:
         clock = self.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets)
-        elif clock > 0:  # a scoring that ended since the checkpoint was written
+        elif clock > 0:  # a scoring may have ended after the checkpoint was written
             self.checkpointing.amend(clock, self._scorer_state())
         self.ledger.cancel_open()
 
@@ -197,16 +196,16 @@ class Coordinator:
         await self._upkeep(step)
 
     async def _drain(self) -> float:
-        """Waits for the scoring under way; returns the seconds, which are no part of a step."""
+        """Waits for the scoring under way; returns the seconds of the wait, which do not count as part of the step."""
         started = time.time()
-        if self._stop.is_set():  # so that the scorer has the cores to itself
+        if self._stop.is_set():  # frees the cores for the scorer
             await self._cancel_plays()
         await self.scoring.drain()
         return time.time() - started
 
     async def _upkeep(self, step: int) -> None:
-        """A checkpoint where one is due. It follows the step's record, so that no resumed run lacks one, and its
-        seconds are reported with the next step."""
+        """Writes a checkpoint if one is due. It follows the step's record, so that a resumed run has the records of all
+        its steps; its seconds are reported with the next step."""
         loop = self.config.loop
         if step % loop.checkpoint_every == 0 or step == loop.steps or self.state.best_step == step:
             started = time.time()
@@ -214,7 +213,7 @@ class Coordinator:
             self.journal.carried["seconds/checkpoint"] = time.time() - started
 
     async def _until_stopped(self, work: Awaitable[T]) -> T:
-        """Awaits `work` unless the run is asked to stop first."""
+        """Returns the result of `work`; raises Stopped if the run is asked to stop first."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         done, _ = await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -227,7 +226,7 @@ class Coordinator:
     # -- tickets and windows -------------------------------------------------------------------------------------
 
     def _issue(self) -> None:
-        while self.admission.open():  # after a stop too: what is cancelled then is played after a resume
+        while self.admission.open():  # after a stop too: a resumed run plays the tickets that are cancelled then
             step = self.admission.issue()
             self._start(step, self.source.take(step, self.config.loop.prompts))
 
@@ -252,7 +251,7 @@ class Coordinator:
         return group
 
     async def _decide(self, window: Window) -> StepDecision:
-        """Waits for the step's tickets, refill rounds included; moves them in the ledger as the filter decided."""
+        """Waits for the step's tickets, including refill rounds, and moves them in the ledger as the filter decided."""
         rounds = 0
         while True:
             await asyncio.gather(*window.plays)
@@ -275,7 +274,8 @@ class Coordinator:
     # -- the learner ---------------------------------------------------------------------------------------------
 
     async def _train(self, step: int, kept: list[PlayedGroup], decision: StepDecision) -> StepReport | None:
-        """Learns from the kept groups; None where the filter kept none. Ends the run where settings say so."""
+        """Learns from the kept groups; None if the filter kept none. Ends the run in the cases that settings define
+        (`filter.on_no_signal`, `filter.no_signal_limit`, `learner.max_bad_steps`)."""
         if not kept:
             self.say(f"step {step}: no signal in {len(decision.decisions)} groups; no update")
             if decision.action == "abort":
@@ -301,7 +301,7 @@ class Coordinator:
     async def _validate(self, step: int) -> dict[str, float]:
         started = time.time()
         measured = self.validation.measure(step)
-        # A stop finishes the step in training, its validation included: the resumed run has the same figures.
+        # A stop finishes the step in training with its validation, so that the resumed run has the same figures.
         flat = await (measured if step else self._until_stopped(measured))
         self.journal.busy(started, time.time())
         self._stop_early(step, self.early_stop.validation(flat["validation/success"]))
@@ -317,7 +317,7 @@ class Coordinator:
             self._end_with(step, Ending(EndCause.EARLY_STOP, reason))
 
     def _end_with(self, step: int, ending: Ending) -> None:
-        """Makes this step the last."""
+        """Makes this step the last and records why."""
         self.last_step = step
         self.stop(ending)
 

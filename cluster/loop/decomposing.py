@@ -1,13 +1,13 @@
-"""The gradient decomposition within a run: every so many steps, before the step is learned from.
+"""The gradient decomposition within a run: every `gradients.every` steps, before the learner updates the weights.
 
-It is taken at the weights that sampled: of the step's groups those that this very version played, filled up with groups
-on validation tasks that are played for it and learned from by nobody, so that no training task is spent on it. The
-tickets are in no ledger and no archive; the figures are in the step's metrics and, group by group, in
-`runs/<name>/gradients/step-NNNNNN.json`.
+The decomposition uses only groups that the current version sampled: those of the step's own groups, and as many further
+groups as are needed. The further groups are played on validation tasks for the decomposition alone and never trained
+on, so that it uses up no training task. Their tickets are neither in the ledger nor in the archive. The figures are in
+the step's metrics and, for each group, in `runs/<name>/gradients/step-NNNNNN.json`.
 
     waits for         unblocked by          on time-out
     extra groups      environment actors    the ticket is replayed or fails (cluster.loop.playing)
-    every rank        learner               step_timeout_s a group; the run ends and names the late rank
+    every rank        learner               step_timeout_s per group; the run ends and names the late rank
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FOLDER = "gradients"
 
 
 class Decomposing:
-    """Measures steps that are due; see the module's head."""
+    """Measures the steps that are due; see the module's docstring."""
 
     def __init__(self, config: RunConfig, learning: Learning, play: Play) -> None:
         self.config, self.learning, self.play = config, learning, play
 
     async def measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
-        """Flat figures of the step, empty when it is not due. `version`: that of the learner's weights."""
+        """The step's flat figures; empty if none are due. `version`: the version of the learner's weights."""
         settings = self.config.gradients
         if not settings.every or step % settings.every:
             return {}
@@ -49,11 +49,20 @@ class Decomposing:
         played = sorted([*own, *await asyncio.gather(*extra)], key=lambda g: g.ticket.ticket_id)
         groups = [g for g in played if _comparable(g.summary)]
         if len(groups) < 2:
-            log.warning("step %d: %d of %d groups can be compared; no gradients", step, len(groups), len(played))
+            log.warning(
+                "step %d: only %d of %d groups have two usable trajectories of the current version, and at least 2 are "
+                "needed; no gradients are decomposed",
+                step,
+                len(groups),
+                len(played),
+            )
             return {"seconds/gradients": time.time() - started}
         if len(groups) < settings.groups:
             log.warning(
-                "step %d: %d groups can be compared, not gradients.groups=%d", step, len(groups), settings.groups
+                "step %d: only %d groups have two usable trajectories of the current version; gradients.groups=%d",
+                step,
+                len(groups),
+                settings.groups,
             )
         tables, ids = [g.table for g in groups], [g.ticket.ticket_id for g in groups]
         found: Decomposition = await self.learning.decompose(tables, ids)
@@ -80,6 +89,7 @@ class Decomposing:
 
 
 def _comparable(summary: GroupSummary) -> bool:
-    """What the learner would refuse is left out: a group without two trajectories to compare ends no run."""
+    """Whether the learner accepts the group: it has two trajectories, finite figures, and sampled tokens. Other groups
+    are left out, because a refusal would end the run."""
     figures = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])
     return len(summary.indices) > 1 and bool(np.isfinite(figures).all() and summary.lengths.any())

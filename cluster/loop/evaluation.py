@@ -1,4 +1,4 @@
-"""Success of a run's checkpoint on the fixed validation tasks."""
+"""Measures the success of a run's checkpoint on the fixed validation tasks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def evaluate(
 
 
 def _silent(text: str) -> None:
-    """Says nothing: with --json the only output is the object."""
+    """Prints nothing: with --json the only output is the JSON object."""
 
 
 def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[str], None]) -> tuple[Path, str]:
@@ -97,4 +97,4 @@ async def _play(config: RunConfig, model_dir: Path, logs: Path) -> np.ndarray:
 
 
 def _no_event(*_: Any, **__: Any) -> None:
-    """An evaluation keeps no spans."""
+    """Drops the span: an evaluation records none."""

@@ -1,12 +1,13 @@
-"""The coordinator's side of the filter service: hands it groups, asks for decisions, replaces it when it dies.
+"""The coordinator's side of the filter service: sends it groups, requests decisions, and replaces it after its death.
 
-Invariants: a service is handed each group once for as long as it lives. A new one gets the state after the last close,
-and the groups that came after it, before anything else is asked of it, so that it decides as the one before would have
-(a sliding window but nearly: neighbours that open groups had pushed out are not in that state). Calls therefore take
-turns: one that finds the service dead replaces it within its own turn, and if that fails no further call is made.
+Invariants: a service receives each group once in its life. Before any other call, a new service receives the state
+after the last close and the groups that arrived after it, so that it decides as its predecessor would have. (Sliding
+windows are restored only approximately: the state lacks neighbours that open groups had pushed out of the window.)
+Calls are therefore made one at a time: a call that finds the service dead replaces it before the next call starts, and
+if that fails no further call is made.
 
-Who waits: the coordinator, for each answer at most `FILTER_TIMEOUT_S`, and `cluster.start_timeout_s` for those of a new
-service; then a TimeoutError names the filter, and whoever waits for a turn is told of it at once.
+The coordinator waits at most `FILTER_TIMEOUT_S` for each answer, and `cluster.start_timeout_s` for the first answers of
+a new service; then a TimeoutError names the filter, and every waiting call fails at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ T = TypeVar("T")
 
 
 class Filtering:
-    """The filter service as one that never dies. `played` gives the groups of the steps that the loop still holds."""
+    """The filter service, replaced transparently when it dies. `played` returns the groups of the steps that the loop
+    still holds."""
 
     def __init__(
         self,
@@ -38,29 +40,29 @@ class Filtering:
     ) -> None:
         self.fleet, self._played, self._start_timeout_s = fleet, played, start_timeout_s
         self.state = state
-        """The service's state after the last closed step; None before the first. Without the steps still open: their
-        groups go in again after a resume."""
+        """The service's state after the last closed step; None before the first. It lacks the steps still open: a
+        resumed run admits their groups again."""
         self._latest, self._within = state, frozenset[str]()
-        """What a new service is given: the state after the last close, and the groups of the step it left open."""
+        """The restore data of a new service: the state after the last close, and the groups of the step left open."""
         self._closed = -1
         self._admitted: set[str] = set()
-        """Groups that the present service has, or had before a step was closed."""
+        """Groups that the present service has, or had until their step was closed."""
         self._death = ""
-        """Why the present service is gone, or has not got everything yet."""
+        """The cause of the service's death, until its successor has received its state; else empty."""
         self._failure: Exception | None = None
         self._turn = asyncio.Lock()
 
     async def restore(self) -> None:
-        """Gives a service that has just started the state of an earlier process."""
+        """Restores the state of an earlier process in a service that has just started."""
         if self.state:
             await self._in_turn(lambda: self._ask("restore", self.state))
 
     async def admit(self, groups: list[PlayedGroup]) -> None:
-        """Hands over those of the groups that the service does not have."""
+        """Sends the service the groups that it does not have yet."""
         await self._in_turn(lambda: self._hand_over(groups))
 
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
-        """Decides on a step that should train on `target` groups; `final`: no further round is to be asked for."""
+        """Decides on a step that should train on `target` groups; `final`: no further refill round is possible."""
         return await self._in_turn(lambda: self._close(step, final, target))
 
     async def _close(self, step: int, final: bool, target: int) -> StepDecision:
@@ -76,13 +78,13 @@ class Filtering:
         return decision
 
     def _without_open(self, state: dict[str, Any], steps: dict[str, Any]) -> dict[str, Any]:
-        """A state without the groups of steps still open, but for `steps`."""
+        """The state without the groups of steps still open; `steps` replaces its entry `steps`."""
         gone = {group.ticket.ticket_id for group in self._open()}
         recent = [item for item in state.get("recent", []) if item[0] not in gone]
         return {**state, "steps": steps, **({"recent": recent} if "recent" in state else {})}
 
     def _open(self) -> list[PlayedGroup]:
-        """Groups that came after the last close, of steps still open."""
+        """The groups of open steps that arrived after the last close."""
         later = (group for group in self._played() if group.ticket.step > self._closed)
         return [group for group in later if group.ticket.ticket_id not in self._within]
 
@@ -93,12 +95,12 @@ class Filtering:
             self._admitted |= {summary.group_id for summary in new}
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Does `work`, anew with each service that takes a dead one's place."""
+        """Runs `work` once no other call is under way, and repeats it with each successor of a dead service."""
         async with self._turn:
-            if isinstance(self._failure, UserError):  # whichever call meets it, it is the user's to mend
+            if isinstance(self._failure, UserError):  # the user can correct it, so every call reports it
                 raise self._failure
             if self._failure is not None:
-                raise RuntimeError(f"the filter failed before: {self._failure}") from self._failure
+                raise RuntimeError(f"the filter has failed earlier in this run: {self._failure}") from self._failure
             try:
                 return await self._lasting(work)
             except Exception as failure:
@@ -123,11 +125,17 @@ class Filtering:
         self._death = ""
 
     async def _ask(self, method: str, *arguments: Any, timeout_s: float = FILTER_TIMEOUT_S) -> Any:
-        """One call; Died when the service is gone, UserError with what the filter refuses."""
+        """Makes one call.
+
+        Raises:
+            Died: the service's process is gone.
+            UserError: the filter refused its input; the text says why.
+            TimeoutError: no answer within `timeout_s`.
+        """
         call = getattr(self.fleet.filter, method)(*arguments)
         try:
             return await bounded(call, timeout_s)
-        except Refused as error:  # what the filter refuses is the user's to mend
+        except Refused as error:
             raise UserError(f"filter: {error.reason}") from error
         except TimeoutError as error:
             raise TimeoutError(f"{method}: filter did not answer within {timeout_s:g} s") from error

@@ -1,10 +1,10 @@
-"""What a run says of its steps: spans to `events.jsonl`, figures to `/metrics`, `metrics.jsonl` and the terminal.
+"""The records of a run's steps: spans in `events.jsonl`; figures at `/metrics`, in `metrics.jsonl` and on the terminal.
 
-Invariant: every second belongs to one step. A step's time runs from the record of the step before to its own record;
-what follows its record, a checkpoint, is the next step's (`carried`).
+Invariant: every second belongs to one step. A step's time runs from the record of the previous step to its own record.
+A checkpoint follows the record, so its time belongs to the next step (`carried`).
 
-Who waits: a step's record for the spans of every rollout worker and environment actor, `SPANS_TIMEOUT_S` at most; a
-dead one has none, a late one or one that fails ends the run and is named.
+A step's record waits at most `SPANS_TIMEOUT_S` for the spans of every rollout worker and environment actor. A dead
+actor has no spans; an actor that is late or fails ends the run and is named.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cluster.runs.step_line import step_line
 
 SPANS_TIMEOUT_S = 60.0
 WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}
-"""Whom the coordinator waits for in each part of a step."""
+"""The party for which the coordinator waits in each part of a step."""
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
 
 class Journal:
-    """The run's figures and spans. `totals`: sums over the run, kept in its state."""
+    """The run's figures and spans. `totals`: sums over the run, which the loop's state keeps."""
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class Journal:
         self._spans: list[tuple[float, float]] = []
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
-        """One span of `events.jsonl`."""
+        """Appends a span (unix seconds) to `events.jsonl`."""
         self.archive.event(actor, name, start, end, **facts)
 
     def worked(self, actor: str, start: float, end: float) -> None:
-        """Notes that an actor worked then: time that is not orchestration."""
+        """Notes that an actor worked from `start` to `end`, so that this time is not counted as orchestration."""
         self.busy(start, end)
         self.event(actor, "work", start, end)
 
     def busy(self, start: float, end: float) -> None:
-        """As `worked`, where the actors note their own spans."""
+        """As `worked`, for actors that record their own spans."""
         self._spans.append((start, end))
 
     async def collect_spans(self, fleet: Fleet) -> None:
-        """When rollout workers sampled and environment actors stepped, since the last step."""
+        """Collects from rollout workers and environment actors the times at which they worked since the last step."""
         members = [*fleet.workers.members(*UP), *fleet.players.members(*UP)]
         calls = {member.name: member.party.take_spans() for member in members}
         for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S, "take_spans")).items():
@@ -71,15 +71,15 @@ class Journal:
                 self.worked(name, *span)
 
     def before_training(self, flat: dict[str, float]) -> None:
-        """Records what was measured before the first step."""
+        """Records the figures that were measured before the first step."""
         flat = flat | {"total_steps": float(self.steps)}
         self._show(0, flat)
         self.archive.metrics(0, flat)
 
     def step(self, step: int, flat: dict[str, float], began: float, scoring: Scoring) -> None:
-        """Completes the figures of a step, which began then, with its times, and records them.
+        """Adds the times of a step, which began at `began` (unix seconds), to its figures, and records them.
 
-        Orchestration: seconds in which nothing generated, trained, scored or stepped an environment.
+        Orchestration time is the time in which no actor generated, trained, scored or stepped an environment.
         """
         ended = time.time()
         spans = [*self._spans, *scoring.spans(ended)]
@@ -103,7 +103,7 @@ class Journal:
         self.say(step_line(step, self.steps, flat))
 
     def _show(self, step: int, flat: dict[str, float]) -> None:
-        """Exports the figures. What the registry refuses is a fault of whoever reports it, not the user's."""
+        """Exports the figures. If the registry refuses one, the component that reported it has a bug."""
         try:
             self.recorder.step(step, flat)
         except ValueError as error:

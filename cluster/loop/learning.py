@@ -1,12 +1,12 @@
-"""The coordinator's side of the learner: every call to it, the figures of its steps, and what a refused step means.
+"""The coordinator's side of the learner: every call to it, the figures of its steps, and the limit on refused steps.
 
-The learner is one party, all of its ranks together (`learner.actor.LearnerGroup`); each call is bounded there, and the
-late or dead rank is named. Its loss ends the run, which resumes from its last checkpoint. This module is the one place
-that calls the learner, so that a recovery of lost ranks has one place to be added.
+The learner is one party, all of its ranks together (`learner.actor.LearnerGroup`), which bounds each call and names a
+late or dead rank. The loss of the learner ends the run, which resumes from its last checkpoint. No other module calls
+the learner, so that recovery of lost ranks could be added here.
 
     call         the coordinator waits for         on time-out
     train        every rank, the groups' rows      the run ends; the late rank is named
-    publish      rank 0, then every rollout worker the run ends; the late rank or worker is named
+    publish      rank 0, every rollout worker      the run ends; the late rank or worker is named
     decompose    every rank                        the run ends; the late rank is named
     save, load   every rank, disk                  the run ends; rank or path is named
 """
@@ -30,7 +30,7 @@ from learner.metrics import publication_figures
 
 
 class Learning:
-    """The learner as the coordinator sees it. `refused_in_a_row`: steps refused since the last that was made."""
+    """All calls to the learner. `refused_in_a_row`: steps refused since the last update."""
 
     def __init__(
         self, config: RunConfig, fleet: Fleet, journal: Journal, say: Callable[[str], None], refused_in_a_row: int = 0
@@ -40,12 +40,13 @@ class Learning:
 
     @property
     def learner(self) -> Learner:
+        """The fleet's learner; RuntimeError if it was not started."""
         if self.fleet.learner is None:
             raise RuntimeError("the learner was not started")
         return self.fleet.learner
 
     async def train(self, step: int, groups: list[PlayedGroup], loss_scale: float) -> StepReport:
-        """Learns from the groups. A report with `refused` set left the weights as they were."""
+        """Trains on the groups. If the report has `refused` set, the weights have not changed."""
         started = time.time()
         ids = [group.ticket.ticket_id for group in groups]
         report = await self.learner.train_step(step, [group.table for group in groups], ids, loss_scale)
@@ -59,7 +60,7 @@ class Learning:
         return report
 
     def too_many_refused(self, report: StepReport | None) -> str | None:
-        """Why the run must end after this step: refused steps in a row reached `learner.max_bad_steps`; else None."""
+        """The reason to end the run if `learner.max_bad_steps` steps in a row were refused; else None."""
         if report is None or self.refused_in_a_row < self.config.learner.max_bad_steps:
             return None
         return f"{self.refused_in_a_row} steps in a row refused (learner.max_bad_steps); last: {report.refused}"
@@ -73,16 +74,16 @@ class Learning:
         return publication_figures(bundle) | update_figures(reports)
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
-        """The gradient decomposition of these groups; nothing is learned."""
+        """The gradient decomposition of these groups; the weights do not change."""
         return await self.learner.decompose(payloads, ids)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
-        """Writes a checkpoint with the loop's state in it."""
+        """Writes a checkpoint that includes the loop's state."""
         await self.learner.save(path.resolve(), dict(loop))
 
 
 def learner_figures(report: StepReport | None) -> dict[str, float]:
-    """Flat figures of a training step; of one without an update when `report` is None."""
+    """Flat figures of a training step; `report` is None for a step without an update."""
     if report is None:
         return {"optimizer_steps": 0.0, "tokens/trained": 0.0}
     flat = {f"learner/{key}": value for key, value in report.metrics.items()}

@@ -1,13 +1,13 @@
-"""Playing tickets on the fleet: who plays what, and what happens when a party dies or is late.
+"""Plays tickets on the fleet: assigns them to actors, and plays them again if a party dies or is late.
 
-The coordinator owns every result: an environment actor returns a small summary and a reference to the rows, which rest
-elsewhere, so an actor's death never takes a finished group with it. A ticket is played at most `loop.max_attempts`
-times; then it has failed, and its rows in the archive say why.
+The coordinator owns every result: an environment actor returns a small summary and a reference to the rows, which it
+does not own, so its death never loses a finished group. A ticket is played at most `loop.max_attempts` times; then it
+has failed, and its rows in the archive state the cause.
 
     waits for          unblocked by                      on time-out or death
-    a healthy member   a join or a replacement           RuntimeError once none is on its way (cluster.fleet.fleet)
+    a healthy member   a join or a replacement           RuntimeError if none is joining (cluster.fleet.fleet)
     a group            the environment actor             the actor is named, replaced if dead; the ticket is replayed
-    a worker's tokens  (the environment actor waits)     trajectories fail; if all did and the worker is dead, it is
+    a worker's tokens  (the environment actor waits)     trajectories fail; if all failed and the worker is dead, it is
                                                          replaced and the ticket is replayed
     a group's rows     the object store                  TimeoutError; the run ends
 """
@@ -37,7 +37,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class PlayedGroup:
-    """A ticket's result. `table`: reference to its rows (`TRAJECTORY_SCHEMA`)."""
+    """The result of a ticket. `table`: reference to its rows (`TRAJECTORY_SCHEMA`)."""
 
     ticket: Ticket
     summary: GroupSummary
@@ -45,14 +45,14 @@ class PlayedGroup:
 
 
 class Play:
-    """Spreads tickets over environment actors and rollout workers; a group stays on one worker."""
+    """Distributes tickets over environment actors and rollout workers; one worker samples a whole group."""
 
     def __init__(self, config: RunConfig, fleet: Fleet) -> None:
         self.config, self.fleet = config, fleet
         self._turn = itertools.count()
 
     async def group(self, ticket: Ticket) -> PlayedGroup:
-        """Plays one ticket; always returns, at worst with every trajectory failed."""
+        """Plays one ticket. A ticket that cannot be played yields a group in which every trajectory failed."""
         failure = Failure(FailureCause.ACTOR_ERROR, "not played yet")
         for _ in range(self.config.loop.max_attempts):
             player, worker = await self._assign()
@@ -75,7 +75,7 @@ class Play:
         return self._unplayable(ticket, failure)
 
     async def _assign(self) -> tuple[Member[Player], Member[Worker]]:
-        """The next environment actor and rollout worker in turn, once there is one healthy of each."""
+        """The next environment actor and rollout worker, round-robin, as soon as there is a healthy one of each."""
         await self.fleet.need_player()
         while not (await self.fleet.need_worker() and self.fleet.players.healthy()):
             await self.fleet.need_player()
@@ -83,13 +83,13 @@ class Play:
         return _in_turn(self.fleet.players, turn), _in_turn(self.fleet.workers, turn)
 
     async def _worker_is_dead(self, worker: Member[Worker], summary: GroupSummary) -> bool:
-        """Whether the group failed because its worker is dead; then the fleet has been told."""
+        """Whether the group failed because its worker is dead. In that case the fleet has replaced the worker."""
         if not all(failure.cause.in_generation for failure in summary.failures):
             return False
         return await self.fleet.suspect_worker(worker)
 
     def _unplayable(self, ticket: Ticket, failure: Failure) -> PlayedGroup:
-        """The record of a ticket that no actor could play: every trajectory failed in this way."""
+        """The result of a ticket that no actor could play: every trajectory has this failure."""
         empty = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
         trajectories = [Trajectory(i, *empty, [], False, False, failure) for i in range(ticket.group_size)]
         group = Group(ticket, "", trajectories)
@@ -98,10 +98,14 @@ class Play:
     # -- validation ------------------------------------------------------------------------------------------------
 
     async def validate(self, tickets: list[Ticket]) -> tuple[np.ndarray, list[GroupSummary]]:
-        """Success (num_tickets,) of one trajectory a ticket, in order, with the summaries; a failure is no success.
+        """Success (num_tickets,), bool, of one trajectory per ticket, and the summaries, both in the order of the
+        tickets. A failed trajectory counts as no success.
 
-        Each environment actor plays a share of the tickets in one call; a dead one is replaced and its share replayed,
-        as are the tickets of a rollout worker that died.
+        Each environment actor plays a share of the tickets in one call. A dead actor is replaced and its share is
+        replayed; the tickets of a dead rollout worker are replayed too.
+
+        Raises:
+            RuntimeError: tasks remain after `loop.max_attempts` attempts.
         """
         found: dict[str, GroupSummary] = {}
         workers: dict[str, Member[Worker]] = {}
@@ -116,7 +120,9 @@ class Play:
             found = {group_id: summary for group_id, summary in found.items() if group_id not in dead}
         missing = len(tickets) - len(found)
         if missing:
-            raise RuntimeError(f"validation: rollout workers died under {missing} tasks, loop.max_attempts times")
+            raise RuntimeError(
+                f"validation: {missing} tasks failed loop.max_attempts times because rollout workers died"
+            )
         ordered = [found[t.ticket_id] for t in tickets]
         return np.array([bool(len(s.successes) and s.successes[0]) for s in ordered]), ordered
 
@@ -128,7 +134,7 @@ class Play:
         return {summary.group_id: summary for share in results for summary in share}
 
     async def _evaluate(self, index: int, tickets: list[Ticket]) -> list[GroupSummary]:
-        """One share, on the `index`-th of the healthy environment actors."""
+        """Plays one share of the tickets on the `index`-th of the healthy environment actors."""
         cause = ""
         for _ in range(self.config.loop.max_attempts):
             await self.fleet.need_player()
@@ -144,11 +150,11 @@ class Play:
         raise RuntimeError(f"validation: {len(tickets)} tasks failed loop.max_attempts times; last cause: {cause}")
 
     async def rows(self, groups: list[PlayedGroup]) -> list[pa.Table]:
-        """The groups' rows; TimeoutError when they do not come within `FETCH_TIMEOUT_S`."""
+        """The groups' rows; TimeoutError if they do not arrive within `FETCH_TIMEOUT_S`."""
         return await self.fleet.parties.payloads.fetch([g.table for g in groups], FETCH_TIMEOUT_S)
 
 
 def _in_turn(members: Membership[P], turn: int) -> Member[P]:
-    """The `turn`-th of the healthy members, counted round and round."""
+    """The `turn`-th of the healthy members, modulo their number."""
     healthy = members.members(State.HEALTHY)
     return healthy[turn % len(healthy)]

@@ -1,8 +1,9 @@
-"""The coordinator's side of the scorer: offers it steps and collects figures; waits for it at the end alone.
+"""The coordinator's side of the scorer: offers it steps and collects its figures. It waits for the scorer only at the
+end of the run.
 
-`ScoringPace` says what is scored and what is said of a scorer that is behind or late. A dead scorer is an alarm and is
-replaced, with the state of its last finished scoring. The early warning (`actors.diagnosis.alarm`) is here, beside the
-rewards.
+`ScoringPace` decides which steps are scored and reports a scorer that is behind or late. The death of the scorer is
+logged as an error; its successor continues from the state after the last finished scoring. The alarm
+(`actors.diagnosis.alarm`) runs here, because it needs the rewards too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DRAIN_TIMEOUT_S = 60.0
 
 
 class Scoring:
-    """At most one scoring under way; its figures are taken by the next step's record that has none."""
+    """Runs at most one scoring at a time. Its figures go into the next step's record that has no scoring yet."""
 
     def __init__(
         self, config: RunConfig, fleet: Fleet, on_event: Callable[..., None], say: Callable[[str], None]
@@ -39,14 +40,14 @@ class Scoring:
         self.state: dict[str, Any] | None = None
         """The scorer's state after its last finished scoring."""
         self._figures: deque[dict[str, float]] = deque()
-        """Of scorings that no step has recorded yet, oldest first."""
+        """Figures of the scorings that no step has recorded yet, oldest first."""
         self._told: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._started = 0.0
         self._span = (0.0, 0.0)
 
     def offer(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        """Starts scoring a step that is due, unless the scorer is still busy with one."""
+        """Starts to score the step if it is due and the scorer is not busy with an earlier step."""
         if alarm := self.pace.check(time.time()):
             log.warning("%s", alarm)
         if self.fleet.scorer is not None and self.pace.begin(step, time.time()):
@@ -71,7 +72,7 @@ class Scoring:
             self.on_event("scorer", "score", *self._span, step=step)
 
     def spans(self, now: float) -> list[tuple[float, float]]:
-        """When the scorer last worked, and works."""
+        """The (start, end) of the last scoring, and of the scoring under way until `now`, unix seconds."""
         return [self._span, (self._started, now)] if self._busy() else [self._span]
 
     def _busy(self) -> bool:
@@ -83,8 +84,8 @@ class Scoring:
         self.on_event("scorer", outcome, started, time.time(), step=step, cause=str(error))
 
     def take_figures(self, step: int, reward_mean: float) -> dict[str, float]:
-        """Figures of the oldest scoring that is finished and not yet taken, and outcomes counted since they were last
-        taken; `reward_mean`: of the step that takes them, for the early warning."""
+        """Figures of the oldest finished scoring that was not taken yet, the outcomes counted since the last call, and
+        the alarm's figures. `reward_mean`: mean reward of `step`, which records them; the alarm needs it."""
         news = self.pace.outcomes - self._told
         self._told = Counter(self.pace.outcomes)
         taken = self._figures.popleft() if self._figures else {}
@@ -93,7 +94,7 @@ class Scoring:
         return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | self.alarm.figures()
 
     def _watch(self, taken: dict[str, float]) -> None:
-        """Hands new figures to the early warning; says so once when it is raised."""
+        """Passes new figures to the alarm, and reports once when the alarm is raised."""
         seen = scoring_of(taken)
         if seen is None or not self.alarm.scoring(*seen):
             return
@@ -104,7 +105,7 @@ class Scoring:
         self.on_event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
 
     async def drain(self) -> None:
-        """Gives a scoring under way a bounded time to finish, before the last record and at the end of a run."""
+        """Waits at most `DRAIN_TIMEOUT_S` for the scoring under way, before the last record and at the end of a run."""
         if self._task is None:
             return
         _, late = await asyncio.wait({self._task}, timeout=DRAIN_TIMEOUT_S)
@@ -113,7 +114,7 @@ class Scoring:
             log.warning("the scorer did not finish its last step within %g s", DRAIN_TIMEOUT_S)
 
     def pending(self) -> list[dict[str, float]]:
-        """Figures of scorings finished that no step has recorded yet, oldest first."""
+        """Figures of finished scorings that no step has recorded yet, oldest first."""
         return list(self._figures)
 
     async def restore(
@@ -122,8 +123,8 @@ class Scoring:
         pending: Sequence[dict[str, float]] = (),
         alarm: dict[str, Any] | None = None,
     ) -> None:
-        """Hands the scorer its state of an earlier process; `pending`: that process's figures not recorded yet;
-        `alarm`: its early warning."""
+        """Restores the scorer's state of an earlier process. `pending`: that process's figures that no step has
+        recorded yet; `alarm`: the state of its alarm."""
         self.state = state
         self._figures.extend(pending)
         if alarm is not None:

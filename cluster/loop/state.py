@@ -1,8 +1,8 @@
-"""Loop state: what a checkpoint holds besides the learner's shards, and how a run is picked up from it.
+"""Loop state: the part of a checkpoint besides the learner's shards, from which a run is resumed.
 
-A checkpoint of step n says that steps 1..n are over. Tickets of later steps that were open then are issued
-again with the same ids and tasks, so that every task is trained on once; whatever the archive holds of later
-steps is cut off first."""
+A checkpoint of step n means that steps 1..n are complete. A resumed run first removes later steps from the archive,
+and then issues the tickets that were open at the checkpoint again with the same ids and tasks, so that every task is
+trained on once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cluster.runs.folder import LOOP_FILE, RunFolder
 
 @dataclass
 class LoopState:
-    """JSON-able state of the loop after `clock` completed steps."""
+    """State of the loop after `clock` completed steps, as JSON-able data."""
 
     clock: int = 0
     version: int = 0
@@ -37,7 +37,7 @@ class LoopState:
     filter: dict[str, Any] | None = None
     scorer: dict[str, Any] | None = None
     alarm: dict[str, Any] | None = None
-    """The early warning's state."""
+    """The alarm's state."""
     scorer_figures: list[dict[str, float]] = field(default_factory=list)
     """Figures of finished scorings that no step has recorded yet."""
     bad_steps: int = 0
@@ -62,11 +62,13 @@ def _ticket(data: dict[str, Any]) -> Ticket:
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    """The folder of the checkpoint of a step."""
     return run_dir / "checkpoints" / f"step-{step}"
 
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """Whole checkpoints of a run, oldest first. A half-written one has no final name and is not among them."""
+    """(step, folder) of a run's complete checkpoints, oldest first. A partly written checkpoint has no final name and
+    is left out."""
     return [(step, run_dir / key) for step, key in RunFolder(run_dir).checkpoints().items()]
 
 
@@ -87,36 +89,35 @@ def read_state(checkpoint: Path) -> LoopState:
 
 
 def amend(checkpoint: Path, **facts: Any) -> None:
-    """Replaces fields of a whole checkpoint's loop state: what became known only after it was written.
+    """Replaces fields of the loop state in a complete checkpoint with values that became known later.
 
     Raises:
-        UserError: it cannot be written; the checkpoint is as it was.
+        UserError: the file cannot be written; the checkpoint has not changed.
     """
     path = checkpoint / LOOP_FILE
     try:
         write_whole(path, json.dumps(json.loads(path.read_text()) | facts))
     except OSError as error:
         raise UserError(
-            f"{path} could not be brought up to date ({error}). The checkpoint is whole and lacks only what the scorer "
-            "found since; make room, then continue with --resume."
+            f"{path} could not be updated ({error}). The checkpoint is complete except for the scorer's latest "
+            "results; free some disk space, then continue with --resume."
         ) from error
 
 
 def check_folder(run_dir: Path) -> None:
-    """UserError, before anything is started, where the run's folder cannot be written; leaves nothing behind."""
+    """Raises UserError if the run's folder cannot be written; no file is left by the check."""
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):
             pass
     except OSError as error:
         raise UserError(
-            f"runs_dir: {run_dir} cannot be written ({error.strerror} in {there}); give a folder that can be, with "
-            "runs_dir=FOLDER"
+            f"cannot write to {run_dir} ({error.strerror} in {there}): give a writable folder with runs_dir=FOLDER"
         ) from error
 
 
 def prune(run_dir: Path, keep: int, best_step: int) -> None:
-    """Deletes all but the `keep` newest checkpoints and the best one, and what a killed process left half-written."""
+    """Deletes all checkpoints except the `keep` newest and the best, and partly written ones of a killed process."""
     saved = checkpoints(run_dir)
     for step, folder in saved[:-keep]:
         if step != best_step:

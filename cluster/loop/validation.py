@@ -1,7 +1,7 @@
-"""Validation during training: the same fixed tasks each time, one trajectory each (paper, appendix B.2).
+"""Validation during training: the same fixed tasks each time, one trajectory per task (paper, appendix B.2).
 
-The weights do not change while it runs: nothing is published before it ends. It waits for the environment actors; a
-dead one is replaced and its share replayed (`cluster.loop.playing`).
+The weights do not change during a validation, because no version is published before it ends. It waits for the
+environment actors; a dead actor is replaced and its share of the tasks is replayed (`cluster.loop.playing`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cluster.runs.gain import gain_interval
 
 
 class Validation:
-    """Success on the fixed tasks, its interval, the gain over the first one, and the best step so far."""
+    """Success on the fixed tasks, its interval, the gain over the first validation, and the best step so far."""
 
     def __init__(self, config: RunConfig, play: Play, state: LoopState) -> None:
         environment = config.environment
@@ -34,11 +34,11 @@ class Validation:
         )
 
     def due(self, step: int, last: bool) -> bool:
-        """Every `validation.every` steps and after the last one; never when it is off."""
+        """Whether to validate after this step: every `validation.every` steps and after the last; never if it is 0."""
         return self.config.every > 0 and (last or step % self.config.every == 0)
 
     async def measure(self, step: int) -> dict[str, float]:
-        """Plays the tasks after a training step; the flat figures of `cluster.loop.metrics`."""
+        """Plays the tasks after a training step; returns the flat figures."""
         started = time.time()
         solved, _ = await self.play.validate(self.tickets)
         success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))
@@ -56,7 +56,7 @@ class Validation:
         }
 
     def _gain(self, step: int, solved: np.ndarray) -> dict[str, float]:
-        """The paired gain over the run's first validation, which this may be."""
+        """The paired gain over the run's first validation; empty if this is the first."""
         if self.state.first_validation is None:
             self.state.first_validation = {"step": step, "solved": solved.astype(int).tolist()}
             return {}

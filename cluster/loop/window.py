@@ -1,4 +1,4 @@
-"""One training step's tickets while they are played, and the figures of its groups. Holds no logic of the loop."""
+"""The tickets of one training step while they are played, and the figures of its groups; no logic of the loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.loop.playing import PlayedGroup
 
 @dataclass
 class Window:
-    """One step's tickets being played. `issued_at`: unix seconds."""
+    """The tickets and played groups of one step. `issued_at`: unix seconds."""
 
     step: int
     issued_at: float
@@ -27,7 +27,7 @@ class Window:
         return [self.groups[t.ticket_id] for t in self.tickets if t.ticket_id in self.groups]
 
     def summaries(self) -> list[GroupSummary]:
-        """Summaries of `played`."""
+        """The summaries of the groups, in the same order."""
         return [group.summary for group in self.played()]
 
     def figures(self, decision: StepDecision) -> dict[str, float]:
@@ -35,7 +35,7 @@ class Window:
         return trajectory_figures(self.summaries()) | decision.metrics
 
     def failure(self, decision: Decision) -> str:
-        """Why a refused group failed: the commonest failure of its trajectories, or the filter's code."""
+        """The cause why a refused group failed: the most frequent failure of its trajectories, or the filter's code."""
         group = self.groups[decision.group_id]
         causes = [failure.cause.value for failure in group.summary.failures]
         return max(set(causes), key=causes.count) if causes else decision.code

@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(monke
     (tmp_path / "file").touch()
     monkeypatch.setattr(run, "prepare_model", lambda *_: pytest.fail("a warm-up was begun"))
     config = load("frozenlake", [f"runs_dir={tmp_path / folder}", "name=it"])
-    with pytest.raises(UserError, match=f"^runs_dir: .*{folder}/it cannot be written"):
+    with pytest.raises(UserError, match=f"^cannot write to .*{folder}/it .*runs_dir=FOLDER"):
         run.train(config, False, lambda _: None)
     config = load("frozenlake", [f"runs_dir={tmp_path / 'new'}"])
     check_folder(config.run_dir)

@@ -153,7 +153,7 @@ def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -
     started = time.monotonic()
     found = asyncio.run(die())
     assert time.monotonic() - started < 1
-    assert isinstance(found[0], TimeoutError) and all("filter failed before" in str(error) for error in found[1:])
+    assert isinstance(found[0], TimeoutError) and all("filter has failed earlier" in str(error) for error in found[1:])
     assert second.calls == [], "nothing was decided by a service that knows nothing"
 
 
