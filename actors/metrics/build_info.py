@@ -1,4 +1,4 @@
-"""Which build of the system serves the metrics. Pure."""
+"""Metric with the version of Squelch and of Python that serves the metrics. Pure."""
 
 from __future__ import annotations
 

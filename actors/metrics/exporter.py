@@ -1,10 +1,11 @@
-"""`/metrics`: serves the store of `actors.metrics.series` to Prometheus over HTTP.
+"""Serves the store of `actors.metrics.series` to Prometheus over HTTP, at `/metrics`.
 
 Invariants:
 
-- Writers never wait for a scrape longer than it takes to copy the values: one lock, held for copies and updates only.
-- Nobody waits for the exporter, and it waits for nobody; `close` gives its thread `CLOSE_TIMEOUT_S` and then names it.
-- It listens on loopback unless the configuration says otherwise.
+- A scrape delays a writer only for the time it takes to copy the values: one lock guards copies and updates.
+- No actor waits for the exporter, and the exporter waits for none; `close` raises if the exporter's thread does not end
+  within `CLOSE_TIMEOUT_S`.
+- The exporter listens on loopback unless `recorder.host` is set.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Recorder:
-    """The metrics of `registry`: takes a step's flat dict or single figures, and serves all series at `/metrics`.
+    """The metrics of `registry`: takes a step's flat dict or single values, and serves all series at `/metrics`.
 
-    `seeds` gives label values known at the start by label name, e.g. `{"worker": ["rollout-0"], "actor": [...]}`, so
-    that their series exist before the first figure. All methods may be called from any thread.
+    `seeds` maps a label's name to the values known at the start, e.g. `{"worker": ["rollout-0"], "actor": [...]}`, so
+    that their series exist before the first value. Any thread may call any method.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Recorder:
         self.port = config.port
 
     def start(self) -> None:
-        """Starts listening; `port` is the real one from then on. A port in use is a ValueError."""
+        """Starts listening and sets `port` to the actual port. Raises ValueError if the port is in use."""
         registry = CollectorRegistry()
         registry.register(_StoreCollector(self._store, self._lock))
         ProcessCollector(registry=registry)
@@ -59,16 +60,16 @@ class Recorder:
 
     @property
     def url(self) -> str:
-        """Where Prometheus finds it."""
+        """The address that Prometheus scrapes."""
         return f"http://{self._config.host}:{self.port}/metrics"
 
     def step(self, step: int, flat: Flat) -> None:
-        """Everything that training step `step` reports, by flat key (docs/metrics.md); applied whole or not at all."""
+        """Records all values of training step `step` by flat key (docs/metrics.md); an error changes no series."""
         with self._lock:
             self._store.step({"time": time.time(), **flat, "step": step})
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
-        """Sets a gauge; None is NaN, "not known"."""
+        """Sets a gauge; None sets it to NaN, which means "not known"."""
         self._of_kind(name, "gauge", value, labels)
 
     def add(self, name: str, amount: float, **labels: str) -> None:

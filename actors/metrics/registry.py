@@ -1,17 +1,17 @@
-"""All metrics of a run, composed of the tables that its components declare; `cluster.metrics` composes the one in use.
+"""Registry of all metrics of a run, composed of the tables that components declare (composed in `cluster.metrics`).
 
-A training step reports one flat dict, e.g. `{"success": 0.41, "first_turn/retrieval_accuracy": 0.38}`. It is written to
-`metrics.jsonl` as it is, and `actors.metrics.series` turns it into Prometheus series through the registry, so the file,
-the endpoint, the dashboards, the alert rules and `docs/metrics.md` cannot name different things.
+A training step reports one flat dict, e.g. `{"success": 0.41, "first_turn/retrieval_accuracy": 0.38}`. The dict is
+written to `metrics.jsonl` unchanged, and `actors.metrics.series` maps it to Prometheus series through the registry.
+Dashboards, alert rules and `docs/metrics.md` use the same registry, so all of them agree on names.
 
 Invariants:
 
-- A metric is declared once. Its `key` is the flat key that feeds it, with `{label}` where a label's value stands;
+- A metric is declared once. Its `key` is the flat key that feeds it, with `{label}` in place of a label's value;
   `keys` lists flat keys that do not follow a pattern. One key may feed several metrics (a gauge of the last step, a
   counter over the run).
-- Gauges hold the last step's figure; counters add what the step reports; histograms observe it.
+- A gauge holds the last step's value; a counter adds each step's value; a histogram observes each step's value.
 - Seeded series exist from the start.
-- An unknown key, name or label is a ValueError that names the nearest valid one.
+- An unknown key, name or label raises a ValueError that names the nearest valid one.
 - Nothing here waits, and nothing imports Ray, vLLM, torch or prometheus_client.
 """
 
@@ -40,7 +40,7 @@ class Registry:
         self._found: dict[str, tuple[Series, ...]] = {}
 
     def spec(self, name: str) -> MetricSpec:
-        """The specification of a metric name."""
+        """The specification of a metric. Raises ValueError for an unknown name."""
         if name not in self.specs:
             raise ValueError(f"unknown metric `{name}`{nearest(name, self.specs)}")
         return self.specs[name]
@@ -59,7 +59,7 @@ class Registry:
         return [(spec, pattern) for spec in self.specs.values() if (pattern := spec.pattern()) is not None]
 
     def series_of(self, key: str) -> tuple[Series, ...]:
-        """The series that a flat key feeds: (specification, label values); a key that feeds none is a ValueError."""
+        """The series that a flat key feeds: (specification, label values). Raises ValueError if it feeds none."""
         if key not in self._found:
             self._found[key] = self._series_of(key)
         return self._found[key]

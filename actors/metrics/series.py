@@ -2,10 +2,10 @@
 
 Invariants:
 
-- Every series with seeded labels exists from the start: a gauge is NaN until it is first known ("not measured" is not
-  0), a counter is 0. A null in a step's dict sets a gauge to NaN and leaves a counter as it is.
-- A step is applied whole or not at all: a wrong key or value changes nothing.
-- A store is not thread-safe; its owner locks (`actors.metrics.exporter.Recorder`). Nothing waits.
+- Every series with seeded labels exists from the start: a gauge is NaN until it is first set ("not measured" is not
+  0), a counter is 0. A null in a step's dict sets a gauge to NaN and leaves a counter unchanged.
+- A step with a wrong key or value raises an error and changes no series.
+- A store is not thread-safe; its owner holds a lock (`actors.metrics.exporter.Recorder`). Nothing waits.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ Flat = Mapping[str, float | int | bool | None]
 
 @dataclass
 class Histogram:
-    """Counts of one histogram series: `counts[i]` observations fell at or below `bounds[i]`, the last bound is inf."""
+    """One histogram series: `counts[i]` observations lie in (bounds[i - 1], bounds[i]]; the last bound is inf."""
 
     bounds: tuple[float, ...]
     counts: list[int]
     total: float = 0.0
 
     def observe(self, value: float) -> None:
+        """Counts one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound as text, observations at or below it), as Prometheus wants them."""
+        """(upper bound as text, observations at or below it), in Prometheus' format."""
         names = [*(str(bound) for bound in self.bounds[:-1]), "+Inf"]
         return list(zip(names, itertools.accumulate(self.counts), strict=True))
 
 
 class MetricStore:
-    """The current value of every series of `registry`. `seeds` gives further label values known at the start, by label
-    name, e.g. `{"worker": ["rollout-0"]}`, for metrics whose single open label has none of its own."""
+    """The current value of every series of `registry`. `seeds` maps a label's name to further values known at the
+    start, e.g. `{"worker": ["rollout-0"]}`, for metrics with this single open label."""
 
     def __init__(self, registry: Registry, seeds: Mapping[str, Iterable[str]] | None = None) -> None:
         self.registry = registry
@@ -70,7 +71,7 @@ class MetricStore:
         self._apply(spec, spec.label_values(labels), value)
 
     def step(self, flat: Flat) -> None:
-        """Everything that one training step reports; nothing is changed when any key or value is wrong."""
+        """Applies all values of a training step. Raises ValueError, and changes nothing, if a key or value is wrong."""
         series = ((key, *found) for key in flat for found in self.registry.series_of(key))
         updates = [(spec, values, _number(key, flat[key])) for key, spec, values in series]
         for spec, _, value in updates:

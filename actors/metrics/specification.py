@@ -1,4 +1,4 @@
-"""What a metric is: name, kind, help, labels, and the flat keys that feed it. Pure.
+"""Specification of a metric: name, kind, help, labels, and the flat keys that feed it. Pure.
 
 Each component declares its metrics beside itself, in a module `metrics` whose `METRICS` is a `Table`; `cluster.metrics`
 composes them. Names follow Prometheus' conventions: seconds and bytes as base units, `_total` for counters, `_ratio`
@@ -41,14 +41,14 @@ class MetricSpec:
     kind: Kind
     help: str
     key: str = ""
-    """Flat key, `{label}` standing for a label's value; empty: set by name, not by the step's dict."""
+    """Flat key with `{label}` in place of a label's value; empty if the metric is set by name, not by a step's dict."""
     labels: tuple[str, ...] = ()
     seeds: tuple[LabelValues, ...] = ()
-    """Label values present from the start, one tuple a series."""
+    """Label values present from the start, one tuple per series."""
     open: bool = False
     """Whether label values other than the seeds are accepted (workers, reasons)."""
     keys: Mapping[str, LabelValues] = field(default_factory=dict)
-    """Flat keys that follow no pattern, with the label values that they stand for."""
+    """Flat keys that follow no pattern, each with its label values."""
     unit: str = ""
     buckets: tuple[float, ...] = ()
 
@@ -61,7 +61,7 @@ class MetricSpec:
         return seeded | dict(self.keys)
 
     def pattern(self) -> re.Pattern[str] | None:
-        """What an open metric's flat keys look like; None for a closed one."""
+        """The pattern of an open metric's flat keys; None for a closed metric."""
         if not (self.open and self.key):
             return None
         parts = re.split(r"\{(\w+)\}", self.key)
@@ -69,7 +69,7 @@ class MetricSpec:
         return re.compile(text)
 
     def label_values(self, labels: Mapping[str, str]) -> LabelValues:
-        """The values of `labels` in this metric's order; wrong names or values are a ValueError."""
+        """The values of `labels` in this metric's order. Raises ValueError for wrong names or values."""
         for label in labels:
             if label not in self.labels:
                 raise ValueError(f"{self.name} has no label `{label}`, only {self.labels}{nearest(label, self.labels)}")

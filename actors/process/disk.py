@@ -1,6 +1,6 @@
-"""Files that outlive a crash or a power cut. The one place that writes a file beside its place, syncs and renames it.
+"""Durable writes: a file survives a crash or a power cut whole. No other module writes, syncs and renames files.
 
-Imports the standard library only. Every function raises OSError where the disk refuses.
+Imports the standard library only. Every function passes on the OSError of a failed write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 
 def sync(path: Path) -> None:
-    """A file's bytes, or a folder's names, are on the disk when this returns."""
+    """Waits until a file's bytes, or a folder's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -23,9 +23,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its place only once it is written and synced; on any error the file there stays as it was.
+    """A file to write that replaces `path` only once it is written and synced; after any error `path` is unchanged.
 
-    The folder is made where it is missing.
+    Missing folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")

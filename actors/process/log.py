@@ -1,4 +1,4 @@
-"""Where an actor's process writes what it prints: one file an actor, in the run's folder."""
+"""Redirects the output of each actor's process to its own file in the run folder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def log_variable(folder: Path, actor: str) -> dict[str, str]:
 
 
 def take_output() -> None:
-    """Sends this process's stdout and stderr, its child processes' too, to the end of the file that it was given.
+    """Appends stdout and stderr of this process and its children to the file that the variable names.
 
-    Output stays where Ray puts it if no file was named, or its folder is not there: a node of a cluster need not see
-    the run's folder.
+    Output stays where Ray puts it if the variable is not set or the file's folder does not exist, as on a cluster node
+    that does not share the run folder.
     """
     path = Path(os.environ.get(VARIABLE, ""))
     if not path.name or not path.parent.is_dir():

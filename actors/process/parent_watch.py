@@ -1,4 +1,4 @@
-"""Ends a process when the one it belongs to is gone, so that a killed worker leaves no engine behind."""
+"""Ends an engine's process when its worker's process ends, so that a killed worker leaves no engine behind."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import threading
 import time
 
 PARENT_VARIABLE = "SQUELCH_ENGINE_PARENT"
-"""Process id of the worker that an engine belongs to; set by the worker, read in the engine's processes."""
+"""Variable with the process id of an engine's worker: the worker sets it, the engine's processes read it."""
 
 _POLL_S = 1.0
 
 
 def watch_parent() -> None:
-    """In a process of an engine: end it within about a second of the worker's end, however that comes."""
+    """In a process of an engine: ends it within about a second after the worker ends, even if the worker was killed."""
     parent = os.environ.get(PARENT_VARIABLE, "")
     if parent and int(parent) != os.getpid():
         threading.Thread(target=end_with, args=(int(parent),), daemon=True, name="parent-watch").start()
 
 
 def end_with(parent: int) -> None:
-    """Blocks until that process is gone, then ends this one."""
+    """Blocks until the process `parent` is gone, then ends this process."""
     while _exists(parent):
         time.sleep(_POLL_S)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Private operators of torch, looked up by name: no release of torch promises them.
+"""Lookup of private operators of torch, which a release of torch may lack.
 
-The caller has a plain form for a torch that lacks the operator; the lack is said once in each process.
+The caller needs a fallback for a torch without the operator; each process logs one warning per missing operator.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 @cache
 def private_operator(path: str, without: str) -> Callable[..., Any] | None:
-    """The operator at `torch.{path}`; None, and a warning, in a torch that lacks it.
+    """The operator `torch.{path}`; None, after a warning, if torch lacks it.
 
-    `without`: a clause that says what is slower then, for the warning.
+    `without`: a clause for the warning that names the effect, such as a slower operation.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""How Ray tells of an actor whose process is gone."""
+"""The errors with which Ray reports that an actor's process is gone."""
 
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 DEAD = (RayActorError, OutOfMemoryError)
-"""The second where Ray's memory monitor ended the process; it is no kind of the first."""
+"""Ray's memory monitor raises OutOfMemoryError, which does not subclass RayActorError."""

@@ -1,4 +1,4 @@
-"""Spans: when something was under way in an actor, so that a run can tell work from waiting. Pure."""
+"""Spans: intervals in which an actor worked, so that a run can tell work from waiting. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Span = tuple[float, float]
 
 
 class Spans:
-    """Intervals (start, end), unix seconds, in which at least one thing was under way. Safe to use from threads that
-    each add whole intervals; `begin` and `end` belong to one thread. The oldest are dropped beyond `KEPT`."""
+    """Intervals (start, end), Unix seconds, in which at least one piece of work was in progress. Threads may call `add`
+    concurrently; only one thread may call `begin` and `end`. Only the newest `KEPT` intervals are kept."""
 
     def __init__(self) -> None:
         self._done: deque[Span] = deque(maxlen=KEPT)
@@ -19,23 +19,23 @@ class Spans:
         self._since = 0.0
 
     def begin(self) -> None:
-        """One more thing is under way."""
+        """Notes that one more piece of work has started."""
         if self._under_way == 0:
             self._since = time.time()
         self._under_way += 1
 
     def end(self) -> None:
-        """One thing less is under way."""
+        """Notes that one piece of work has ended."""
         self._under_way -= 1
         if self._under_way == 0:
             self.add(self._since, time.time())
 
     def add(self, start: float, end: float) -> None:
-        """An interval that has passed."""
+        """Records an interval that has ended."""
         self._done.append((start, end))
 
     def take(self) -> list[Span]:
-        """Intervals since the last call; one still open is cut here and goes on in the next."""
+        """Intervals since the last call; an open interval is split here, and its rest is part of the next call."""
         now = time.time()
         if self._under_way:
             self.add(self._since, now)

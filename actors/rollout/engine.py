@@ -1,19 +1,20 @@
-"""vLLM's asynchronous engine behind one adapter: everything that knows how vLLM 0.32 is called.
+"""Adapter of vLLM's asynchronous engine. Only this module and its plugin, `actors.rollout.weight_transfer`, import
+vLLM, so all code that depends on the interface of vLLM 0.32 is in these two.
 
-Only this module and its plugin, `actors.rollout.weight_transfer`, import vLLM. Knows nothing of Ray: any asyncio
-program can use it.
+The adapter does not depend on Ray: any asyncio program can use it.
 
 Invariants:
 
-- Tokens in, tokens out: prompts are ids, and no tokenizer is loaded. The log-probability of a sampled token is that of
-  the distribution it was drawn from: temperature applied, nothing truncated (top_p = 1, top_k off, min_p = 0).
-- A request's tokens are determined by weights, prompt, temperature and the request's own seed, whatever it is batched
-  with (up to floating-point ties). On CPU in float32 its log-probabilities are too, to the bit.
-- A completion carries the oldest and the newest version that sampled one of its tokens, as the engine counted them.
-- The prefix cache never outlives the weights that filled it.
+- Requests and completions hold token ids; no tokenizer is loaded. The log-probability of a sampled token is computed
+  under the distribution that the token was drawn from: with temperature, without truncation (top_p = 1, top_k off,
+  min_p = 0).
+- Weights, prompt, temperature and the request's own seed determine a request's tokens (up to floating-point ties),
+  regardless of the other requests in the batch. On CPU in float32 they determine its log-probabilities bit for bit.
+- A completion carries the oldest and the newest version that sampled one of its tokens, as counted by the engine.
+- The prefix cache is cleared whenever weights are loaded.
 
-Who waits: every call for the engine's process; callers bound them (`actors.rollout.worker`). All come from one event
-loop.
+Every call waits for the engine's process; callers set the time-outs (`actors.rollout.worker`). All calls must come from
+one event loop.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _CPU_BLOCK_SIZE = 32
 
 
 class TransferRefused(RuntimeError):
-    """A version did not arrive as it was published; the engine still holds the weights it had."""
+    """The received weights differ from the published ones; the engine keeps its previous weights."""
 
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Seconds that sampling stood still for a version, and that loading took of them."""
+    """Seconds for which sampling was paused to load a version, and the part of them that loading took."""
 
     paused: float
     loaded: float
@@ -68,14 +69,14 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         PARENT_VARIABLE: str(os.getpid()),
     }
     if config.num_gpus == 0:
-        # Unbound threads: bound ones put every engine of a host on the same cores.
+        # Threads are not bound to cores: vLLM would bind every engine of a host to the same cores.
         variables |= {"OMP_NUM_THREADS": str(config.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # Attention cut up by the batch's load sums in another order in every batch: log-probabilities in other bits.
+        # Split-KV attention sums in an order that depends on the batch's load, so log-probabilities would vary in bits.
         variables |= {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
-        # Spinning at barriers, the default, falls to a twentieth of the speed when other processes want the cores.
+        # Threads that spin at barriers, the default, run at 5% of the speed when other processes compete for the cores.
         variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | ALLOCATOR
     if config.enforce_eager:
-        # vLLM compiles one helper of the log-probabilities even then: 12 s on the first batch.
+        # With enforce_eager vLLM still compiles one helper of the log-probabilities, which delays the first batch 12 s.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables
 
@@ -106,13 +107,13 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
     if config.num_gpus == 0:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
         arguments["block_size"] = _CPU_BLOCK_SIZE
-        # A prompt cut into chunks rewinds its seeded generator, which torch's CPU generator cannot do: vLLM dies.
+        # Chunked prefill rewinds a request's seeded generator; torch's CPU generator cannot rewind, and vLLM would die.
         arguments["enable_chunked_prefill"] = False
     return arguments
 
 
 class VllmEngine:
-    """One vLLM engine, its process included. `version` is what `load` was last given; the model folder's is 0."""
+    """One vLLM engine and its process. `version` is the version last loaded; the model folder's version is 0."""
 
     def __init__(self, name: str, model_dir: str | Path, config: RolloutConfig, stop_ids: Iterable[int]) -> None:
         self.name = name
@@ -126,7 +127,7 @@ class VllmEngine:
     # --- life ---
 
     async def start(self) -> None:
-        """Start the engine's process; it loads the model folder. Does nothing when it runs already."""
+        """Start the engine's process, which loads the model folder. Does nothing if the engine already runs."""
         if self._llm is None:
             self._llm = await asyncio.to_thread(self._create)
             await self._llm.update_weight_version(str(self.version))
@@ -139,18 +140,18 @@ class VllmEngine:
         before = set(multiprocessing.active_children())
         settings = AsyncEngineArgs(**engine_arguments(self._model_dir, self._config)).create_engine_config()
         if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
-            # vLLM's CPU platform asks for a further process only to bind threads, which `nobind` does not.
+            # vLLM's CPU platform starts a further process only to bind threads, and `nobind` turns binding off.
             settings.parallel_config.distributed_executor_backend = "uni"
         llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
         self._processes = [process for process in multiprocessing.active_children() if process not in before]
         return llm
 
     async def stop(self) -> None:
-        """Shut the engine down; no process of it is left."""
+        """Shut the engine down and end all its processes."""
         llm, self._llm = self._llm, None
         if llm is not None:
             if llm.output_handler is not None:
-                llm.output_handler.cancel()  # or it reports the engine's end as a failure
+                llm.output_handler.cancel()  # otherwise it reports the engine's end as a failure
             await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
         for process in self._processes:
             if process.is_alive():
@@ -163,7 +164,7 @@ class VllmEngine:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def require_alive(self) -> AsyncLLM:
-        """Raises RuntimeError naming the worker when the engine does not run or has died."""
+        """The running engine. Raises RuntimeError with the worker's name if it does not run or has died."""
         if self._llm is None:
             raise RuntimeError(f"rollout worker {self.name}: the engine is not running; call ready() first")
         if self._llm.errored:
@@ -178,7 +179,7 @@ class VllmEngine:
     # --- generation ---
 
     async def complete(self, request: GenerationRequest) -> Completion:
-        """One sampled turn. Raises what vLLM raises about this request; cancelling stops the sampling."""
+        """One sampled turn. Errors that vLLM raises for this request pass through; cancelling stops the sampling."""
         parameters = self._parameters(
             temperature=request.temperature,
             max_tokens=request.max_tokens,
@@ -203,7 +204,7 @@ class VllmEngine:
         )
 
     async def token(self) -> None:
-        """Sample one token and forget it."""
+        """Sample one token and discard it: a check that the engine answers."""
         prompt = np.zeros(1, dtype=np.int32)
         await self._generate(prompt, self._parameters(temperature=1.0, max_tokens=1, logprobs=0, seed=0))
 
@@ -228,7 +229,7 @@ class VllmEngine:
         )
 
     async def _generate(self, prompt_ids: np.ndarray, parameters: SamplingParams) -> RequestOutput:
-        """One request through the engine. Raises RuntimeError naming the worker when the engine has died."""
+        """Run one request. Raises RuntimeError with the worker's name if the engine has died."""
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -246,7 +247,7 @@ class VllmEngine:
 
     @staticmethod
     def _require_known_ids(llm: AsyncLLM, prompt_ids: np.ndarray) -> None:
-        """Without a tokenizer vLLM does not check ids, and one outside the embedding ends the engine."""
+        """Raises ValueError for ids outside the embedding: without a tokenizer vLLM does not check, and would crash."""
         rows = llm.model_config.get_vocab_size()
         if len(prompt_ids) == 0 or prompt_ids.min() < 0 or prompt_ids.max() >= rows:
             raise ValueError(f"a prompt needs at least one id, all in [0, {rows}); got {len(prompt_ids)} ids")
@@ -254,9 +255,9 @@ class VllmEngine:
     # --- weights ---
 
     async def load(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> LoadTimes:
-        """Pause, load a version, forget the prefix cache, go on. `arrays`: its parameters in published order.
+        """Pause sampling, load a version, clear the prefix cache, resume. `arrays`: its parameters in published order.
 
-        Raises TransferRefused when nothing was loaded, RuntimeError when the weights are no longer to be trusted.
+        Raises TransferRefused if nothing was loaded, and RuntimeError if the weights may be partly loaded.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -289,7 +290,7 @@ class VllmEngine:
             await llm.finish_weight_update(str(bundle.version))
         except EngineDeadError:
             raise
-        except Exception as error:  # what the engine's process raised arrives as a bare Exception with its message
+        except Exception as error:  # vLLM raises an error of the engine's process as a bare Exception with its message
             await llm.resume_generation()
             text = f"rollout worker {self.name}: weights of version {bundle.version} refused: {error}"
             raise (TransferRefused(text) if NOTHING_LOADED in text else RuntimeError(text)) from error

@@ -1,19 +1,19 @@
-"""How new weights enter a vLLM engine: a back end of vLLM's own weight-transfer interface.
+"""Loads new weights into a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-The rollout worker takes a bundle's arrays from the Ray object store, lays them into one file in memory
-(`actors.rollout.weights_file`), and names that file to the engine's process, where `ObjectStoreWeightTransferEngine`
-maps it and loads it. Every engine process knows the back end through the `vllm.general_plugins` entry point `squelch`,
-which calls `register`.
+The rollout worker takes a bundle's arrays from the Ray object store, writes them to one file in memory
+(`actors.rollout.weights_file`), and sends that file's path to the engine's process, where
+`ObjectStoreWeightTransferEngine` maps the file and loads it. Every engine process finds the back end through the
+`vllm.general_plugins` entry point `squelch`, which calls `register`.
 
 Invariants:
 
-- Nothing is loaded before the checksum over everything received equals the learner's: a refused transfer leaves the
-  engine with the weights it had.
-- Loading is all or nothing as far as names go: a parameter of the model that the bundle does not hold is an error.
-- After loading, every packed copy of a weight is made anew. On CPU vLLM packs an output head that is tied to the
-  embedding apart from it, and its own reload leaves that copy stale.
+- Nothing is loaded before the checksum of all received arrays equals the learner's: after a refused transfer the engine
+  still has its previous weights.
+- A bundle that lacks a parameter of the model is an error.
+- After loading, every packed copy of a weight is rebuilt. On CPU vLLM keeps a separate packed copy of an output head
+  that is tied to the embedding, and vLLM's own reload does not update that copy.
 
-Who waits: the engine's process only for itself, the worker for the engine, within `update_timeout_s`.
+The worker waits for the engine's process for at most `update_timeout_s`; the engine's process waits for nobody.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from actors.weights import checksum
 
 BACKEND = "ray_object_store"
 NOTHING_LOADED = "nothing was loaded"
-"""Stands in an error after which the engine has the weights it had; a message is all that crosses from its process."""
+"""Part of an error's message if the engine still has its previous weights: only the message leaves its process."""
 
 
 @dataclass
 class ObjectStoreInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on: no process group is built."""
+    """Empty: no process group is built."""
 
 
 @dataclass
 class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
-    """One version's weights: the file, what lies in it, and the checksum it must have."""
+    """One version's weights: the file, the table of its arrays, and their expected checksum."""
 
     path: str
     version: int
@@ -60,6 +60,7 @@ class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
     arrays: list[dict[str, Any]] = field(default_factory=list)
 
     def specs(self) -> list[ArraySpec]:
+        """The table's entries, in published order."""
         return [ArraySpec.of(entry) for entry in self.arrays]
 
 
@@ -68,26 +69,26 @@ def _as_tensor(array: np.ndarray, bfloat16: bool) -> torch.Tensor:
 
 
 class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, ObjectStoreUpdateInfo]):
-    """Loads one version at a time from a mapped file. A whole version is one update."""
+    """Loads one version at a time from a mapped file. One update transfers a complete version."""
 
     init_info_cls = ObjectStoreInitInfo
     update_info_cls = ObjectStoreUpdateInfo
     supports_draft_weight_update = False
 
     def init_transfer_engine(self, init_info: ObjectStoreInitInfo) -> None:
-        """Nothing to set up."""
+        """Does nothing: no connection is needed."""
 
     def start_weight_update(self) -> None:
-        """Nothing yet: the model is only opened for loading once a transfer's checksum has been found right."""
+        """Does nothing: the model is prepared for loading only after the checksum has been verified."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, but synchronising only where there is an accelerator."""
+        """Like the base class, but synchronises only if there is an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if not current_platform.is_cpu():
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ObjectStoreUpdateInfo) -> None:
-        """Map, verify, load. Raises RuntimeError with both figures when the checksum is another."""
+        """Map, verify and load a version. Raises RuntimeError with both checksums if they differ."""
         specs = update_info.specs()
         arrays = read_arrays(update_info.path, specs)
         found = checksum(arrays.items())
@@ -113,7 +114,7 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
             raise RuntimeError(f"weights of version {version} do not hold {len(missing)} parameters, such as {names}")
 
     def _repack_embeddings(self) -> None:
-        """CPU: embeddings and heads keep a packed copy beside the weight; a tied head's was not made anew."""
+        """On CPU, rebuild the packed copies of embeddings and heads: vLLM's reload leaves a tied head's copy stale."""
         if not current_platform.is_cpu():
             return
         for module in self.model.modules():
@@ -121,15 +122,15 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
                 module.quant_method.process_weights_after_loading(module)
 
     def finish_weight_update(self) -> None:
-        """Nothing left: `receive_weights` has finished the whole version."""
+        """Does nothing: `receive_weights` has already loaded the complete version."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the back end holds no resources."""
 
 
 @contextmanager
 def _quiet_reload() -> Iterator[None]:
-    """vLLM warns that a tied head failed to load, every time; `_load` checks by name that nothing failed."""
+    """Silences vLLM's wrong warning that a tied head failed to load: `_load` checks every parameter by name."""
     reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
     level = reload_logger.level
     reload_logger.setLevel(logging.ERROR)
@@ -140,7 +141,7 @@ def _quiet_reload() -> Iterator[None]:
 
 
 def register() -> None:
-    """vLLM's plugin entry point, called in every process of an engine, and possibly more than once."""
+    """The plugin's entry point, which vLLM calls in every process of an engine, possibly more than once."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreWeightTransferEngine)
         watch_parent()

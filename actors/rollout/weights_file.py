@@ -1,5 +1,5 @@
-"""The file in memory that weights travel in from a rollout worker to its engine's processes. Imports neither Ray, torch
-nor vLLM."""
+"""The file in memory through which a rollout worker passes weights to its engine's processes. Imports neither Ray,
+torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Where one parameter lies in the file: `dtype` is numpy's (bfloat16 as uint16), `offset` in bytes."""
+    """Position of one parameter in the file: `dtype` is numpy's (bfloat16 as uint16), `offset` is in bytes."""
 
     name: str
     dtype: str
@@ -27,7 +27,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> ArraySpec:
-        """From an entry of the file's table, in which the shape is a list."""
+        """The specification in an entry of the file's table, where the shape is a list."""
         return cls(entry["name"], entry["dtype"], tuple(entry["shape"]), entry["offset"], entry["bfloat16"])
 
 
@@ -35,10 +35,10 @@ class ArraySpec:
 def written_arrays(
     arrays: Iterable[tuple[str, np.ndarray]], bfloat16_names: frozenset[str]
 ) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
-    """Write arrays, in order, into anonymous memory; yields a path to it and its table.
+    """Write arrays, in order, into anonymous memory; yields its path and the table of its arrays.
 
-    The path is one of this process's open files (Linux): other processes of the same user can map it, and it is gone
-    when this ends, or this process does, however that comes.
+    The path is one of this process's open files (Linux). Other processes of the same user can map it. It disappears
+    when the context exits or this process ends, even if the process is killed.
     """
     with open(os.memfd_create("squelch-weights"), "wb") as file:
         table = _write(file, arrays, bfloat16_names)
@@ -61,9 +61,9 @@ def _write(
 
 
 def read_arrays(path: str | Path, specs: list[ArraySpec]) -> dict[str, np.ndarray]:
-    """The arrays of a file, mapped and not copied, in order; copy on write.
+    """The arrays of a file in order, memory-mapped (copy on write).
 
-    Raises RuntimeError, with the sizes, when the file is shorter than its table says.
+    Raises RuntimeError with the sizes if the file is shorter than its table requires.
     """
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     arrays = {}

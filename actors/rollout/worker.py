@@ -1,22 +1,23 @@
-"""Rollout worker: clients' requests in, their completions out, weights in between; and the Ray actor around it.
+"""Rollout worker: samples completions for its clients' requests, and loads the learner's new weights.
 
-`Engine` knows nothing of Ray; `RolloutWorker` is the actor: it resolves object references and delegates. vLLM is behind
-`actors.rollout.engine`.
+`Engine` does not depend on Ray; `RolloutWorker` is the Ray actor: it resolves object references and delegates to
+`Engine`. `actors.rollout.engine` wraps vLLM.
 
 Invariants:
 
-- No completion leaves, and no request enters, between the start of a weight update and its passed parity probe.
-- A transfer that arrives damaged leaves the old version serving. Weights that fail the probe, or of which only a part
-  was loaded, are never served from: what was sampled under them is thrown away, and the worker refuses until an update
-  passes.
-- Every request that was submitted ends: as a completion (of finish reason `error` if need be), aborted by its client,
-  or with `collect` raising because the worker cannot serve any more.
+- Between the start of a weight update and its passed parity probe, the worker delivers no completion and starts no
+  request.
+- After a damaged transfer the worker keeps serving the old version. It never serves weights that failed the probe or
+  were only partly loaded: it discards all completions that were sampled under them, and refuses requests until an
+  update passes.
+- Every submitted request ends: it returns a completion (with finish reason `error` if it failed), or its client aborts
+  it, or `collect` raises because the worker can no longer serve.
 
-| call | waits for | who unblocks it | on time-out |
+| call | waits for | unblocked by | on time-out |
 |---|---|---|---|
 | `ready` | engine process, a first token | engine | RuntimeError naming the worker, `start_timeout_s` |
 | `submit`, `abort`, `stats` | nothing | | |
-| `collect` | a finished sequence | engine; a failure wakes it too | empty list after `timeout_s` |
+| `collect` | a finished sequence | engine, or a failure | empty list after `timeout_s` |
 | `update_weights` | chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
 | `health` | one token | engine | RuntimeError naming the worker |
 """
@@ -46,7 +47,7 @@ _LOW_PRECISION_PARITY = 0.1  # bfloat16 was seen at 0.015 on sampled text and at
 
 
 def parity_bound(config: RolloutConfig) -> float:
-    """Largest mean absolute difference on the probe, nats; by the type of the rollout weights unless given."""
+    """Largest allowed mean |difference| on the probe, nats; the default depends on the rollout weights' dtype."""
     if config.parity_bound is not None:
         return config.parity_bound
     return _FULL_PRECISION_PARITY if config.dtype == "float32" else _LOW_PRECISION_PARITY
@@ -54,7 +55,7 @@ def parity_bound(config: RolloutConfig) -> float:
 
 @dataclass
 class _Mailbox:
-    """What one client has in flight and has not yet collected."""
+    """One client's requests in flight and its completions that it has not collected."""
 
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     finished: deque[Completion] = field(default_factory=deque)
@@ -63,7 +64,7 @@ class _Mailbox:
 
 @dataclass
 class _Usage:
-    """Counts since the start. Busy: at least one request in flight."""
+    """Counts since the start. The engine is busy while at least one request is in flight."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -89,13 +90,13 @@ class _Usage:
 
 
 class Engine:
-    """One engine for many clients. All calls come from one event loop. `stop_ids` end a sampled turn."""
+    """One engine for many clients. All calls must come from one event loop. Each of `stop_ids` ends a sampled turn."""
 
     def __init__(self, name: str, model_dir: str | Path, config: RolloutConfig, stop_ids: Iterable[int]) -> None:
         self.name = name
         self.vllm = VllmEngine(name, model_dir, config, stop_ids)
         self.version = self.vllm.version
-        """Policy version that is served; the model folder's is 0."""
+        """Policy version that is served; the model folder's version is 0."""
         self._config = config
         self._mailboxes: dict[str, _Mailbox] = {}
         self._serving = asyncio.Event()
@@ -103,12 +104,12 @@ class Engine:
         self._unproven: str | None = None
         self._usage = _Usage()
         self.spans = Spans()
-        """When the engine had something to sample."""
+        """Intervals in which the engine had something to sample."""
 
     # --- life ---
 
     async def start(self) -> None:
-        """Start the engine and sample one token. Raises RuntimeError naming the worker when it is late."""
+        """Start the engine and sample one token. Raises RuntimeError after `start_timeout_s`."""
         bound = self._config.start_timeout_s
         try:
             async with asyncio.timeout(bound):
@@ -119,7 +120,7 @@ class Engine:
         self._serve()
 
     async def stop(self) -> None:
-        """End all requests and the engine; no process of it is left."""
+        """Cancel all requests, and end the engine with its processes."""
         self._serving.clear()
         for mailbox in self._mailboxes.values():
             for task in list(mailbox.tasks.values()):
@@ -127,7 +128,7 @@ class Engine:
         await self.vllm.stop()
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
-        """Sample one token; returns {worker, version, seconds}. Raises RuntimeError when none comes in time."""
+        """Sample one token; returns {worker, version, seconds}. Raises RuntimeError if none comes in `timeout_s`."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -153,9 +154,10 @@ class Engine:
             mailbox.tasks[request.request_id] = asyncio.create_task(self._play(mailbox, request))
 
     async def collect(self, client: str, timeout_s: float) -> list[Completion]:
-        """All finished sequences of a client: as soon as there is one, and `linger_s` for others to join it.
+        """All finished sequences of a client.
 
-        Empty after `timeout_s`. Raises RuntimeError naming the worker when it cannot serve any more.
+        Waits up to `timeout_s` for the first one, then up to `linger_s` for more of them. The list is empty after
+        `timeout_s`. Raises RuntimeError with the worker's name if the worker can no longer serve.
         """
         mailbox = self._mailboxes.setdefault(client, _Mailbox())
         deadline = time.monotonic() + timeout_s
@@ -169,7 +171,7 @@ class Engine:
         return completions
 
     def abort(self, client: str, request_ids: Iterable[str]) -> None:
-        """Stop sampling for requests whose client has given up on them; nothing is delivered for them."""
+        """Stop sampling for requests that their client no longer wants; it gets no completions for them."""
         mailbox = self._mailboxes.get(client, _Mailbox())
         for request_id in request_ids:
             task = mailbox.tasks.pop(request_id, None)
@@ -177,7 +179,7 @@ class Engine:
                 task.cancel()
 
     async def _until(self, mailbox: _Mailbox, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait for the condition or the deadline; raises once the worker cannot serve any more."""
+        """Wait for the condition or the deadline; raises RuntimeError if the worker can no longer serve."""
         while True:
             self._require_serving()
             remaining = deadline - time.monotonic()
@@ -204,10 +206,10 @@ class Engine:
             mailbox.changed.set()
 
     async def _complete(self, request: GenerationRequest) -> Completion:
-        """One sampled turn; whatever goes wrong with this one request comes back as an `error` completion."""
+        """One sampled turn; an error of this one request becomes a completion with finish reason `error`."""
         try:
             completion = await self.vllm.complete(request)
-        except Exception as error:  # the boundary: a task that raised instead would leave its client waiting
+        except Exception as error:  # if the task raised instead, its client would wait until its time-out
             self._usage.errors += 1
             ids, log_probs = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
             text = f"{type(error).__name__}: {error}"
@@ -218,10 +220,10 @@ class Engine:
     # --- weights ---
 
     async def update_weights(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> UpdateReport:
-        """Serve another version. `arrays`: the bundle's parameters in published order.
+        """Load and serve another version. `arrays`: the bundle's parameters in published order.
 
-        Raises RuntimeError, with worker, version and figures, when the transfer's checksum or the parity probe fails,
-        or when it takes longer than `update_timeout_s`.
+        Raises RuntimeError with worker, version and figures if the checksum or the parity probe fails, or if the update
+        takes longer than `update_timeout_s`.
         """
         bound = self._config.update_timeout_s
         async with self._updating:
@@ -268,12 +270,12 @@ class Engine:
         theirs = np.asarray(bundle.probe_log_probs, dtype=np.float64)
         if ours.shape != theirs.shape:
             raise RuntimeError(
-                f"{self._name}: the probe of version {bundle.version} has {len(bundle.probe_ids)} ids and needs "
-                f"{len(ours)} log-probabilities, but came with {len(theirs)}"
+                f"{self._name}: the probe of version {bundle.version} has {len(bundle.probe_ids)} ids and "
+                f"{len(theirs)} log-probabilities; it needs {len(ours)}"
             )
         difference = np.abs(ours - theirs)
         mean, bound = float(difference.mean()), parity_bound(self._config)
-        if not mean <= bound:  # also when it is no number
+        if not mean <= bound:  # `not <=` also catches NaN
             raise RuntimeError(
                 f"{self._name}: weights of version {bundle.version} failed the parity probe: mean absolute "
                 f"log-probability difference {mean:.3g} nats, bound {bound:.3g}"
@@ -291,12 +293,12 @@ class Engine:
         self._wake_all()
 
     def _serve_unless_unproven(self) -> None:
-        """After a transfer that loaded nothing: go on as before it."""
+        """After a transfer that loaded nothing, serve again if the present weights are proven."""
         if self._unproven is None:
             self._serve()
 
     def _refuse(self, reason: str) -> None:
-        """From now on nothing is served: what is in flight or undelivered was sampled under unproven weights."""
+        """Stop serving, and discard requests in flight and undelivered completions: their weights are unproven."""
         self._unproven = f"{self._name}: {reason}"
         for mailbox in self._mailboxes.values():
             for task in list(mailbox.tasks.values()):
@@ -305,7 +307,7 @@ class Engine:
         self._wake_all()
 
     def _require_serving(self) -> None:
-        """Raises RuntimeError naming the worker when it cannot serve and no update in progress can change that."""
+        """Raises RuntimeError with the worker's name if it cannot serve and no update that could change this runs."""
         self.vllm.require_alive()
         if self._unproven is not None and not self._updating.locked():
             raise RuntimeError(self._unproven)
@@ -316,7 +318,7 @@ class Engine:
 
 
 class RolloutWorker:
-    """The Ray actor (asynchronous; give it a `max_concurrency` above the number of its clients)."""
+    """The Ray actor. It is asynchronous; its `max_concurrency` must exceed the number of its clients."""
 
     def __init__(self, name: str, model_dir: str, config: RolloutConfig) -> None:
         from actors.play.codec import ChatCodec
@@ -331,7 +333,7 @@ class RolloutWorker:
         async with self._started:
             if not self._ready:
                 await self._engine.start()
-                gc.freeze()  # what imports made is never garbage: collections need not walk it
+                gc.freeze()  # objects made by imports live forever, so collections need not visit them
                 self._ready = True
         return {
             "worker": self._engine.name,
@@ -341,20 +343,23 @@ class RolloutWorker:
         }
 
     async def take_spans(self) -> list[Span]:
-        """When the engine had something to sample, since the last call."""
+        """Intervals since the last call in which the engine had something to sample."""
         return self._engine.spans.take()
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        """As `Engine.submit`."""
         self._engine.submit(client, requests)
 
     async def collect(self, client: str, timeout_s: float) -> list[Completion]:
+        """As `Engine.collect`."""
         return await self._engine.collect(client, timeout_s)
 
     async def abort(self, client: str, request_ids: list[str]) -> None:
+        """As `Engine.abort`."""
         self._engine.abort(client, request_ids)
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        """Fetches the bundle's chunks from the object store, then as `Engine.update_weights`."""
+        """Fetches the bundle's chunks from the object store, then does as `Engine.update_weights`."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._update_timeout_s):
@@ -369,10 +374,13 @@ class RolloutWorker:
         return replace(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
 
     async def health(self) -> dict[str, Any]:
+        """As `Engine.health`."""
         return await self._engine.health()
 
     async def stats(self) -> dict[str, float]:
+        """As `Engine.stats`."""
         return self._engine.stats()
 
     async def stop(self) -> None:
+        """As `Engine.stop`."""
         await self._engine.stop()
