@@ -1,4 +1,4 @@
-"""The command line: it parses, and imports the module of the one command that was asked for."""
+"""The command line: parses the arguments and imports only the module of the command that runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMANDS = {
     "config": "print all settings of a recipe, or the list of recipes",
     "doctor": "list what this machine lacks, and how to install it",
 }
-"""Name and one line of help. The module `cluster.commands.NAME` has `add_arguments(parser)` and `run(options)`."""
+"""Name and one line of help. The module `cluster.commands.NAME` defines `add_arguments(parser)` and `run(options)`."""
 
 EPILOG = """\
 examples:
@@ -47,15 +47,15 @@ Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 1
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags are taken as they are spelt: a half-typed one is an error, not a guess."""
+    """An argument parser that does not complete abbreviated flags: they are errors."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; bad input ends in one paragraph on stderr and code 2."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars; the actors started here inherit it
+    """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
     options = parse(sys.argv[1:] if argv is None else argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments of a command; overrides may stand before or behind its flags."""
+    """The parsed arguments of a command; overrides may stand before or after its flags."""
     parser = build_parser(next((word for word in argv if not word.startswith("-")), None))
     options, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-") and "overrides" in options]
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(command: str | None = None) -> Parser:
-    """Every command by name, and the arguments of the one that is to run."""
+    """The parser of all commands, with the arguments of `command` only, so that no other module is imported."""
     parser = Parser(
         prog="squelch",
         description="Trains LLM agents with RL, drops the prompts without signal, and shows during training whether "

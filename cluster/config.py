@@ -1,8 +1,8 @@
-"""The configuration tree of a run: every room's own settings, composed; YAML recipes and dotted overrides.
+"""The configuration tree of a run, composed of the settings of every package; YAML recipes and dotted overrides.
 
-A recipe is a YAML file of this tree; it may start from another (`extends: NAME`). `load` reads it, applies overrides
-(`filter.rho=0.5`), validates everything, and fails with one paragraph that names the key and the nearest valid one,
-before anything starts. Imports neither torch nor Ray.
+A recipe is a YAML file of this tree; it may extend another recipe (`extends: NAME`). `load` reads the file, applies
+overrides (`filter.rho=0.5`) and validates everything before the run starts; its error is one paragraph that names the
+key and the nearest valid key. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ModelConfig(Settings):
 
     path: str = "tiny"
     """A Hugging Face folder (decoder-only causal LM, safetensors, with a chat template), or `tiny`: the embedded
-    policy, warmed up on the spot for the environment and cached."""
+    policy, which the first run warms up for the environment and caches."""
     cache: str = ".cache/tiny"
-    """Where tiny policies are kept."""
+    """Folder in which tiny policies are kept."""
     tiny_seed: int = Field(0, ge=0)
     """Seed of the tiny policy's initialisation and demonstrations."""
 
@@ -50,19 +50,20 @@ class LoopConfig(Settings):
     """The training loop."""
 
     steps: int = Field(60, ge=1)
-    """Training steps; one window filtered and learned from each."""
+    """Training steps. Each step filters one window and learns from it."""
     prompts: int = Field(8, ge=1)
-    """P, tasks per training step (paper, section 4.1)."""
+    """P, number of tasks per training step (paper, section 4.1)."""
     max_staleness: int = Field(0, ge=0)
-    """S: step s is issued once s - 1 - S steps are completed. 0 is synchronous and on policy."""
+    """S, in versions: step s is issued once s - 1 - S steps are completed. 0 is synchronous and on-policy."""
     group_timeout_s: float = Field(600.0, gt=0)
-    """Seconds one group may take; past it its actor is named and the ticket fails."""
+    """Seconds within which an actor must return a group; then the failure names the actor, and the ticket is replayed
+    or fails (`max_attempts`)."""
     max_attempts: int = Field(3, ge=1)
-    """Times a ticket is played when its actor dies or is late; then it fails with the reason."""
+    """Number of times that a ticket is played if its actor dies or is late; then it fails with the cause."""
     checkpoint_every: int = Field(20, ge=1)
-    """Steps between two checkpoints; the last step is always checkpointed."""
+    """Steps between two checkpoints; the last step always writes a checkpoint."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Checkpoints kept besides the best."""
+    """Number of newest checkpoints that are kept besides the best."""
 
 
 class ValidationConfig(Settings):
@@ -71,47 +72,54 @@ class ValidationConfig(Settings):
     every: int = Field(20, ge=0)
     """Steps between two validations; 0 turns it off. The first is before step 1 and the last after the last step."""
     tasks: int = Field(512, ge=1)
-    """Fixed validation tasks, one trajectory each."""
+    """Number of fixed validation tasks; one trajectory is played per task."""
     temperature: float = Field(0.5, gt=0)
+    """Sampling temperature of validation."""
     collapse_threshold: float = Field(0.01, ge=0, le=1)
     """Success below this raises the collapse flag."""
     early_stop: Literal["off", "paper", "ragen"] = "off"
-    """Appendix B.2. `paper`: mean reward variance below 10% of its mean over the first 10 steps for 5 steps, or
-    validation success below the collapse threshold 5 times in a row. `ragen`: the authors' code, std and 10 steps."""
+    """Rule that stops the run early (appendix B.2). `paper`: the mean reward variance is below 10% of its mean over the
+    first 10 steps for 5 steps in a row, or validation success is below the collapse threshold 5 times in a row.
+    `ragen`, as the authors' code: the same with the standard deviation, for 10 steps."""
 
 
 class GradientsConfig(Settings):
     """The gradient decomposition within a run (paper, section 3.1, Figure 3; docs/gradients.md)."""
 
     every: int = Field(0, ge=0)
-    """Steps between two; 0 turns it off. It costs a forward and a backward pass a trajectory, and their play."""
+    """Steps between two decompositions; 0 turns them off. Each costs a forward and a backward pass per trajectory, and
+    the play of further groups."""
     groups: int = Field(48, ge=2)
-    """Groups of the current version: the step's own, filled up with ones played on validation tasks for this alone."""
+    """Number of groups of the current version: the step's own, and further groups that are played on validation tasks
+    for the decomposition alone."""
 
 
 class ClusterConfig(Settings):
-    """Where it runs."""
+    """The Ray cluster on which the run executes."""
 
     address: str = ""
-    """Ray cluster to join (`auto`, or host:port); empty starts one on this machine."""
+    """Ray cluster to join (`auto`, or host:port); empty starts a cluster on this machine."""
     num_cpus: float = Field(0, ge=0)
-    """CPUs a cluster started here offers; 0 takes what it needs or has, whichever is more."""
+    """CPUs that a cluster started on this machine offers; 0 offers the larger of the run's need and the machine's
+    number of CPUs."""
     object_store_mib: int = Field(256, ge=80)
-    """MiB of a locally started object store."""
+    """Size in MiB of the object store of a cluster started on this machine."""
     start_timeout_s: float = Field(300.0, gt=0)
-    """Seconds until every actor must be ready; the late ones are named."""
+    """Seconds until every actor must be ready; the error names the late actors."""
     max_restarts: int = Field(3, ge=0)
-    """Times one environment actor, rollout worker, filter service or scorer is replaced after its death."""
+    """Number of times that each environment actor, rollout worker, filter service or scorer is replaced after its
+    death."""
 
 
 class RunConfig(Settings):
-    """One run."""
+    """All settings of one run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9_+][A-Za-z0-9._+-]*$")
-    """Folder under `runs_dir`: letters, digits, . _ + or -."""
+    """Name of the run's folder under `runs_dir`: letters, digits, . _ + or -."""
     runs_dir: str = "runs"
+    """Folder that holds the folders of runs."""
     seed: int = Field(0, ge=0)
-    """Every request's seed comes from (seed, ticket, trajectory, turn)."""
+    """Seed of the run. Every request's seed is derived from (seed, ticket, trajectory, turn)."""
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     loop: LoopConfig = LoopConfig()
@@ -128,17 +136,19 @@ class RunConfig(Settings):
 
     @property
     def run_dir(self) -> Path:
+        """The run's folder."""
         return Path(self.runs_dir) / self.name
 
     @property
     def algorithm_differences(self) -> list[str]:
-        """Where the run departs from `learner.algorithm`, by the user's own keys."""
+        """The settings in which the run departs from `learner.algorithm`, named by the user's keys."""
         return differences(self.learner.algorithm, self.learner.model_dump(mode="json"))
 
     @model_validator(mode="before")
     @classmethod
     def _filter_of_the_algorithm(cls, tree: Any) -> Any:
-        """An algorithm that has a filter brings it; a user's other one is refused (design: no silent precedence)."""
+        """Fills in the filter of an algorithm that defines one. A different filter of the user is refused, so that
+        neither silently takes precedence."""
         learner = tree.get("learner", {}) if isinstance(tree, dict) else None
         if not isinstance(learner, dict) or not learner.get("algorithm_filter", True):
             return tree
@@ -162,9 +172,10 @@ class RunConfig(Settings):
         sampled = self.sampling.max_tokens_per_turn * (self.environment.format.max_turns or 0)
         if sampled >= self.rollout.max_model_len:
             raise ValueError(
-                f"rollout.max_model_len={self.rollout.max_model_len} cannot hold "
-                f"environment.format.max_turns x sampling.max_tokens_per_turn = {sampled} sampled tokens and their "
-                "prompts; raise rollout.max_model_len or lower the others"
+                f"rollout.max_model_len={self.rollout.max_model_len} is too small for "
+                f"environment.format.max_turns x sampling.max_tokens_per_turn = {sampled} sampled tokens and "
+                "the prompts; raise rollout.max_model_len, or lower environment.format.max_turns or "
+                "sampling.max_tokens_per_turn"
             )
         return self
 
@@ -175,16 +186,16 @@ def recipe_names() -> list[str]:
 
 
 def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
-    """The validated configuration of a recipe (a shipped name or a YAML file) under dotted overrides.
+    """The validated configuration of a recipe (a shipped name or a YAML file) with dotted overrides applied.
 
     Raises:
-        UserError: the file, a key or a value is wrong; the text names it and what would be right.
+        UserError: the file, a key or a value is wrong; the text names it and says what would be right.
     """
     return validated(read_recipe(recipe), overrides or [])
 
 
 def validated(tree: dict[str, Any], overrides: list[str]) -> RunConfig:
-    """The validated configuration of a recipe's tree, which the overrides change. UserError as of `load`."""
+    """The validated configuration of a recipe's tree, to which the overrides are applied in place. Raises as `load`."""
     for override in overrides:
         _apply(tree, override)
     try:
@@ -197,16 +208,18 @@ def validated(tree: dict[str, Any], overrides: list[str]) -> RunConfig:
 
 
 def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The recipe's tree as plain data, with what it extends merged beneath it.
+    """The recipe's tree as plain data, merged over the recipe that it extends.
 
-    `extended_by`: the files that led here, the first one first; a file named by one of them is looked for beside it.
+    Args:
+        extended_by: the chain of files that extend this recipe, outermost first. A file name is relative to the folder
+            of the last of them.
     """
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
     if not path.is_file():
         raise UserError(
             f"no recipe {recipe!r}: {path} does not exist. {_meant(recipe, recipe_names())}"
-            f"Shipped recipes: {', '.join(recipe_names())}; a path ending in .yaml works too."
+            f"Shipped recipes: {', '.join(recipe_names())}; or give a path that ends in .yaml."
         )
     chain = (*extended_by, path.resolve())
     if path.resolve() in extended_by:
@@ -226,21 +239,21 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """The YAML as plain data; UserError, as one paragraph that begins with `what`, where it is none."""
+    """The YAML as plain data; if it is invalid, UserError of one paragraph that begins with `what`."""
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a plain ValueError
+    except (yaml.YAMLError, ValueError) as error:  # an invalid date raises a plain ValueError
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise UserError(f"{what} is not YAML: {reason}") from error
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved configuration as YAML; `load` reads it back to an equal one."""
+    """The resolved configuration as YAML; `load` reads it back as an equal configuration."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """`key: old -> new` of every setting that differs."""
+    """`key: old -> new` for every setting that differs."""
     old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
@@ -275,7 +288,7 @@ def _explain(error: ValidationError) -> str:
             siblings = _fields_at(item["loc"][:-1])
             lines.append(f"{where}: unknown key. {_nearest(str(item['loc'][-1]), siblings)}".strip())
         elif item["type"] in ("model_type", "model_attributes_type"):
-            lines.append(f"{where}: holds {item['input']!r}; it is a block of settings, e.g. {where}.KEY=VALUE")
+            lines.append(f"{where}: is {item['input']!r}, but must be a block of settings, e.g. {where}.KEY=VALUE")
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {item['input']!r})"
@@ -297,7 +310,7 @@ def _nearest(word: str, valid: list[str]) -> str:
 
 
 def _meant_value(error: ErrorDetails) -> str:
-    """The question after one of a few names was misspelt; nothing for other errors."""
+    """The question `Did you mean ...?` if a setting that takes one of a few names has another; else empty."""
     if error["type"] != "literal_error":
         return ""
     names = re.findall(r"'([^']*)'", error["ctx"]["expected"])
@@ -305,13 +318,14 @@ def _meant_value(error: ErrorDetails) -> str:
 
 
 def _meant(word: str, valid: list[str]) -> str:
-    """The question, with a space after it; nothing where no valid word is near."""
+    """The question `Did you mean ...? `, with a space at its end; empty if no valid word is similar."""
     close = difflib.get_close_matches(word, valid, n=1, cutoff=0.4)
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
 def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> LearnerConfig:
-    """The learner with the lengths that its objective takes from the run: what a turn, and an episode, may sample."""
+    """The learner's settings with the lengths that its objective takes from the run: the largest number of tokens that
+    a turn, and an episode, may sample."""
     objective, turn = config.learner.objective, config.sampling.max_tokens_per_turn
     changes: dict[str, Any] = {}
     if objective.aggregation == "constant" and not objective.normaliser_tokens:
@@ -325,7 +339,8 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
 
 
 def _resolve_environment(config: RunConfig) -> EnvironmentConfig:
-    """The environment with its own numbers where the format leaves them open; UserError where it cannot be made."""
+    """The environment's settings, with its own defaults for numbers that the format leaves open. UserError if the
+    environment cannot be created."""
     try:
         make(config.environment.name, "train", config.environment.options)
         return resolved(config.environment)

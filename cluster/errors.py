@@ -1,4 +1,4 @@
-"""Errors that a user can mend: the command line prints them as one paragraph and exits with code 2."""
+"""Errors that a user can correct: the command line prints them as one paragraph and exits with code 2."""
 
 
 class UserError(Exception):

@@ -1,7 +1,7 @@
-"""The metrics of a run: those of the cluster's own parts, and the tables of all components, composed in a fixed order.
+"""The metrics of a run: the tables of all components, and that of the training loop, the ledger and the fleet.
 
-To add a metric, add it to the table of the component that knows the figure (here, or the `metrics` module beside it),
-and a panel to `deploy.panels`. Importing this loads neither Ray, torch, vLLM nor numpy.
+To add a metric, add it to the table of the component that knows the figure (here, or in the component's `metrics`
+module), and a panel to `deploy.panels`. Importing this module loads none of Ray, torch, vLLM and numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from actors.metrics.specification import MetricSpec, Section, Table, gauge, prod
 from actors.play.metrics import FAILURES
 
 STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-"""Seconds; 3.5 is the stated bound of the demo's step."""
+"""Seconds; 3.5 is the documented bound on a step of the demo."""
 
 PARTS = (
     "step",
@@ -56,15 +56,18 @@ LEDGER_STATES = (
     "failed",
     "cancelled",
 )
-"""What `cluster.control.ledger` counts, in the order of its equation."""
+"""The counts of `cluster.control.ledger`, in the order of its equation."""
 DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
 
 METRICS: Table = {
     Section.PROGRESS: (
         gauge("squelch_step", "step", "Training step that finished last"),
-        gauge("squelch_planned_steps", "total_steps", "Training steps that the run is to make"),
+        gauge("squelch_planned_steps", "total_steps", "Planned training steps"),
         gauge(
-            "squelch_last_step_timestamp_seconds", "time", "When the last training step finished, unix", unit="seconds"
+            "squelch_last_step_timestamp_seconds",
+            "time",
+            "Unix time at which the last training step finished",
+            unit="seconds",
         ),
         gauge("squelch_policy_version", "policy_version", "Policy version published last"),
         MetricSpec(
@@ -75,7 +78,7 @@ METRICS: Table = {
             ("kind",),
             product(("sampled", "total", "trained")),
         ),
-        gauge("squelch_tokens_per_second", "tokens/per_second", "Tokens sampled in the last step by its wall seconds"),
+        gauge("squelch_tokens_per_second", "tokens/per_second", "Sampled tokens per wall second of the last step"),
     ),
     Section.LEARNING: (
         gauge(
@@ -127,7 +130,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_wait_seconds_total",
             "counter",
-            "Seconds that one party stood idle waiting for another",
+            "Seconds that one party waited for another",
             "wait/{waiter}/{waited_for}",
             ("waiter", "waited_for"),
             WAITS,
@@ -166,7 +169,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_actor_restarts_total",
             "counter",
-            "Times that an actor was started again",
+            "Restarts of an actor",
             "restarts/{actor}",
             ("actor",),
             open=True,
@@ -180,7 +183,7 @@ METRICS: Table = {
         ),
     ),
 }
-"""The training loop, the ledger and the fleet."""
+"""Metrics of the training loop, the ledger and the fleet."""
 
 COMPONENTS: tuple[ModuleType, ...] = (
     actors.play.metrics,
@@ -192,6 +195,6 @@ COMPONENTS: tuple[ModuleType, ...] = (
     actors.rollout.metrics,
     actors.metrics.build_info,
 )
-"""Modules with a table `METRICS`, in the order in which a step passes them."""
+"""Modules with a table `METRICS`, in the order of a training step."""
 
 REGISTRY = Registry(METRICS, *(component.METRICS for component in COMPONENTS))

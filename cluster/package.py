@@ -1,4 +1,4 @@
-"""Where Squelch's code lies: in a checkout of its repository, or installed as the distribution `squelch-rl`."""
+"""The location of Squelch's code: a checkout of its repository, or the installed distribution `squelch-rl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`squelch config`: prints a recipe with every setting, or the list of recipes."""
+"""`squelch config`: prints every setting of a recipe, or the list of recipes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts."
     parser.add_argument("recipe", nargs="?", default="frozenlake")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the recipe or the names."""
+    """Prints the recipe, or the names of all recipes."""
     from cluster.config import dump, load, recipe_names
 
     say("\n".join(recipe_names()) if options.list else dump(load(options.recipe, options.overrides)).rstrip())

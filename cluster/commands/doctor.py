@@ -1,4 +1,4 @@
-"""What a machine lacks to run Squelch, and how to mend it."""
+"""`squelch doctor`: checks whether a machine can run Squelch, and says how to fix each problem."""
 
 from __future__ import annotations
 
@@ -39,28 +39,27 @@ SET_UP = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; `mend` is empty when it is well."""
+    """The result of one check. `mend`: how to fix the problem; empty if there is none."""
 
     what: str
     found: str
     mend: str = ""
 
     def line(self) -> str:
-        return f"{'mend' if self.mend else 'ok  '}  {self.what}: {self.found}" + (
-            f" -> {self.mend}" if self.mend else ""
-        )
+        """The finding as one line of text, which begins with `ok` or `fix`."""
+        return f"{'fix' if self.mend else 'ok '}  {self.what}: {self.found}" + (f" -> {self.mend}" if self.mend else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = (
         "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine. A line "
-        "that begins with `mend` says how to solve a problem; the exit code is 1 if there is such a line."
+        "that begins with `fix` says how to solve a problem; the exit code is 1 if there is such a line."
     )
 
 
 def run(_: argparse.Namespace) -> int:
-    """Prints every finding."""
+    """Prints every finding; returns 1 if there is a problem, else 0."""
     findings = diagnose()
     for finding in findings:
         say(finding.line())
@@ -68,7 +67,7 @@ def run(_: argparse.Namespace) -> int:
 
 
 def diagnose() -> list[Finding]:
-    """Every finding; those with `mend` need a hand."""
+    """Runs every check; a finding with `mend` is a problem."""
     well = [_python(), _engine(), *_packages(), *_strays(), _plugin(), _accelerator(), *_programs(), _shared_memory()]
     return [*well, _sandbox()]
 

@@ -1,4 +1,4 @@
-"""`squelch eval`: success of a run's checkpoint on the fixed validation tasks."""
+"""`squelch eval`: measures the success of a run's checkpoint on the fixed validation tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = (
         "Plays the validation tasks with a run's checkpoint (the best one by default) and prints success with its 95% "
         "interval (Wilson)."

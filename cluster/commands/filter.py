@@ -1,8 +1,8 @@
-"""`squelch filter`: the filter on files that any trainer can write; with what `squelch mi` (cluster/commands/mi.py)
-shares.
+"""`squelch filter`: applies the filter to files that any trainer can write. `squelch mi` (cluster/commands/mi.py) uses
+this module's reader of .npz files.
 
-Starts in well under 0.5 s: no torch, no Ray, no vLLM; pyarrow only to read Parquet. Bad input is a `UserError` that
-names the file and the key and says what would be right.
+The command starts in well under 0.5 s: it imports no torch, Ray or vLLM, and pyarrow only to read Parquet. Bad input
+raises a `UserError` that names the file and the key and says what would be right.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ Which groups would the filter keep? Ranks groups by a statistic of their rewards
 section 3.3 and appendix G.1). Nothing is trained; the file is only read.
 
 FILE is one of
-  an .npz with `rewards` (num_groups, group_size): episode returns without format penalty, NaN where one failed;
+  an .npz with `rewards` (num_groups, group_size): episode returns without format penalty, NaN for a failed trajectory;
       optional, of the same shape: `lengths` (sampled tokens), `surprisals` (mean -log p of the sampled tokens, nats),
       `penalties` (format penalties, used by --compat ragen)
-  a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked by itself"""
+  a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately"""
 
 FILTER_EPILOG = """\
 examples:
   squelch filter rewards.npz
   squelch filter rewards.npz --rule top_k --rho 0.25 --json
   squelch filter runs/frozenlake --rule min_p --rho 0.2
-  squelch filter rewards.npz --compat ragen        as the authors' code: std instead of variance, penalties inside"""
+  squelch filter rewards.npz --compat ragen        standard deviation of rewards with format penalties"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description, parser.epilog = FILTER_HELP, f"{_tables()}\n\n{FILTER_EPILOG}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
@@ -76,9 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_name_of(STATISTICS, "statistic"),
         choices=tuple(STATISTICS),
         default="reward_variance",
-        help="default: %(default)s",
+        help="statistic by which groups are ranked (default: %(default)s)",
     )
-    parser.add_argument("--keep", choices=("largest", "smallest"), default="largest", help="default: %(default)s")
+    parser.add_argument(
+        "--keep",
+        choices=("largest", "smallest"),
+        default="largest",
+        help="keep the groups with the largest or the smallest scores (default: %(default)s)",
+    )
     parser.add_argument(
         "--include-zero",
         action=argparse.BooleanOptionalAction,
@@ -92,9 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="top_p: absolute slack on the threshold, in the statistic's unit (default: %(default)s)",
     )
     parser.add_argument(
-        "--band", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="band: quantiles to keep"
+        "--band",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        default=(0.0, 1.0),
+        help="band: keep scores between these quantiles",
     )
-    add_compat(parser, "std with format penalties inside, at least one group for top_k")
+    add_compat(parser, "standard deviation of rewards with format penalties, at least one group for top_k")
 
 
 def _tables() -> str:
@@ -105,7 +115,7 @@ def _tables() -> str:
 
 
 def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
-    """Reads a name of the table; an unknown one is an error that names the nearest."""
+    """Returns a reader for a flag that takes a name of the table; the error of an unknown name names the nearest."""
 
     def read(name: str) -> str:
         try:
@@ -122,19 +132,19 @@ RANGES = {
     "epsilon": "at least 0, in the statistic's unit",
     "band": "two quantiles, 0 <= LOW <= HIGH <= 1",
 }
-"""Flags whose values the parser cannot check by itself."""
+"""The valid range of each flag whose value argparse cannot check."""
 
 
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
     *("loss_mask", "log_probs"),
 )
-"""Columns of the archive that the filter's statistics are made of."""
+"""Columns of the archive from which the filter's statistics are computed."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Groups ranked together, and where each stands in the file."""
+    """Groups that are ranked together, and the position of each in the file."""
 
     step: int | None
     positions: list[int]
@@ -142,7 +152,7 @@ class Window:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what the filter keeps of a file's groups; 0 on success, `UserError` on bad input."""
+    """Prints the filter's decision on each group of a file; returns 0, or raises UserError for bad input."""
     config = filter_config(args)
     windows = read_windows(args.file)
     report = filter_report(args.file, windows, config)
@@ -151,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def filter_config(args: argparse.Namespace) -> FilterConfig:
-    """The flags as settings of the filter."""
+    """The filter's settings from the flags; UserError for a value out of range."""
     names = ("rule", "rho", "statistic", "keep", "include_zero", "epsilon", "compat")
     try:
         return FilterConfig(**{name: getattr(args, name) for name in names}, band=tuple(args.band))
@@ -162,7 +172,7 @@ def filter_config(args: argparse.Namespace) -> FilterConfig:
 
 
 def read_windows(path: Path) -> list[Window]:
-    """The windows of an .npz (one) or of archived groups (one a step)."""
+    """The windows of a file: one for an .npz, one per step for archived groups."""
     if not path.exists():
         raise UserError(f"{path} does not exist; give an .npz with `rewards`, a run's folder, or a Parquet file")
     return _windows_of_npz(path) if path.suffix == ".npz" else _windows_of_archive(path)
@@ -177,8 +187,8 @@ def _windows_of_npz(path: Path) -> list[Window]:
     rewards = arrays.pop("rewards")
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise UserError(
-            f"{path}: `rewards` has shape {rewards.shape}; it must be (num_groups, group_size), neither of them 0, "
-            "NaN where a trajectory failed"
+            f"{path}: `rewards` has shape {rewards.shape}; it must be (num_groups, group_size) with at least one group "
+            "and one trajectory; a failed trajectory is NaN"
         )
     for name, array in arrays.items():
         if array.shape != rewards.shape:
@@ -210,7 +220,7 @@ def _windows_of_archive(path: Path) -> list[Window]:
 
 
 def _windows_of_table(path: Path, table: Any) -> list[Window]:
-    """Splits rows sorted by step and group into groups, and those into windows."""
+    """Splits rows, which are sorted by step and group, into groups and windows."""
     import numpy as np
 
     columns = _trajectory_columns(table)
@@ -226,7 +236,7 @@ def _windows_of_table(path: Path, table: Any) -> list[Window]:
 
 
 def _trajectory_columns(table: Any) -> dict[str, np.ndarray]:
-    """(num_trajectories,) arrays; `alive` false where a trajectory failed."""
+    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory."""
     import numpy as np
 
     from actors.records import list_column
@@ -253,7 +263,7 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
 
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:
-    """What `--json` prints: positions count groups over the whole file, in order of step and ticket."""
+    """The output of `--json`. Positions count groups over the whole file, in order of step and ticket."""
     from actors.filter.metrics import kept_fraction, kept_mass
 
     chosen = [_select(path, window, config) for window in windows]
@@ -279,7 +289,7 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
 
 
 def _select(path: Path, window: Window, config: FilterConfig) -> tuple[Selection, np.ndarray, np.ndarray]:
-    """(selection, reward variances (n,), scores (n,)) of a window."""
+    """(selection, reward variances, scores) of a window; the latter two (num_groups,)."""
     from actors.filter.measure import measure
     from actors.filter.selection import select
     from actors.filter.tickets import ticket_order
@@ -326,7 +336,7 @@ def _step_row(window: Window, found: Selection) -> dict[str, Any]:
 
 
 def filter_table(report: Mapping[str, Any]) -> str:
-    """For people: the summary, then the steps or the groups."""
+    """The report as text: the summary, then one line per step or group."""
     head = [
         ("filter", report["filter"]),
         ("kept groups", f"{len(report['kept'])} of {report['num_groups']} ({report['kept_fraction']:.1%})"),
@@ -355,7 +365,7 @@ def _group_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """The named arrays as numbers; no pickles are loaded. `UserError` names file, key and remedy."""
+    """The named arrays of an .npz as numbers. Pickled objects are refused; `UserError` names file, key and remedy."""
     import numpy as np
 
     needed = (required, *also)
@@ -374,14 +384,12 @@ def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[
                 )
             arrays = {name: data[name] for name in known if name in data.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"{path} is not a whole .npz of plain arrays ({error}); write it again with np.savez"
-        ) from error
+        raise UserError(f"{path} is damaged or holds Python objects ({error}); write it again with np.savez") from error
     return {name: _numbers(path, name, array) for name, array in arrays.items()}
 
 
 def _numbers(path: Path, name: str, array: np.ndarray) -> np.ndarray:
-    """float64; `prompt_id` may be anything that compares."""
+    """The array as float64; `prompt_id` is returned unchanged, because it may hold any type that can be compared."""
     if name == "prompt_id":
         return array
     if array.dtype.kind not in "fiub":

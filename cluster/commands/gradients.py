@@ -1,8 +1,8 @@
-"""`squelch gradients`: the decomposition of Figure 3 on a run's archived groups, at the weights of one checkpoint.
+"""`squelch gradients`: decomposes the gradient (Figure 3) of a run's archived groups at the weights of one checkpoint.
 
-No Ray, no vLLM: one process loads the checkpoint and takes the gradients. Groups that this very version sampled are on
-policy; there are only as many as steps it sampled for. `--older weight` fills up with the groups of the nearest other
-versions, under truncated importance weights (docs/gradients.md says what that costs).
+One process loads the checkpoint and computes the gradients, without Ray or vLLM. Only groups that the same version
+sampled are on-policy, and their number is limited by the steps for which that version sampled. `--older weight` adds
+groups of the nearest other versions with truncated importance weights (docs/gradients.md discusses the bias).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from learner.trainer import Trainer
 
 GROUPS = 48
-"""Fewest groups (8 in each of 6 buckets)."""
+"""Smallest number of groups: 8 in each of 6 buckets."""
 DESCRIPTION = """\
 Decomposes the gradient of archived groups by reward variance: task, KL and entropy gradients (paper, Figure 3), signal
 and noise from two halves of each group, and the tightness of Theorem H.2's bound. The weights come from a checkpoint;
@@ -42,7 +42,7 @@ the groups are those that these weights sampled, in the steps after it."""
 
 @dataclass(frozen=True)
 class ArchivedGroup:
-    """One group of the archive, and the oldest and newest version that sampled in it."""
+    """One group of the archive, with the oldest and the newest version that sampled one of its tokens."""
 
     group_id: str
     step: int
@@ -52,7 +52,7 @@ class ArchivedGroup:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = DESCRIPTION
     add_run_dir(parser)
     parser.add_argument("--step", type=int, help="use the weights after this step (0: the initial policy)")
@@ -90,10 +90,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[int, int, Path | None]:
-    """(step, policy version, folder) of the weights: those after `step`, by default the newest whose successor step
-    was played. The folder is None for the initial policy.
+    """(step, policy version, folder) of the weights after `step`; by default the newest weights for which the archive
+    has groups of the next step. The folder is None for the initial policy.
 
-    Raises UserError naming the steps there are.
+    Raises:
+        UserError: there are no such weights; the text names the steps that exist.
     """
     from cluster.loop.state import read_state
 
@@ -108,9 +109,10 @@ def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[int, int, Path |
 
 
 def choose_groups(run_dir: Path, step: int, version: int, older: str, wanted: int) -> list[ArchivedGroup]:
-    """Groups that `version` sampled; with `older` = weight, filled up to `wanted` with those of the nearest versions.
+    """Groups that `version` sampled; with `older` = weight, also groups of the nearest versions, up to `wanted`.
 
-    Raises UserError when there are too few, saying how many and what to do.
+    Raises:
+        UserError: there are too few groups; the text names their number and a remedy.
     """
     steps = RunFolder(run_dir).steps()
     found: list[ArchivedGroup] = []
@@ -125,7 +127,8 @@ def choose_groups(run_dir: Path, step: int, version: int, older: str, wanted: in
 
 
 def _exact(run_dir: Path, steps: Sequence[int], step: int, version: int) -> Iterator[ArchivedGroup]:
-    """Groups of that version alone, from `step` outwards until all groups of a step are newer, or older."""
+    """Groups that only that version sampled, from `step` in both directions until all groups of a step have newer, or
+    older, versions."""
     for near in sorted(s for s in steps if s > step):
         groups = archived_groups(run_dir, near)
         if groups and all(g.version_min > version for g in groups):
@@ -139,7 +142,7 @@ def _exact(run_dir: Path, steps: Sequence[int], step: int, version: int) -> Iter
 
 
 def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
-    """The groups of one step with at least two trajectories that did not fail, in order of their ids."""
+    """The groups of one step that have at least two survivors, in order of their ids."""
     from actors.records import from_table
 
     table = RunFolder(run_dir).groups([step])
@@ -165,7 +168,7 @@ def _too_few(run_dir: Path, step: int, version: int, older: str, found: int, wan
 
 
 def learner_config(own: LearnerConfig, kl: float | None, entropy: float | None) -> LearnerConfig:
-    """The run's learner as one rank, with other coefficients if given."""
+    """The settings of the run's learner for one rank, with the given KL and entropy coefficients unless None."""
     objective = own.objective
     if kl and (objective.kl.place == "reward" or objective.kl.estimator == "k1"):
         raise UserError(
@@ -184,9 +187,10 @@ def learner_config(own: LearnerConfig, kl: float | None, entropy: float | None) 
 def measure(
     config: RunConfig, learner: LearnerConfig, checkpoint: Path | None, groups: Sequence[ArchivedGroup], buckets: int
 ) -> Decomposition:
-    """Loads the weights in this process and takes the gradients.
+    """Loads the weights in this process and computes the gradients.
 
-    Raises UserError for a checkpoint of another model and for groups that cannot be learned from.
+    Raises:
+        UserError: the checkpoint is of another model, or the learner cannot train on the groups.
     """
     from learner import process_group
     from learner.decomposition.decompose import decompose
@@ -221,7 +225,7 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
 
 
 def _silent(text: str) -> None:
-    """Says nothing: with --json the only output is the object."""
+    """Prints nothing: with --json the only output is the JSON object."""
 
 
 def _objective(learner: LearnerConfig) -> dict[str, Any]:
@@ -270,7 +274,7 @@ docs/gradients.md says how to read them."""
 
 
 def show(facts: dict[str, Any], found: Decomposition, console: Console) -> None:
-    """Three tables: norms (Figure 3), norms of each bucket's mean gradient, signal against noise."""
+    """Prints three tables: gradient norms (Figure 3), norms of each bucket's mean gradient, and signal and noise."""
     versions = ", ".join(f"{n} of version {v}" for v, n in facts["versions"].items())
     console.print(f"{facts['run']} after step {facts['step']} (version {facts['version']}): {versions}")
     console.print(_table("Mean norm of a prompt's gradient, by bucket of reward variance (RV)", NORMS, found.buckets))

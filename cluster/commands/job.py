@@ -1,4 +1,4 @@
-"""`squelch job`: status, logs or stop of a submitted job."""
+"""`squelch job`: prints the status or logs of a submitted job, or stops it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.add_argument("action", choices=("status", "logs", "stop"))
     parser.add_argument("job_id")
     add_job_server(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Asks the cluster's job server."""
+    """Sends the request to the cluster's job server."""
     from cluster.fleet.jobs import job
 
     return job(options.address, options.action, options.job_id, say)

@@ -1,8 +1,8 @@
-"""The memory that one learner rank of a recipe needs, from shapes alone: no weight is read.
+"""Prints the memory that one learner rank of a recipe needs, computed from shapes; no weights are read.
 
     python -m cluster.commands.memory RECIPE [KEY=VALUE ...]
 
-The recipe's model is read from its folder, or by its name from the published shapes of `learner.shapes`.
+The shapes are those of the model's folder, or the published shapes in `learner.shapes` for a known model name.
 """
 
 import sys
@@ -20,7 +20,7 @@ USAGE = "usage: python -m cluster.commands.memory RECIPE [KEY=VALUE ...]"
 
 
 def estimate_line(recipe: str, overrides: list[str]) -> str:
-    """The model's name and the bytes of one rank, by part. A recipe or model that cannot be read is a UserError."""
+    """The model's name and the bytes that one rank needs, by part. UserError if recipe or model cannot be read."""
     run = load(recipe, overrides)
     path = Path(run.model.path)
     config = _shape(path)
@@ -39,7 +39,7 @@ def _shape(path: Path) -> PreTrainedConfig:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the estimate; 2 for bad input."""
+    """Prints the estimate; returns 0, or 2 for bad input."""
     try:
         if not arguments:
             raise UserError(USAGE)

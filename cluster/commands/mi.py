@@ -1,7 +1,8 @@
-"""`squelch mi`: the mutual-information proxies, with intervals and nulls, of a score matrix that any trainer can write.
+"""`squelch mi`: computes the mutual-information proxies, with intervals and null distributions, of a score matrix that
+any trainer can write.
 
-Starts in well under 0.5 s: no torch, no Ray, no vLLM. Bad input is a `UserError` that names the file and the key and
-says what would be right.
+The command starts in well under 0.5 s: it imports no torch, Ray or vLLM. Bad input raises a `UserError` that names the
+file and the key and says what would be right.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description, parser.epilog = MI_HELP, MI_EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the proxies of a score matrix; 0 on success, `UserError` on bad input."""
+    """Prints the proxies of a score matrix; returns 0, or raises UserError for bad input."""
     found, has_time = mi_reports(args.file, args.compat, args.seed)
     if args.json:
         plain = [mi_json(report, sure, args.half_width) for report, sure in found]
@@ -76,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def mi_reports(path: Path, compat: Compat, seed: int = 0) -> tuple[list[tuple[Proxies, Uncertainty]], bool]:
-    """Proxies and their uncertainty for each time, the moving average running through them; and whether the file has a
-    time axis."""
+    """The proxies and their uncertainty at each time, and whether the file has a time axis. The moving average runs
+    over the times."""
     arrays = read_npz(path, "log_likelihood", ("prompt_id",), also=("lengths",))
     matrix, lengths, prompt = arrays["log_likelihood"], arrays["lengths"], arrays.get("prompt_id")
     has_time = matrix.ndim == 4
@@ -104,7 +105,13 @@ def mi_reports(path: Path, compat: Compat, seed: int = 0) -> tuple[list[tuple[Pr
 def _measured(
     matrix: np.ndarray, lengths: np.ndarray, prompts: Sequence[np.ndarray | None], compat: Compat, seed: int
 ) -> list[tuple[Proxies, Uncertainty]]:
-    """Of (T, N, K, N) and (T, N, K)."""
+    """The proxies and their uncertainty at each time.
+
+    Args:
+        matrix: (T, N, K, N), nats per sequence.
+        lengths: (T, N, K), tokens.
+        prompts: the ids of the N prompts at each time; None if all prompts are distinct.
+    """
     from actors.diagnosis.proxies import EmaState, proxies_of_scores, scores_of_matrix
     from actors.diagnosis.uncertainty import uncertainty
 
@@ -117,7 +124,7 @@ def _measured(
 
 
 def mi_json(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, Any]:
-    """What `--json` prints for one matrix; null where no reasoning was usable."""
+    """The output of `--json` for one matrix; a figure is null if no reasoning was usable."""
     plain = report.as_dict()
     bounds = {"per_sequence": plain.pop("upper_bound"), "per_token": plain.pop("upper_bound_per_token")}
     for key in ("recall", "recall_chance"):
@@ -136,7 +143,7 @@ def mi_json(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, 
 
 
 def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str = "") -> str:
-    """For people: each figure with its interval, its unit and, where there is one, its chance level, bound or null."""
+    """The report as a table: each figure with its interval, unit, and chance level, bound or null if it has one."""
     used = f"of {report.num_prompts} distinct prompts, compat={report.compat}"
     rows = [
         ("reasonings used", f"{report.num_samples}", "", used, ""),
@@ -155,7 +162,7 @@ def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str =
 
 
 def _mi_figures(report: Proxies) -> list[tuple[str, str, float | None, str]]:
-    """(key, name, value, what to hold it against)."""
+    """(key, name, value, unit or chance level) of each figure."""
     return [
         (
             "retrieval_accuracy",
@@ -167,12 +174,12 @@ def _mi_figures(report: Proxies) -> list[tuple[str, str, float | None, str]]:
             (f"recall@{k}", f"recall@{k}", value, f"chance {report.recall_chance[k]:.4f}")
             for k, value in report.recall.items()
         ),
-        ("mi_est", "MI-Est", report.mi_est, f"nats a token, at most {_text(report.upper_bound_per_token)}"),
-        ("mi_seq_est", "MI-Seq-Est", report.mi_seq_est, f"nats a sequence, at most {_text(report.upper_bound)}"),
+        ("mi_est", "MI-Est", report.mi_est, f"nats per token, at most {_text(report.upper_bound_per_token)}"),
+        ("mi_seq_est", "MI-Seq-Est", report.mi_seq_est, f"nats per sequence, at most {_text(report.upper_bound)}"),
         ("mi_zscore", "MI-ZScore", report.mi_zscore, "in std of the marginals"),
         ("mi_zscore_ema", "MI-ZScore-EMA", report.mi_zscore_ema, "in their moving average"),
-        ("conditional_entropy", "H(Z|X)", report.conditional_entropy, "nats a token"),
-        ("marginal_entropy", "H(Z)", report.marginal_entropy, "nats a token"),
+        ("conditional_entropy", "H(Z|X)", report.conditional_entropy, "nats per token"),
+        ("marginal_entropy", "H(Z)", report.marginal_entropy, "nats per token"),
     ]
 
 

@@ -1,9 +1,9 @@
-"""`squelch score`: the diagnosis for prompts and reasonings that any trainer wrote.
+"""`squelch score`: measures whether reasoning depends on its input, for prompts and reasonings of any trainer.
 
-Reads them (cluster/commands/score_files.py), scores every reasoning under every prompt with one model
-(actors/scorer/cross_scoring.py), prints the figures of `squelch mi` with their intervals, and names the reasonings
-that fit every prompt. No Ray, no vLLM: one process waits for nobody. Bad input is a `UserError` that names the file
-and the row.
+The command reads the file (cluster/commands/score_files.py), scores every reasoning under every prompt with one model
+(actors/scorer/cross_scoring.py), prints the figures of `squelch mi` with their intervals, and lists the reasonings that
+fit every prompt. It runs in one process, without Ray or vLLM. Bad input raises a `UserError` that names the file and
+the row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ examples:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """All that is printed. `fits_any`: reasonings whose gap is 0 or below."""
+    """The data of the command's output. `fits_any`: number of reasonings whose gap is 0 or below."""
 
     facts: dict[str, Any]
     proxies: Proxies
@@ -62,7 +62,7 @@ class ScoreReport:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description, parser.epilog = SCORE_HELP, SCORE_EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_file(parser)
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the figures; 0 on success, `UserError` on bad input."""
+    """Prints the figures; returns 0, or raises UserError for bad input."""
     if args.out is not None and not args.out.resolve().parent.is_dir():
         raise UserError(f"--out {args.out}: its folder does not exist")
     found, engine = load(args)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
-    """What is to be scored, and the model to score it with; the file is read and checked before the model is."""
+    """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
     from cluster.commands.score_files import Reader, at_most, read_rows, within_context
     from learner.policy.model import read_config
 
@@ -159,8 +159,8 @@ def _require_two_prompts(path: Path, found: Reasonings) -> None:
 
 
 def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
-    """What `squelch mi` reads: `log_likelihood` (N, K, N), `lengths` (N, K), 0 where a prompt has fewer than K
-    reasonings, `prompt_id` (N,); and `rows` (N, K), the number in the file, 0 where there is none."""
+    """Writes the file that `squelch mi` reads: `log_likelihood` (N, K, N); `lengths` (N, K), 0 if a prompt has fewer
+    than K reasonings; `prompt_id` (N,); and `rows` (N, K), the row's number in the file, 0 if there is none."""
     import numpy as np
 
     num = len(found.prompts)
@@ -177,7 +177,7 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
 
 
 def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, vocab_size: int) -> ScoreReport:
-    """Figures of matrix (num_samples, num_prompts); the same as `squelch mi` on what `write_npz` wrote."""
+    """The figures of `matrix` (num_samples, num_prompts). `squelch mi` gives the same for the file of `write_npz`."""
     import numpy as np
 
     from actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
@@ -206,7 +206,7 @@ def _notes(report: Proxies, vocab_size: int) -> list[str]:
 
 
 def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
-    """What `--json` prints: the keys of `squelch mi`, and what the file added."""
+    """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
     from cluster.commands.mi import mi_json
 
     return {
@@ -219,7 +219,7 @@ def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
-    """For people: the table of `squelch mi`, then the templates."""
+    """The report as text: the table of `squelch mi`, then the templates."""
     from cluster.commands.mi import mi_table
 
     head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
@@ -235,6 +235,6 @@ def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
 
 
 def _line(text: str, width: int = 160) -> str:
-    """On one line, cut where it is long; --json has it whole."""
+    """The text on one line, cut to `width` characters; --json has the complete text."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"

@@ -1,11 +1,11 @@
-"""What `squelch score` reads: prompts and reasonings that any trainer wrote, as the ids that the model is to score.
+"""Reads the files of `squelch score`: prompts and reasonings of any trainer, converted to ids that the model scores.
 
-JSONL or Parquet, one reasoning a row, as text (`prompt` with `reasoning` or `completion`) or as ids (`prompt_ids` with
-`reasoning_ids`). Text is encoded by the model folder's own tokenizer.json, prompt and reasoning each on its own; ids
-are taken as they are. X ends with the opening of the reasoning, Z is what stands between the markers.
+A file is JSONL or Parquet with one reasoning per row, as text (`prompt` with `reasoning` or `completion`) or as ids
+(`prompt_ids` with `reasoning_ids`). The model folder's tokenizer.json encodes text, prompt and reasoning separately;
+ids are used unchanged. X ends with the opening marker of the reasoning; Z is the text between the markers.
 
-A row that nothing can be made of is refused with the file and its number; one whose reasoning cannot be scored is
-counted under a reason. Imports neither torch nor Ray.
+A malformed row is refused; the error names the file and the row's number. A row whose reasoning cannot be scored is
+counted under a reason. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = {
     "prompt_id": ("prompt_id", "group_id"),
     "step": ("step", "global_step"),
 }
-"""What a column may be called; the first name that a row has is taken."""
+"""Accepted names of each column; the first name that a row has is used."""
 EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"
 TEXT_BEFORE = "text before the reasoning"
@@ -47,9 +47,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reasonings:
-    """Distinct `prompts`, one id sequence X_j each; `ids`: the reasonings Z_s; `texts`: their text; `source`:
-    (num_samples,) prompt that each was sampled under; `rows`: (num_samples,) number in the file, from 1; `excluded`:
-    rows left out, by reason."""
+    """The reasonings of a file and their prompts. `prompts`: the distinct prompts, one id sequence X_j each; `ids`: the
+    reasonings Z_s; `texts`: their text; `source`: (num_samples,), index of the prompt under which each was sampled;
+    `rows`: (num_samples,), row number in the file, from 1; `excluded`: number of rows left out, by reason."""
 
     prompts: list[np.ndarray]
     ids: list[np.ndarray]
@@ -59,7 +59,8 @@ class Reasonings:
     excluded: Counter[str] = field(default_factory=Counter)
 
     def subset(self, keep: np.ndarray, reason: str) -> Reasonings:
-        """The kept samples (num_samples,) bool and the prompts that still have one; the others count as `reason`."""
+        """The samples that `keep` (num_samples,), bool, selects, and their prompts; the other samples are counted as
+        excluded for `reason`."""
         left = np.flatnonzero(keep)
         columns = np.unique(self.source[left])
         excluded = self.excluded + Counter({reason: len(keep) - len(left)})
@@ -74,8 +75,11 @@ class Reasonings:
 
 
 def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
-    """(number, row) by the names of NAMES' keys; `step` picks the rows of one step. `UserError` where a row is
-    malformed, or where several steps, hence several policies, are there and none is picked."""
+    """(number, row) of each row, by the keys of NAMES; `step` selects the rows of one step.
+
+    Raises:
+        UserError: a row is malformed, or the file has several steps, hence several policies, and `step` is None.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is not a file; give a JSONL or Parquet file with {NEEDED}")
     raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
@@ -132,7 +136,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
-    """The row by the keys of NAMES, None where it has none; checked for what must be there."""
+    """The row by the keys of NAMES, None for a column that it lacks. UserError if a required column is missing or has a
+    wrong type."""
     row = {key: next((raw[name] for name in names if raw.get(name) is not None), None) for key, names in NAMES.items()}
     for key in ("prompt_ids", "reasoning_ids"):
         if row[key] is not None and not _is_ids(row[key]):
@@ -162,8 +167,8 @@ def _is_messages(value: Any) -> bool:
 
 
 def split_completion(text: str, opening: str, closing: str) -> tuple[str | None, str | None]:
-    """(reasoning, None), or (None, why it cannot be scored). The opening may stand in the prompt instead; white space
-    before it is left out, white space after it belongs to the reasoning."""
+    """(reasoning, None), or (None, the reason why it cannot be scored). The opening may be in the prompt instead. White
+    space before the opening is dropped; white space after it belongs to the reasoning."""
     before, opened, rest = text.partition(opening)
     if opened and before.strip():
         return None, TEXT_BEFORE
@@ -174,10 +179,10 @@ def split_completion(text: str, opening: str, closing: str) -> tuple[str | None,
 
 
 class Reader:
-    """Turns rows into ids by the tokenizer of a model folder.
+    """Converts rows to ids with the tokenizer of a model folder.
 
-    `markers`: what opens and closes a reasoning in a completion; None takes whole completions. `vocab_size`: rows of
-    the model's embedding. ValueError where the folder has no tokenizer.json.
+    `markers`: the texts that open and close a reasoning in a completion; None uses complete completions. `vocab_size`:
+    number of rows of the model's embedding. ValueError if the folder has no tokenizer.json.
     """
 
     def __init__(self, path: Path, model_dir: Path, vocab_size: int, markers: tuple[str, str] | None) -> None:
@@ -193,7 +198,7 @@ class Reader:
         self._encoded: dict[str, np.ndarray] = {}
 
     def read(self, rows: Iterable[tuple[int, Row]]) -> Reasonings:
-        """Samples of all rows that have a reasoning."""
+        """The samples of all rows that have a reasoning."""
         column: dict[str, int] = {}
         prompts: list[np.ndarray] = []
         ids, texts, source, numbers, excluded = [], [], [], [], Counter[str]()
@@ -216,7 +221,7 @@ class Reader:
         return Reasonings(prompts, ids, texts, np.array(source, np.int64), np.array(numbers, np.int64), excluded)
 
     def _sample(self, number: int, row: Row) -> tuple[tuple[np.ndarray, np.ndarray, str] | None, str | None]:
-        """(X, Z, Z's text), or why there is none."""
+        """((X, Z, Z's text), None), or (None, the reason why the row has no sample)."""
         if row["prompt_ids"] is not None and row["reasoning_ids"] is not None:
             if not row["reasoning_ids"]:
                 return None, EMPTY
@@ -239,8 +244,8 @@ class Reader:
         return (text, None) if text.strip() else (None, EMPTY)
 
     def _completion(self, completion: str | list[dict[str, Any]]) -> str:
-        """Of messages, the first: later ones were written under what came between. A parser may have taken the
-        reasoning out of it, as `reasoning_content`."""
+        """The text of a completion. Of several messages only the first counts, because later messages depend on the
+        messages between. If a parser has moved the reasoning to `reasoning_content`, it is put back."""
         if isinstance(completion, str):
             return completion
         content, reasoning = (completion[0].get(key) or "" for key in ("content", "reasoning_content"))
@@ -249,7 +254,7 @@ class Reader:
         return reasoning + content if self._markers is None else reasoning.join(self._markers) + content
 
     def _prompt(self, row: Row) -> str:
-        """The text of X: rendered where it is messages; a completion's opening belongs to it."""
+        """The text of X, which includes a completion's opening; messages are rendered with the chat template."""
         prompt = row["prompt"] if isinstance(row["prompt"], str) else self._render(row["prompt"])
         if row["reasoning"] is not None or self._markers is None or prompt.rstrip().endswith(self._markers[0]):
             return prompt
@@ -267,7 +272,7 @@ class Reader:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def _encode(self, number: int, text: str) -> np.ndarray:
-        """(num_tokens,) int64; nothing is added at either end."""
+        """The text's ids, (num_tokens,) int64, without special tokens at its ends."""
         if text not in self._encoded:
             self._encoded[text] = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
         ids = self._encoded[text]
@@ -288,7 +293,7 @@ class Reader:
             )
 
     def _check_prompt_id(self, number: int, name: Any, key: str, named: dict[str, tuple[int, str]]) -> None:
-        """Rows of one prompt id must have one prompt; `key`: the prompt's content key."""
+        """Raises UserError if rows of one prompt id have different prompts; `key`: the prompt's content key."""
         if name is None:
             return
         first, other = named.setdefault(str(name), (number, key))
@@ -300,8 +305,8 @@ class Reader:
 
 
 def within_context(found: Reasonings, context_length: int) -> Reasonings:
-    """Without the samples that, under some remaining prompt, exceed `context_length` tokens: either the longest prompt
-    leaves with its samples or the longest reasonings leave, whichever costs fewer samples, until every pair fits."""
+    """Removes samples until every reasoning fits into `context_length` tokens under every remaining prompt. Each round
+    removes either the longest prompt with its samples or the longest reasonings, whichever costs fewer samples."""
     while len(found.ids):
         sizes = np.array([len(x) for x in found.prompts])
         too_long = np.array([len(z) for z in found.ids]) + sizes.max() > context_length
@@ -313,7 +318,7 @@ def within_context(found: Reasonings, context_length: int) -> Reasonings:
 
 
 def at_most(found: Reasonings, max_prompts: int | None, seed: int) -> Reasonings:
-    """A random choice of `max_prompts` prompts with all their reasonings."""
+    """A random subset of `max_prompts` prompts, with all their reasonings; None keeps all prompts."""
     if max_prompts is None or len(found.prompts) <= max_prompts:
         return found
     chosen = np.random.default_rng(seed).permutation(len(found.prompts))[:max_prompts]

@@ -1,4 +1,4 @@
-"""`squelch status`: where a run is, once."""
+"""`squelch status`: prints the progress of a run once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     add_run_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def status(run_dir: Path | str, as_json: bool = False) -> str:
-    """Where a run is, as text or as one JSON object. UserError where a file of the run is damaged."""
+    """The status of a run as text or as one JSON object. UserError if a file of the run is damaged."""
     folder = RunFolder(run_dir).require()
     now = read_status(folder, time.time())
     if as_json:

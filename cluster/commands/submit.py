@@ -1,4 +1,4 @@
-"""`squelch submit`: runs `squelch train` as a job on a Ray cluster that is up."""
+"""`squelch submit`: runs `squelch train` as a job on a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = (
         "Submits the recipe as a Ray job, follows its logs until it ends, and returns its success. RAY_AUTH_TOKEN or "
         "RAY_AUTH_TOKEN_PATH authenticate, as for `ray job`."
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Checks the recipe here, then submits it."""
+    """Checks the recipe on this machine, then submits it."""
     from cluster.config import load
 
     config = load(options.recipe, options.overrides)

@@ -1,6 +1,6 @@
-"""`squelch sweep`: many runs of one recipe, resumable cell by cell, and one table at the end (docs/sweep.md).
+"""`squelch sweep`: runs a recipe over settings and seeds and prints one table at the end (docs/sweep.md).
 
-What is run: `cluster.sweep.plan`; how: `cluster.sweep.cells`; the table: `cluster.sweep.table`.
+`cluster.sweep.plan` defines the cells, `cluster.sweep.cells` runs them, and `cluster.sweep.table` makes the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Exit codes: 0 all cells finished, 1 some did not (the table says which), 2 bad i
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description, parser.epilog = HELP, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_recipe(parser, "overrides for every cell, e.g. filter.rho=0.5")

@@ -11,7 +11,7 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = (
         "Builds a tokenizer and a small Qwen2 model, warms it up on the environment's demonstrations, and writes a "
         "Hugging Face folder. A folder built with the same settings is kept as it is."
@@ -33,5 +33,5 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     done = "already built" if report.reused else f"built in {report.seconds:.0f} s"
-    say(f"{options.directory}: {done}, {report.num_parameters} parameters, loss {report.loss:.3f} nats a token")
+    say(f"{options.directory}: {done}, {report.num_parameters} parameters, loss {report.loss:.3f} nats per token")
     return 0

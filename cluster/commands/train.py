@@ -9,7 +9,7 @@ from cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Adds the command's arguments."""
     parser.description = "Trains a policy with the settings of a recipe."
     add_recipe(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Reads the recipe before it imports Ray, so that a wrong key is told at once."""
+    """Trains; returns the exit code. The recipe is read before Ray is imported, so that a wrong key fails at once."""
     from cluster.config import load
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])

@@ -1,12 +1,12 @@
-"""`squelch watch`: a run shown live in the terminal. It only reads the run's folder (`cluster.runs`).
+"""`squelch watch`: shows a run live in the terminal. It only reads the run's folder (`cluster.runs`).
 
 Invariants:
 
-- The run does not know that it is watched, and may be on another machine that shares the folder.
-- Nobody waits for the watcher. It waits for the run's first step at most `START_TIMEOUT_S` and for each further one at
-  most `SILENCE_TIMEOUT_S`, then names the run that is late. It ends when the run does, or at Ctrl-C.
+- The run needs no connection to the watcher, and may be on another machine that shares the folder.
+- Nothing waits for the watcher. It waits at most `START_TIMEOUT_S` for the run's first step and `SILENCE_TIMEOUT_S` for
+  each further step; then its error names the run. It ends when the run ends, or at Ctrl-C.
 
-Imports neither Ray nor torch.
+This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SILENCE_TIMEOUT_S = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `squelch watch` takes."""
+    """Adds the command's arguments."""
     add_run_dir(parser)
 
 
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def view(status: RunStatus, lines: Sequence[Line]) -> RenderableType:
-    """The live view: headline, progress bar, figures with their history."""
+    """The live view: headline, progress bar, and figures with their history."""
     table = Table.grid(padding=(0, 2))
-    progress = Table.grid(expand=True)  # a bar alone ends no line
+    progress = Table.grid(expand=True)  # a bar outside a table prints no line end
     for figure in figures(status, lines):
         spark = sparkline(figure.history, figure.low, figure.high)
         table.add_row(Text(figure.name, style="bold"), Text(figure.value), Text(spark, style="cyan"))
@@ -68,10 +68,10 @@ def watch(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Shows a run until it ends or Ctrl-C: a live view on a terminal, one line a step elsewhere.
+    """Shows a run until it ends or until Ctrl-C: a live view on a terminal, one line per step elsewhere.
 
     Raises:
-        UserError: no such folder, or no first or next step within the bounds at the head of this module.
+        UserError: the folder does not exist, or no new step appeared within this module's time-outs.
     """
     folder, console = RunFolder(run_dir).require(), console or Console()
     try:
@@ -80,11 +80,11 @@ def watch(
         with Live(console=console, auto_refresh=False) as live:
             _follow(folder, lambda s, lines: live.update(view(s, lines), refresh=True), interval_s, sleep)
     except KeyboardInterrupt:
-        console.print("no longer watching; the run goes on")
+        console.print("stopped watching; the run continues")
 
 
 class _LinePrinter:
-    """One line for each step that is new since the last look."""
+    """Prints one line for each step that is new since the last call."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -110,7 +110,7 @@ def _follow(
     interval_s: float,
     sleep: Callable[[float], None],
 ) -> None:
-    """Shows the run at each interval until it has ended; reads its lines only when the file has changed."""
+    """Shows the run at each interval until it ends; reads `metrics.jsonl` only when the file has changed."""
     seen: Stat | None = None
     lines: list[dict[str, Any]] = []
     waited = 0.0
@@ -132,6 +132,7 @@ def _bound(folder: RunFolder, status: RunStatus, waited: float) -> None:
     if waited > limit:
         what = "its first step" if status.state == "starting" else f"the step after {status.step}"
         raise UserError(
-            f"{folder.store.where()}: the run is late with {what}; nothing new in {METRICS} for {duration(waited)} "
-            f"(last finished: {status.last_event or f'nothing in {EVENTS}'}). Is its process still there?"
+            f"{folder.store.where()}: the run has not finished {what}: no new line in {METRICS} for "
+            f"{duration(waited)} (last finished: {status.last_event or f'nothing in {EVENTS}'}). Check whether its "
+            "process still runs."
         )

@@ -1,7 +1,7 @@
-"""Why a run ended before its last step: a cause that programs read, and a detail that people read. Pure.
+"""The reason why a run ended before its last step: a cause for programs, and a detail for people. Pure.
 
-`summary.json` holds both (`end_cause`, and `stopped`, the text of `Ending.text`). Summaries written before the cause
-was recorded hold the text alone; `ending_of_text` takes that text apart, and nothing else parses it.
+`summary.json` holds the cause as `end_cause` and `Ending.text` as `stopped`. Older summaries hold only the text, which
+`ending_of_text` alone parses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class EndCause(StrEnum):
-    """What ended a run before its last step; the values are stored."""
+    """The cause that ended a run before its last step. The values are stored in summaries."""
 
     EARLY_STOP = "early_stop"
     """One of the rules of `cluster.control.early_stop.EarlyStop` applied. The run is complete."""
@@ -31,29 +31,29 @@ _OPENINGS = {
     EndCause.SIGNAL: "stopped by ",
     EndCause.REFUSED_STEPS: "",
 }
-"""How the text of each cause begins. The empty opening stands last: it fits every text."""
+"""The opening words of each cause's text. The empty opening is last, because it fits every text."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a run ended before its last step. `detail`: one line in plain words, without the cause."""
+    """The reason why a run ended before its last step. `detail`: one line of text, without the cause."""
 
     cause: EndCause
     detail: str
 
     @property
     def text(self) -> str:
-        """For people, and for `stopped` in `summary.json`: `early stop: reward variance below 10% of ...`."""
+        """Text for people and for `stopped` in `summary.json`, e.g. `early stop: reward variance below 10% of ...`."""
         return f"{_OPENINGS[self.cause]}{self.detail}"
 
     @property
     def complete(self) -> bool:
-        """Whether the run reached an end that its settings provide for, so that nothing is left to resume."""
+        """Whether the run's own settings ended it as planned, so that it need not be resumed."""
         return self.cause is EndCause.EARLY_STOP
 
 
 def ending_of(summary: Mapping[str, Any]) -> Ending | None:
-    """The ending that `summary.json` states; None where the run reached its last step."""
+    """The ending that `summary.json` states; None if the run reached its last step."""
     text, cause = summary.get("stopped"), summary.get("end_cause")
     if not text:
         return None
@@ -63,13 +63,13 @@ def ending_of(summary: Mapping[str, Any]) -> Ending | None:
 
 
 def ending_of_text(text: str) -> Ending:
-    """The ending that a summary without `end_cause` states; inverse of `Ending.text` for endings of that time."""
+    """The ending that an older summary without `end_cause` states: the inverse of `Ending.text`."""
     cause = next(cause for cause, opening in _OPENINGS.items() if text.startswith(opening))
     return Ending(cause, text.removeprefix(_OPENINGS[cause]))
 
 
 def is_complete(summary: Mapping[str, Any] | None) -> bool:
-    """Whether a run came to its end, its last step or an early stop, with every ticket accounted for."""
+    """Whether a run reached its last step or an early stop, with a balanced ledger."""
     if summary is None or not summary["ledger"]["balanced"]:
         return False
     ending = ending_of(summary)

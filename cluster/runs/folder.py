@@ -1,18 +1,18 @@
-"""A run's folder, read by one pure reader: whatever a command shows of a run, live or finished, comes from here.
+"""Reads a run's folder. Every command that shows a live or finished run gets its data from here.
 
 A folder is a local path, or a store that holds the same files (`actors.archive.store`). Nothing here writes, waits, or
-imports Ray, torch or gymnasium; Arrow is imported only where groups are read. Bad files are a `UserError` that names
-the file and says what to do; so is a file of a newer schema.
+imports Ray, torch or gymnasium; Arrow is imported only to read groups. A damaged file, or a file of a newer schema,
+raises a `UserError` that names the file and the remedy.
 
     file                               read by           present
     config.yaml                        config            from the start
-    metrics.jsonl                      metrics           from the first step; a last line being written is left out
+    metrics.jsonl                      metrics           from the first step; an incomplete last line is left out
     events.jsonl                       events            from the start
     groups/step-NNNNNN.parquet         groups, steps     one step late
     groups/index-NNNNNN.parquet        index             with the step's part; older runs have none
-    gradients/step-NNNNNN.json         decompositions    with gradients.every
-    checkpoints/step-N/                checkpoints       once the checkpoint is whole
-    summary.json                       summary           once the run has ended; older than the metrics after a resume
+    gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
+    checkpoints/step-N/                checkpoints       once the checkpoint is complete
+    summary.json                       summary           after the run's end; older than the metrics after a resume
 """
 
 from __future__ import annotations
@@ -40,26 +40,24 @@ _DECOMPOSITION = re.compile(rf"{GRADIENTS}/step-(\d+)\.json")
 
 
 class RunFolder:
-    """One run's files; see the module's head. Every call reads anew, so that a live run is seen as it is."""
+    """The files of one run; see the module's docstring. Every call reads the files again: the run may be live."""
 
     def __init__(self, place: Path | str | Store) -> None:
         self.store = as_store(place)
 
     @property
     def name(self) -> str:
-        """The folder's own name, which is the run's."""
+        """The name of the folder and of the run."""
         return Path(self.store.where()).name
 
     def require(self) -> RunFolder:
-        """Itself. UserError where a local folder does not exist."""
+        """Returns itself; UserError if a local folder does not exist."""
         if isinstance(self.store, LocalStore) and not self.store.folder.is_dir():
-            raise UserError(
-                f"{self.store.folder} is not a run's folder; runs are kept in `runs_dir`, e.g. runs/frozenlake"
-            )
+            raise UserError(f"{self.store.folder} does not exist; give a run's folder, e.g. runs/frozenlake")
         return self
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
-        """The resolved configuration, under dotted overrides."""
+        """The resolved configuration with dotted overrides applied."""
         from cluster.config import read_yaml, validated
 
         where = self.store.where(reader.CONFIG)
@@ -71,12 +69,12 @@ class RunFolder:
         return validated(tree, list(overrides))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The figures of each step, in order (docs/metrics.md); step 0 is what was measured before training."""
+        """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""
         with mendable():
             return reader.read_metrics(self.store)
 
     def metrics_stamp(self) -> Stat | None:
-        """What changes when a step is added; None before the first one."""
+        """File facts that change when a step is added to the metrics; None before the first step."""
         return self.store.stat(reader.METRICS)
 
     def events(self) -> list[dict[str, Any]]:
@@ -85,22 +83,22 @@ class RunFolder:
             return reader.read_events(self.store)
 
     def last_event(self) -> dict[str, Any] | None:
-        """The span that ended last."""
+        """The span that ended last; None if there is none."""
         with mendable():
             return reader.last_event(self.store)
 
     def steps(self) -> list[int]:
-        """The archived steps, ascending; UserError where there is none."""
+        """The archived steps, ascending; UserError if there is none."""
         with mendable():
             return reader.group_steps(self.store)
 
     def groups(self, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Archived groups, one row a trajectory (`actors.archive.reader.read_groups`)."""
+        """Archived groups, one row per trajectory (`actors.archive.reader.read_groups`)."""
         with mendable():
             return reader.read_groups(self.store, steps, columns)
 
     def index(self) -> pa.Table:
-        """One row a group (`actors.archive.reader.read_index`)."""
+        """Archived groups, one row per group (`actors.archive.reader.read_index`)."""
         with mendable():
             return reader.read_index(self.store)
 
@@ -110,16 +108,17 @@ class RunFolder:
         return {int(match[1]): self._json(key) for match, key in found if match}
 
     def checkpoints(self) -> dict[int, str]:
-        """The keys of the whole checkpoints' folders by step, ascending. A half-written one has no final name."""
+        """The keys of the complete checkpoints' folders by step, ascending. A partly written checkpoint has no final
+        name and is left out."""
         found = (_LOOP_STATE.fullmatch(key) for key in self.store.list(f"{CHECKPOINTS}/step-"))
         return dict(sorted((int(match[2]), match[1]) for match in found if match))
 
     def summary(self) -> dict[str, Any] | None:
-        """The content of `summary.json`; None where there is none."""
+        """The content of `summary.json`; None if the file does not exist."""
         return None if self.store.stat(SUMMARY) is None else self._json(SUMMARY)
 
     def current_summary(self) -> dict[str, Any] | None:
-        """The summary, unless the metrics are newer: then the run was resumed after the summary was written."""
+        """The summary; None if there is none, or if the metrics are newer because the run was resumed afterwards."""
         written, measured = self.store.stat(SUMMARY), self.metrics_stamp()
         if written is None or (measured is not None and measured.modified_ns > written.modified_ns):
             return None
@@ -147,7 +146,7 @@ class RunFolder:
 
 @contextmanager
 def mendable() -> Iterator[None]:
-    """A damaged file of the run is the user's to mend."""
+    """Converts the error about a damaged file of the run to a UserError."""
     try:
         yield
     except ArchiveError as error:

@@ -10,7 +10,7 @@ from actors.diagnosis.uncertainty import Z95
 
 
 def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """Mean and 95% normal interval of a paired gain in success on the same tasks.
+    """(mean, low, high): the paired gain in success on the same tasks, with its 95% normal interval.
 
     Args:
         before, after: (num_tasks,) bool, success of the same tasks in the same order.

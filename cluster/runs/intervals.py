@@ -1,4 +1,4 @@
-"""Intervals (start, end) of time, in seconds. Pure."""
+"""Operations on intervals of time (start, end), in seconds. Pure."""
 
 from __future__ import annotations
 

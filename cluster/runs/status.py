@@ -1,6 +1,6 @@
-"""Where a run is: what its folder says of it at one moment. Pure; imports neither Ray nor torch.
+"""The status of a run at one moment, computed from its folder. Pure; imports neither Ray nor torch.
 
-A summary counts only while it is newer than the metrics: a resumed run is running again.
+A summary that is older than the metrics is ignored, because the run was resumed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from cluster.metrics import LEDGER_STATES, PARTS
 from cluster.runs.folder import RunFolder
 
 RECENT_STEPS = 20
-"""Steps from which the speed is taken."""
+"""Number of last steps from which the speed is computed."""
 
 Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run is. None: not measured yet. Shares are 0 to 1, times seconds."""
+    """The status of a run. None means not measured yet. Shares are in [0, 1], times in seconds."""
 
     run: str
     state: str
     """`starting`, `running`, `finished`, or `stopped`."""
     stopped: str | None
-    """Why it was stopped, when it was."""
+    """The reason if the run ended before its last step."""
     step: int
     total_steps: int
     seconds_since_step: float | None
@@ -37,7 +37,7 @@ class RunStatus:
     seconds_left: float | None
     tokens_per_second: float | None
     success: float | None
-    """Of the last step's training trajectories."""
+    """Success of the last step's training trajectories."""
     validation_success: float | None
     validation_low: float | None
     validation_high: float | None
@@ -49,16 +49,16 @@ class RunStatus:
     num_groups: float | None
     format_validity: float | None
     retrieval_accuracy: float | None
-    """First turn, of the step scored last."""
+    """Retrieval accuracy at the first turn, of the step scored last."""
     retrieval_chance: float | None
     mi_est: float | None
     conditional_entropy: float | None
     dependence: str | None
-    """The early warning in words, while it is raised."""
+    """The alarm in words while it is raised; else None."""
     staleness_max: float | None
     no_signal_streak: float | None
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the last step, by part."""
+    """Seconds of the last step by part."""
     ledger: dict[str, int] = field(default_factory=dict)
     last_event: str | None = None
 
@@ -69,7 +69,7 @@ def read_status(folder: RunFolder, now: float) -> RunStatus:
 
 
 def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line | None, now: float) -> RunStatus:
-    """The status that the lines of `metrics.jsonl`, a current `summary.json` and the last span make."""
+    """The status of a run from the lines of `metrics.jsonl`, a current `summary.json` and the last span."""
     steps = [line for line in lines if line["step"] > 0]
     last: Line = steps[-1] if steps else {"step": 0}
     total = int(_latest(lines, "total_steps") or 0)
@@ -111,7 +111,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
 
 
 def dependence(line: Line) -> str | None:
-    """The early warning in words, while it is raised."""
+    """The alarm in words if the step's figures say that it is raised; else None."""
     if line.get("alarm/raised") != 1:
         return None
     return alarm_text(line.get("alarm/since"), line.get("alarm/reward_trend") or 0)
@@ -124,13 +124,13 @@ def _state(lines: Sequence[Line], summary: Line | None) -> str:
 
 
 def _tickets(line: Line) -> dict[str, int]:
-    """Tickets by state."""
+    """Number of tickets by state."""
     known = {state: line.get(f"ledger/{state}") for state in LEDGER_STATES}
     return {state: int(count) for state, count in known.items() if count is not None}
 
 
 def _latest(lines: Sequence[Line], key: str) -> Any:
-    """The last known value of a key; None when there is none."""
+    """The newest value of a key; None if no line has one."""
     return next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
 
 
@@ -142,7 +142,8 @@ def _event_text(event: Line | None, now: float) -> str | None:
 
 
 def seconds_per_step(times: Sequence[float]) -> float | None:
-    """Wall seconds from one step to the next over the last steps. A pause (a resume) counts as at most ten steps."""
+    """Mean wall seconds from one step to the next over the last steps. A pause (before a resume) counts as at most ten
+    steps."""
     recent = times[-RECENT_STEPS - 1 :]
     gaps = [after - before for before, after in itertools.pairwise(recent)]
     if not gaps:
@@ -152,7 +153,7 @@ def seconds_per_step(times: Sequence[float]) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    """The duration as text: `45 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

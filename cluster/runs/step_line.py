@@ -1,4 +1,4 @@
-"""What the terminal shows of a training step. Pure."""
+"""The line that the terminal shows for a training step. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def step_line(step: int, steps: int, flat: dict[str, float]) -> str:
-    """One line a step for the terminal."""
+    """One line of text for a training step, from its flat figures."""
     parts = [
         f"step {step:4d}/{steps}",
         f"success {flat['success']:.3f}",

@@ -1,4 +1,4 @@
-"""The summary of a run: what it reached, where the time went, and whether every ticket is accounted for."""
+"""The summary of a run: its success, its time by part, and the check of its ledger."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "archiv
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the loop knows of a run when it ends; the rest of the summary is read from the run's folder."""
+    """The loop's figures at the end of a run; the rest of the summary is read from the run's folder."""
 
     ending: Ending | None
-    """Why it ended before its last step; None at its last step."""
+    """The reason why the run ended before its last step; None if it reached that step."""
     steps: int
     """Completed training steps."""
     optimizer_steps: int
@@ -36,15 +36,15 @@ class Outcome:
     totals: Mapping[str, float]
     """Sums over the run, by flat key."""
     last: Mapping[str, float]
-    """The newest value of every figure."""
+    """The newest value of every figure, by flat key."""
     carried: Mapping[str, float]
-    """Figures of what followed the last step's record."""
+    """Figures of work after the last step's record, e.g. of the last checkpoint."""
     first_validation: Mapping[str, Any] | None
-    """Step, and success by task, of the first validation."""
+    """The step of the first validation, and the success of each task in it."""
     best: tuple[float, int]
     """Best validation success and its step."""
     scorings: Mapping[str, int]
-    """Scorings by outcome."""
+    """Number of scorings by outcome."""
     ledger: Ledger
 
 
@@ -81,12 +81,12 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Writes it whole, or leaves what is there."""
+    """Writes the summary completely, or leaves an existing file unchanged."""
     write_whole(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """The closing lines of a run."""
+    """The last lines that a run prints."""
     success, reasoning, ledger = summary["success"], summary["reasoning"], summary["ledger"]
     lines = [f"{summary['steps']} steps, {summary['optimizer_steps']} optimizer steps, {summary['wall_seconds']:.0f} s"]
     for when in ("before", "after"):
@@ -99,7 +99,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if reasoning:
         lines.append(
             f"retrieval      {reasoning['retrieval_accuracy']:.3f} against chance {reasoning['retrieval_chance']:.3f}, "
-            f"H(Z|X) {reasoning['conditional_entropy']:.2f} nats a token"
+            f"H(Z|X) {reasoning['conditional_entropy']:.2f} nats per token"
         )
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items() if value)
     lines.append(f"seconds        {seconds}")
@@ -132,14 +132,14 @@ def _success(outcome: Outcome) -> dict[str, Any]:
 
 
 def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    """The last scored step's first-turn figures; empty when nothing was scored."""
+    """The first-turn figures of the last scored step; empty if no step was scored."""
     scored = [m for m in metrics if m.get("first_turn/retrieval_accuracy") is not None]
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
     return {name: scored[-1][f"first_turn/{name}"] for name in names} if scored else {}
 
 
 def _ledger(run_dir: Path, ledger: Ledger) -> dict[str, Any]:
-    """The equation's terms, and whether they agree with the archive's rows."""
+    """The terms of the ledger's equation, and whether they agree with the archive's rows."""
     counts = ledger.counts()
     ended = counts["trained"] + counts["dropped"] + counts["failed"]
     archived = len(read_groups(run_dir, columns=["group_id"]).column("group_id").unique()) if ended else 0

@@ -1,4 +1,4 @@
-"""A run's status in words and blocks: what `squelch status` prints and `squelch watch` shows. Pure."""
+"""The text and sparklines of a run's status, for `squelch status` and `squelch watch`. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Figure:
 
 
 def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
-    """The last `SPARK_WIDTH` values as blocks between `low` and `high`, or between their own extremes."""
+    """The last `SPARK_WIDTH` values as block characters, scaled to [low, high] or to their own range."""
     shown = [value for value in values if math.isfinite(value)][-SPARK_WIDTH:]
     if not shown:
         return ""
@@ -40,11 +40,11 @@ def _number(value: float | None, form: str = ".3f") -> str:
 
 
 def _nats(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} nats a token"
+    return "-" if value is None else f"{value:.3f} nats per token"
 
 
 def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
-    """What the view shows, in its order."""
+    """The lines of the view, in order."""
 
     def history(key: str) -> tuple[float, ...]:
         return tuple(line[key] for line in lines if line.get(key) is not None)
@@ -95,7 +95,7 @@ def _throughput(status: RunStatus) -> str:
 
 
 def headline(status: RunStatus) -> str:
-    """`frozenlake: running, step 12/60, 3 min 20 s left`."""
+    """The view's title, e.g. `frozenlake: running, step 12/60, 3 min 20 s left`."""
     parts = [status.state if not status.stopped else f"{status.state} ({status.stopped})"]
     parts.append(f"step {status.step}/{status.total_steps or '?'}")
     if status.seconds_left:
@@ -104,7 +104,7 @@ def headline(status: RunStatus) -> str:
 
 
 def step_text(line: Line) -> str:
-    """One step as one line of text; what it does not hold is left out."""
+    """One step as one line of text, with the figures that the step has."""
     shown = {
         "success": "success",
         "validation": "validation/success",

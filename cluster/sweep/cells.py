@@ -1,20 +1,20 @@
-"""The cells of a sweep: run one after another or side by side, resumable one by one; the report.
+"""Runs the cells of a sweep, one after another or in parallel; each cell can be resumed. Also writes the report.
 
     party        waits for                 unblocked by              on time-out
     sweep        its cells, at most        a cell's process ends     a run bounds its own waits and names the late
-                 `--parallel` at a time                              party; the sweep adds no limit to a run's length
+                 `--parallel` at a time                              party; the sweep sets no limit on a run's length
     stopped      the cells under way       the step in training      after STOP_TIMEOUT_S a cell is killed and named
     sweep                                  ends in each
 
 Invariants:
 
-- Everything that can be checked is checked before the first cell starts: keys, values, models, cluster, folders.
-- A cell is a normal run, `squelch train CELL/config.yaml --resume` in a process of its own, in runs/<sweep>/<cell>. A
-  finished one is not started again; any other goes on from its last checkpoint, or begins.
-- A cell's process holds a lock on its folder, so that no two sweeps run one cell, not even after a sweep was killed.
-- A cell that crashes is resumed once, if it has a checkpoint; then, or when the run itself decided to end, it is marked
-  failed with its reason. The others go on.
-- `sweep.json` is written after every cell, whole and renamed.
+- Keys, values, models, cluster and folders are checked before the first cell starts.
+- A cell is a normal run, `squelch train CELL/config.yaml --resume` in its own process, in runs/<sweep>/<cell>. A
+  finished cell is not started again; another cell continues from its last checkpoint, or starts if it has none.
+- A cell's process holds a lock on its folder, so that no two sweeps run the same cell, even after a sweep was killed.
+- A cell that crashes is resumed once, if it has a checkpoint. If it crashes again, or if the run itself decided to
+  end, the cell is marked failed with its reason. The other cells continue.
+- `sweep.json` is replaced atomically after every cell.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, ta
 from cluster.terminal import remark, say
 
 STOP_TIMEOUT_S = 900.0
-"""Seconds that a cell may take to finish its step and checkpoint after it was asked to stop."""
+"""Seconds that a cell may take to finish its step and write its checkpoint after it was asked to stop."""
 POLL_S = 0.5
 ATTEMPTS = 2
 LOG = "train.log"
@@ -53,7 +53,7 @@ Status = Literal["pending", "running", "finished", "failed", "interrupted", "els
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell."""
+    """The state of a cell, and the reason of a failure."""
 
     status: Status
     reason: str = ""
@@ -61,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a cell's process ended: its exit code (negative: killed by that signal) and its last words."""
+    """The end of a cell's process: its exit code (negative: the signal that killed it) and the line that says why."""
 
     code: int
     last_words: str
@@ -71,14 +71,19 @@ class CellRunner(Protocol):
     """Runs a cell to its end."""
 
     async def run(self, cell: Cell) -> Ended:
-        """Raises BlockingIOError when another process runs this cell, OSError when it cannot be started."""
+        """Runs the cell's process to its end.
+
+        Raises:
+            BlockingIOError: another process runs this cell.
+            OSError: the process cannot be started.
+        """
 
     def interrupt(self) -> None:
-        """Asks every cell under way to end after its step; a second call, now."""
+        """Asks every cell under way to end after its step; a second call asks them to end at once."""
 
 
 class Sweep:
-    """The cells of a plan on a runner; see the module's head."""
+    """Runs the cells of a plan; see the module's docstring."""
 
     def __init__(
         self,
@@ -93,11 +98,12 @@ class Sweep:
 
     @property
     def open_cells(self) -> list[Cell]:
-        """Cells that are not finished."""
+        """The cells that are not finished, in order."""
         return [cell for cell in self.plan.cells if self.outcomes[cell.name].status != "finished"]
 
     @property
     def finished(self) -> bool:
+        """Whether every cell is finished."""
         return not self.open_cells
 
     async def run(self) -> None:
@@ -117,7 +123,7 @@ class Sweep:
                 self.runner.interrupt()
 
     def stop(self, number: int) -> None:
-        """Starts no further cell and asks those under way to end; once more: now."""
+        """Starts no further cell and asks the cells under way to end after their step; a second call, at once."""
         if not self.stopped_by:
             self.say("stopping: running cells finish their step and save a checkpoint; a second signal ends them now")
         self.stopped_by = number
@@ -142,7 +148,7 @@ class Sweep:
         )
 
     async def _attempt(self, cell: Cell) -> tuple[Outcome, bool]:
-        """What became of it, and whether it crashed, rather than decided to end."""
+        """The outcome of one attempt, and whether the cell crashed (False if the run itself decided to end)."""
         before = RunFolder(cell.folder).store.stat(SUMMARY)
         try:
             ended = await self.runner.run(cell)
@@ -188,19 +194,20 @@ class Sweep:
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """`sweep.json`, whole or as it was."""
+    """Writes `sweep.json` completely, or leaves it unchanged."""
     write_whole(folder / "sweep.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
 
 
 class ProcessRunner:
-    """Cells as `squelch train` processes of this machine. They lead sessions of their own: a Ctrl-C at the terminal
-    reaches the sweep alone, which passes it on once."""
+    """Runs cells as `squelch train` processes on this machine. Each process leads its own session, so that Ctrl-C at
+    the terminal reaches only the sweep, which forwards it once."""
 
     def __init__(self) -> None:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._asked_at: float | None = None
 
     async def run(self, cell: Cell) -> Ended:
+        """Runs the cell's process to its end, as `CellRunner.run`."""
         cell.folder.mkdir(parents=True, exist_ok=True)
         with (cell.folder / ".lock").open("a") as lock, (cell.folder / LOG).open("a+b") as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,7 +215,7 @@ class ProcessRunner:
             start = log.seek(0, os.SEEK_END)
             process = await self._start(cell, lock, log)
             self._processes[cell.name] = process
-            if self._asked_at is not None:  # while it was being started
+            if self._asked_at is not None:  # asked to stop during the start
                 process.send_signal(signal.SIGINT)
             try:
                 code = await self._wait(process)
@@ -232,7 +239,7 @@ class ProcessRunner:
         )
 
     async def _wait(self, process: asyncio.subprocess.Process) -> int:
-        """Until it ends; once asked to stop, at most STOP_TIMEOUT_S."""
+        """Waits for the end of the process and returns its exit code; kills it STOP_TIMEOUT_S after a stop request."""
         ending = asyncio.ensure_future(process.wait())
         while not ending.done():
             await asyncio.wait({ending}, timeout=POLL_S)
@@ -242,6 +249,7 @@ class ProcessRunner:
         return ending.result()
 
     def interrupt(self) -> None:
+        """Sends SIGINT to every cell under way."""
         self._asked_at = self._asked_at or time.monotonic()
         for process in self._processes.values():
             with suppress(ProcessLookupError):
@@ -249,17 +257,17 @@ class ProcessRunner:
 
 
 def last_words(output: str) -> str:
-    """The line of a run's output that says why it ended, else its last one."""
+    """The line of a run's output that says why it ended; else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("squelch:", "failed:", "ended after step"))]
     return (told or lines or [""])[-1]
 
 
 def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:
-    """Checks what the cells need besides their settings: models (tiny ones are built, once for all), and a cluster.
+    """Checks the cells' models (a tiny policy is built once for all cells that use it) and the cluster.
 
     Raises:
-        UserError: a model cannot be used, the cluster cannot be reached, or is too small for `parallel` cells.
+        UserError: a model cannot be used, or the cluster cannot be reached or is too small for `parallel` cells.
     """
     from actors.scorer.fixed_model import check_scorer_model
     from cluster.fleet.bootstrap import prepare_model
@@ -281,7 +289,7 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
 
 
 def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:
-    """Joins the cluster for a moment. UserError when it is not there, or smaller than `parallel` cells need."""
+    """Joins the cluster briefly; UserError if it cannot be reached or is too small for `parallel` cells."""
     import ray
 
     from cluster.fleet.bootstrap import connect, disconnect, needed_cpus, needed_gpus
@@ -295,12 +303,12 @@ def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[s
         need, have = min(parallel, len(configs)) * max(needed(config) for config in configs), resources.get(kind, 0)
         if need > have:
             raise UserError(
-                f"--parallel {parallel}: the cells ask for {need:g} {kind}s at once and the cluster has {have:g}"
+                f"--parallel {parallel}: the cells need {need:g} {kind}s at once and the cluster has {have:g}"
             )
 
 
 def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
-    """Checks, runs and reports a plan; the exit code."""
+    """Checks, runs and reports a plan; returns the exit code."""
     tell = remark if as_json else say
     check_folders(plan)
     check_folder(plan.folder)

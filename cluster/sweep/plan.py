@@ -1,12 +1,14 @@
-"""What a sweep runs: arms x seeds, each cell a whole configuration. Pure; reads recipes and finished cells' files only.
+"""The plan of a sweep: arms x seeds, where each cell is a complete configuration. Pure; reads only recipes and the
+files of finished cells.
 
 Invariants:
 
-- Every cell is validated before the first one starts, and refused with its name.
-- A cell's name, hence its folder, depends on its own settings and seed alone, so that a sweep with more values or seeds
-  finds the cells of the one before it.
+- Every cell is validated before the first cell starts; the error names the cell.
+- A cell's name, hence its folder, depends only on its own settings and seed, so that a sweep with more values or seeds
+  reuses the cells of an earlier sweep.
 - Cells of one seed play the same training and validation tasks in every arm (paired); other seeds play other tasks.
-- A cell that began with other settings is refused, not continued; its placement (`cluster`, `recorder`) may change.
+- A cell that started with other settings is refused, not continued; only its placement (`cluster`, `recorder`) may
+  change.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from cluster.runs.ending import is_complete
 from cluster.runs.folder import RunFolder
 
 SEED_STRIDE = 1_000_003
-"""Task seeds of neighbouring seeds are so far apart; a prime, so that they differ in data sets of any size too."""
+"""Distance between the task seeds of neighbouring seeds; a prime, so that they differ in data sets of any size too."""
 OWN_KEYS = ("seed", "name")
-"""Set by the sweep; refused as overrides and in the grid."""
+"""Keys that the sweep sets; they are refused as overrides and in the grid."""
 NO_GRID = (*OWN_KEYS, "runs_dir", "environment.train_seed", "environment.validation_seed", "cluster", "recorder")
-"""Not to be varied: they say where a run is, or would break the pairing."""
+"""Keys that a grid must not vary: they define the location of a run, or would break the pairing."""
 PLACEMENT = ("runs_dir", "name", "cluster", "recorder")
 LONGEST_NAME = 100
 
@@ -44,7 +46,7 @@ class Arm:
 
     @property
     def overrides(self) -> list[str]:
-        """As `load` takes them; JSON is YAML."""
+        """The settings as overrides for `load`; values are JSON, which is valid YAML."""
         return [f"{key}={json.dumps(value, default=str)}" for key, value in self.settings.items()]
 
 
@@ -58,16 +60,18 @@ class Cell:
 
     @property
     def name(self) -> str:
+        """The name of the cell's run."""
         return self.config.name
 
     @property
     def folder(self) -> Path:
+        """The folder of the cell's run."""
         return self.config.run_dir
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep before it runs; `cells` in order: seed by seed, so that early stages of a sweep compare all arms."""
+    """A sweep before it runs. `cells` are ordered by seed, so that an unfinished sweep already compares all arms."""
 
     name: str
     recipe: str
@@ -78,7 +82,7 @@ class Plan:
 
 
 def read_seeds(text: str) -> list[int]:
-    """`0,1,2` -> [0, 1, 2]; UserError unless distinct whole numbers from 0 on."""
+    """`0,1,2` -> [0, 1, 2]; UserError unless the text lists distinct whole numbers of 0 or more."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UserError(f"--seeds {text!r}: give whole numbers of 0 or more, e.g. --seeds 0,1,2")
@@ -89,7 +93,7 @@ def read_seeds(text: str) -> list[int]:
 
 
 def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """`key=a,b` words -> the values of each key; a value may be a list itself: `filter.band=[0,0.5],[0.5,1]`."""
+    """`key=a,b` words -> the values of each key. A value may itself be a list: `filter.band=[0,0.5],[0.5,1]`."""
     grid: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
@@ -112,7 +116,7 @@ def _values(text: str, values: str) -> list[Any]:
 
 
 def grid_arms(grid: Mapping[str, Sequence[Any]]) -> list[Arm]:
-    """Every combination of the grid's values, the last key fastest; one arm, `base`, without a grid."""
+    """Every combination of the grid's values; the last key varies fastest. An empty grid gives one arm, `base`."""
     arms = []
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
@@ -131,7 +135,7 @@ def _word(value: Any) -> str:
 
 
 def _safe(label: str) -> str:
-    """A folder name; what had to be changed or cut is told apart by a digest."""
+    """The label as a folder name. If it had to be changed or cut, a digest keeps it distinct."""
     clean = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip(".-")
     if clean == label and len(clean) <= LONGEST_NAME:
         return clean
@@ -148,15 +152,15 @@ def make_plan(
     address: str = "",
     parallel: int = 1,
 ) -> Plan:
-    """Every cell, validated.
+    """The plan of a sweep; every cell is validated.
 
     Args:
-        seeds: of every arm, or by the arm's label.
-        name: of the sweep; its folder under `runs_dir`. Empty: the recipe's name and `-sweep`.
-        parallel: cells side by side; more than one take free ports for their metrics endpoints.
+        seeds: the seeds of every arm, or of each arm by its label.
+        name: the sweep's name, and its folder under `runs_dir`. If empty, the recipe's name and `-sweep`.
+        parallel: number of cells that run at once; with more than one, metrics endpoints take free ports.
 
     Raises:
-        UserError: a key or value is wrong; it names the cell.
+        UserError: a key or value is wrong; the text names the cell.
     """
     _refuse_own_keys(overrides, arms)
     base = load(recipe, list(overrides))
@@ -209,7 +213,7 @@ def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, base: RunConfi
 
 
 def check_folders(plan: Plan) -> None:
-    """Refuses a sweep whose folder is a run, or a cell that began with other settings. UserError names it."""
+    """Raises UserError if the sweep's folder is a run, or if a cell started with other settings; the text names it."""
     if (plan.folder / "config.yaml").exists():
         raise UserError(f"{plan.folder} holds a run, not a sweep; choose another folder with --name NAME")
     for cell in plan.cells:
@@ -226,5 +230,5 @@ def _different(cell: Cell) -> list[str]:
 
 
 def is_finished(run_dir: Path) -> bool:
-    """Whether the run of a cell is over, so that it is not started again. UserError where its summary is damaged."""
+    """Whether the run of a cell is complete, so that it is not started again. UserError if its summary is damaged."""
     return is_complete(RunFolder(run_dir).summary())

@@ -1,8 +1,8 @@
 """The table of a sweep: figures of each cell, means over seeds with 95% t-intervals, paired differences. Pure.
 
-An interval is over seeds: what another seed (tasks, sampling) would give on average, were seeds' figures normal. It
-says nothing from one seed, and little from two (t = 12.7); a paired difference is taken seed by seed, so that what the
-tasks of a seed have in common drops out. Only finished cells count.
+An interval is over seeds: it covers the mean over other seeds (tasks, sampling) if figures of seeds are normally
+distributed. One seed gives no interval, and two seeds a wide one (t = 12.7). A paired difference is computed within
+each seed, so that the effect of the seed's tasks cancels. Only finished cells count.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ COLUMNS = {
     "judge_right": "judge",
     "alarm": "alarm",
 }
-"""Figure of a cell -> its column. `alarm`: 1 where the run ever raised it, so that its mean is a share of runs."""
+"""Figure of a cell -> its column. `alarm` is 1 if the run ever raised the alarm; its mean is then a share of runs."""
 NAMES = (*COLUMNS, "success_before", "success_best", "kept_mass", "seconds_per_step", "steps")
 
 
 def cell_figures(run_dir: Path) -> Figures:
-    """The figures of a finished run, at its last validation and its last scoring; None where it has none."""
+    """The figures of a finished run at its last validation and its last scoring; None for a figure that is missing."""
     summary, lines = RunFolder(run_dir).summary(), RunFolder(run_dir).metrics()
     if summary is None:
         return {}
@@ -58,7 +58,8 @@ def cell_figures(run_dir: Path) -> Figures:
 
 
 def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean, 95% interval (Student's t, len - 1 degrees) and count; no interval from one value, nothing from none."""
+    """Mean, 95% interval (Student's t, len - 1 degrees of freedom) and count. One value gives no interval; without
+    values the mean is None too."""
     count = len(values)
     if count == 0:
         return {"mean": None, "low": None, "high": None, "n": 0}
@@ -70,10 +71,10 @@ def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def arm_figures(plan: Plan, cells: Mapping[str, Figures]) -> list[dict[str, Any]]:
-    """One entry an arm: means with intervals over its finished cells, and paired differences from the first arm.
+    """One entry per arm: means with intervals over its finished cells, and paired differences from the first arm.
 
     Args:
-        cells: by name, the figures of the finished cells.
+        cells: the figures of the finished cells, by name.
     """
     by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
     entries = []
@@ -108,7 +109,7 @@ def _paired(first: Mapping[int, Figures], other: Mapping[int, Figures], name: st
 
 
 def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The table, and what its intervals are."""
+    """The table's lines, and notes that define its intervals."""
     paired = len(arms) > 1
     head = ["arm", "cells", *COLUMNS.values(), *(["success - first arm"] if paired else [])]
     rows = [head]
@@ -117,9 +118,9 @@ def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
         less = [text(arm["minus_first_arm"]["success"], "+") if arm["minus_first_arm"] else ""] if paired else []
         rows.append([arm["arm"], f"{arm['finished']}/{arm['cells']}", *cells, *less])
     notes = [
-        f"mean [{INTERVAL}]; no interval from one seed. success, gain: last validation; MI-Est, H(Z|X) (nats a token), "
-        "retrieval: first turn, last scoring; judge: share of reasonings that name true coordinates; alarm: share of "
-        "runs that raised it"
+        f"mean [{INTERVAL}]; no interval from one seed. success, gain: last validation; MI-Est, H(Z|X) (nats per "
+        "token), retrieval: first turn, last scoring; judge: share of reasonings that name true coordinates; alarm: "
+        "share of runs that raised it"
     ]
     if paired:
         notes.append(f"success - first arm: seed by seed, same tasks, against {arms[0]['arm']}")
@@ -127,7 +128,7 @@ def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(figure: Mapping[str, Any], sign: str = "") -> str:
-    """`0.676 [0.610, 0.742]`; `-` where nothing is known."""
+    """A figure as text, e.g. `0.676 [0.610, 0.742]`; `-` if there is none."""
     if figure["mean"] is None:
         return "-"
     mean = f"{figure['mean']:{sign}.3f}"

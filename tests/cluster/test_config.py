@@ -37,7 +37,7 @@ def test_every_shipped_recipe_loads_and_reads_back_equal(name, tmp_path):
         ("filter.epsilon=.inf", ["filter.epsilon", "finite"]),
         ("learner.optimizer.learning_rate=.nan", ["learner.optimizer.learning_rate", "finite"]),
         ("learner.optimizer.betas=[2, 3]", ["learner.optimizer.betas", "less than 1"]),
-        ("filter=3", ["filter: holds 3", "a block of settings"]),
+        ("filter=3", ["filter: is 3", "a block of settings"]),
         *((f"name={name}", ["name:", "pattern"]) for name in ('""', ".", "../x", "a/b")),
     ],
 )

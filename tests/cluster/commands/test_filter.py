@@ -239,7 +239,7 @@ def test_mi_of_nothing_usable_is_null_not_nan(tmp_path, capsys) -> None:
         ({"rewards": np.zeros((0, 4))}, "(num_groups, group_size)"),
         ({"rewards": REWARDS, "lengths": REWARDS[:2]}, "`lengths` has shape (2, 4)"),
         ({"rewards": np.array([["a", "b"]])}, "`rewards`"),
-        ({"rewards": np.array([[None, 1]], dtype=object)}, "plain arrays"),
+        ({"rewards": np.array([[None, 1]], dtype=object)}, "holds Python objects"),
     ],
 )
 def test_a_wrong_array_is_named(tmp_path, capsys, arrays: dict[str, np.ndarray], says: str) -> None:

@@ -227,12 +227,12 @@ def test_on_a_terminal_the_last_frame_shows_the_finished_run(tmp_path: Path) -> 
 
 def test_a_run_that_falls_silent_is_named_with_what_it_did_last(tmp_path: Path) -> None:
     some_run(tmp_path, 2).event("learner", "train", NOW, NOW + 1)
-    with pytest.raises(UserError, match=r"late with the step after 2.*learner train"):
+    with pytest.raises(UserError, match=r"not finished the step after 2.*learner train"):
         watch(tmp_path, interval_s=1000.0, console=Console(file=io.StringIO()), sleep=lambda _: None)
 
 
 def test_a_run_that_never_starts_is_given_up(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"late with its first step"):
+    with pytest.raises(UserError, match=r"not finished its first step"):
         watch(tmp_path, interval_s=1000.0, console=Console(file=io.StringIO()), sleep=lambda _: None)
 
 
