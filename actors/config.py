@@ -153,7 +153,7 @@ class ScorerConfig(Settings):
     ema_alpha: float = Field(0.9, ge=0, lt=1)
     """alpha of MI-ZScore-EMA (section 2.3)."""
     half_width: float = Field(0.05, gt=0)
-    """Half width, nats a token, of the 95% interval of MI-Est for which the prompts needed are reported."""
+    """Half width, nats per token, of the 95% interval of MI-Est for which the prompts needed are reported."""
     zscore_epsilon: float = Field(1e-3, gt=0)
     timeout_s: float = Field(120.0, gt=0)
     """Seconds one scoring may take before it is reported late."""

@@ -1,23 +1,23 @@
-"""Early warning: says that input dependence is falling while the reward may still be rising.
+"""Alarm: detects that input dependence is falling, even while the reward still rises.
 
-A one-sided CUSUM (Page 1954) on MI-Seq-Est of the first turn, in units of its own standard error. Nats a sequence, not
-a token: reasoning that grows longer at the same information dilutes the figure a token and would look like a fall. Of
-the first turn only: its prompts are fresh tasks at every step, while the trajectory scope's contexts are episodes
-whose lengths change with success, so that its level moves without any collapse.
+The alarm is a one-sided CUSUM (Page 1954) on MI-Seq-Est of the first turn, in units of its own standard error.
+MI-Seq-Est is used because it is in nats per sequence: MI-Est, in nats per token, also falls when reasoning grows longer
+at the same information. The first turn is used because its prompts are fresh tasks at every step; contexts of the
+trajectory scope come from episodes whose lengths change with success, so its level changes without any collapse.
 
-    reference    the highest mean of `BASELINE` scorings in a row, each told from its null, while nothing falls
+    reference    the highest mean of `BASELINE` consecutive significant scorings so far, taken while S is 0
     z_t          (reference * (1 - DRIFT) - MI_t) / max(standard error, FLOOR * reference), at most MOST
-    S_t          max(0, S_(t-1) + z_t - ALLOWANCE); raised above THRESHOLD, lowered again when S returns to 0
+    S_t          max(0, S_(t-1) + z_t - ALLOWANCE); the alarm is raised above THRESHOLD and clears when S returns to 0
 
-A healthy run may lose a tenth of its best level as it specialises, and the best of several means is high by selection:
-DRIFT forgives both. One bad scoring never raises it (MOST < THRESHOLD), two that are plainly low do. `since` is the
-last scoring at which S was 0, that is the last step before the fall.
+DRIFT allows for two effects: a healthy run may lose 10% of its best level as it specialises, and the best of several
+means is biased upwards by selection. One bad scoring never raises the alarm (MOST < THRESHOLD); two clearly low
+scorings do. `since` is the last scoring at which S was 0, so it is the last step before the fall.
 
-The parameters below were fixed before any run was judged by them; `python -m benchmarks.alarm` judges them. Change them
-only together with that judgement.
+The parameters below were fixed before any run was judged by them. `python -m benchmarks.alarm` evaluates them; repeat
+that evaluation after any change.
 
-Invariants: scorings come in order of their steps; one that is unknown (NaN) changes nothing. Before a reference above 0
-is known the alarm is not armed and S is 0. Pure; plain JSON state.
+Invariants: scorings must come in order of their steps; an unknown (NaN) scoring changes nothing. Until a reference
+above 0 is known the alarm is not armed and S is 0. Pure; plain JSON state.
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ ALLOWANCE = 0.5
 MOST = 3.0
 THRESHOLD = 4.0
 KEPT_REWARDS = 400
-"""Steps of reward that are remembered."""
+"""Number of steps whose reward is kept."""
 TREND = 1.0
-"""Standard errors by which the reward's slope must differ from 0 to count as rising or falling."""
+"""Number of standard errors by which the reward's slope must differ from 0 to count as rising or falling."""
 
 
 @dataclass
 class DependenceAlarm:
-    """Takes scorings and rewards as they come; see the module's head."""
+    """The alarm's state, updated with each scoring and each reward; see the module's head."""
 
     recent: list[float] = field(default_factory=list)
-    """MI-Seq-Est of the last scorings in a row that were told from their null, at most BASELINE."""
+    """MI-Seq-Est of the latest consecutive scorings that were significant under the null, at most BASELINE."""
     reference: float | None = None
     cusum: float = 0.0
     raised: bool = False
     since: int | None = None
-    """Step of the last scoring at which the statistic was 0."""
+    """Step of the last scoring at which S was 0."""
     latest: float | None = None
     rewards: list[list[float]] = field(default_factory=list)
     """[step, mean reward], oldest first."""
 
     def reward(self, step: int, mean: float) -> None:
-        """The mean reward of a training step."""
+        """Records the mean reward of a training step."""
         if math.isfinite(mean):
             self.rewards = [*self.rewards, [step, mean]][-KEPT_REWARDS:]
 
     def scoring(self, step: int, mi: float, standard_error: float, told: bool) -> bool:
-        """Takes one scoring; true when it raises the alarm.
+        """Records one scoring; returns True if it raises the alarm.
 
-        `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats a sequence; `told`: from its null.
+        `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats per sequence; `told`: whether the
+        scoring is significant under the null (`Reading.told_from_null`).
         """
         if not (math.isfinite(mi) and math.isfinite(standard_error)):
             return False
@@ -80,7 +81,7 @@ class DependenceAlarm:
         return self.raised and not before
 
     def _learn(self, mi: float, told: bool) -> None:
-        """Raises the reference to the mean of the last scorings, when each was told from its null."""
+        """Raises the reference to the mean of the last BASELINE scorings, if each was significant under the null."""
         self.recent = [*self.recent, mi][-BASELINE:] if told else []
         mean = sum(self.recent) / BASELINE
         if len(self.recent) == BASELINE and mean > (self.reference or 0.0):
@@ -88,14 +89,14 @@ class DependenceAlarm:
 
     @property
     def reward_trend(self) -> int:
-        """1 rising, 0 flat or unknown, -1 falling: the slope of the reward since the fall began."""
+        """Sign of the reward's slope since the fall began: 1 rising, 0 flat or unknown, -1 falling."""
         return trend([(s, value) for s, value in self.rewards if self.since is None or s > self.since])
 
     def text(self) -> str:
         """The alarm in words."""
         return (
             f"{alarm_text(self.since, self.reward_trend)} "
-            f"(MI-Seq-Est {_text(self.reference)} -> {_text(self.latest)} nats a sequence)"
+            f"(MI-Seq-Est {_text(self.reference)} -> {_text(self.latest)} nats per sequence)"
         )
 
     def figures(self) -> dict[str, float]:
@@ -109,9 +110,11 @@ class DependenceAlarm:
         }
 
     def state(self) -> dict[str, Any]:
+        """For the checkpoint; plain JSON."""
         return asdict(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -121,7 +124,7 @@ def _text(value: float | None) -> str:
 
 
 def alarm_text(since: float | None, reward_trend: float) -> str:
-    """`input dependence falling since step 20, reward still rising`."""
+    """Text of the form `input dependence falling since step 20, reward still rising`."""
     reward = {1: "still rising", 0: "flat", -1: "falling"}[int(reward_trend)]
     when = "the first scoring" if since is None else f"step {since:.0f}"
     return f"input dependence falling since {when}, reward {reward}"
@@ -152,9 +155,10 @@ def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
 
 
 def scoring_of(line: Mapping[str, Any]) -> tuple[int, float, float, bool] | None:
-    """(step scored, MI-Seq-Est, standard error, told from its null) of a step's figures; None when nothing was scored.
+    """(scored step, MI-Seq-Est, standard error, significant under the null) in a line of `metrics.jsonl`; None if
+    nothing was scored.
 
-    Raises ValueError when the line has an estimate without its interval, as runs before intervals have.
+    Raises ValueError if the line has an estimate without its standard error, as in runs of older releases.
     """
     scope = {key.removeprefix("first_turn/"): value for key, value in line.items() if key.startswith("first_turn/")}
     if scope.get("mi_seq_est") is None:

@@ -1,26 +1,26 @@
-"""The proxies at a part of the pairs: each reasoning under its own prompt and a random few of the others.
+"""The proxies from a part of the pairs: each reasoning under its own prompt and a random subset of the others.
 
 The mixture of Eq. 1 needs every reasoning under every prompt: with N prompts of K reasonings, N * K * N pairs. Under a
-budget each reasoning s gets its own random subset S of the other prompts, so that errors of reasonings average out;
-its own prompt is always scored (the matched term is exact, and is the mixture's largest where Z depends on X):
+budget each reasoning s gets its own random subset S of the other prompts, so that errors of reasonings average out. Its
+own prompt is always scored: the matched term is exact, and it is the mixture's largest term if Z depends on X.
 
     m_s = w_own exp(L_s,own) + (1 - w_own) sum_(j in S) w_j exp(L_sj) / sum_(j in S) w_j
 
-m_s is unbiased with equal weights, log m_s is low (Jensen). The correction is the jackknife's over S, scaled for
-drawing without replacement (Quenouille 1956):
+With equal weights m_s is unbiased, and log m_s is biased downwards (Jensen). The correction is the jackknife over S,
+scaled for drawing without replacement (Quenouille 1956):
 
     log m_s + (1 - |S| / (N - 1)) (|S| - 1) (log m_s - mean_(j in S) log m_s without j)
 
-With all pairs scored nothing is estimated and nothing is corrected. What is left of the bias is where one of many
-others carries the mixture and S seldom holds it: rare twins of a prompt (tests/actors/diagnosis/test_budget.py has the
-numbers).
+With all pairs scored the values are exact and the correction is 0. Bias remains if one of many other prompts dominates
+the mixture and S rarely contains it, as with rare near-duplicates of a prompt
+(tests/actors/diagnosis/test_budget.py has the numbers).
 
-Intervals are Student's t from the delete-one jackknife over prompts: a prompt leaves with its own reasonings, their
-subsets' noise with them, and out of everybody's mixture, what that changes being estimated from the scored pairs. The
-mean correction is added in quadrature: it is known no better than its own size.
+Intervals are Student's t from the delete-one jackknife over prompts: a prompt is removed with its own reasonings, which
+carry the noise of their subsets, and from every other mixture; the effect on the mixtures is estimated from the scored
+pairs. The mean correction is added in quadrature, because its uncertainty may be as large as the correction.
 
-Retrieval is among the scored prompts: chance is one over their number, so it is another figure than at all pairs. Pure
-numpy; imports neither torch, Ray nor vLLM.
+Retrieval ranks the scored prompts only: chance is 1 / their number, so retrieval accuracy is not comparable with its
+value at all pairs. Pure numpy; imports neither torch, Ray nor vLLM.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from actors.diagnosis.proxies import EmaState
 from actors.diagnosis.uncertainty import LEVEL, MIN_INTERVAL, Interval, t_quantile
 
 MIN_OTHERS = 2
-"""Fewest other prompts of each reasoning: the jackknife leaves one out."""
+"""Fewest other prompts per reasoning: the jackknife removes one of them."""
 
 
 @dataclass(frozen=True)
 class BudgetFigures:
-    """Nats a token, MI-Seq-Est nats a sequence. `intervals` by the same names, empty below 6 prompts; `share` of the
-    pairs that were scored, (0, 1]; `num_candidates`: prompts that each reasoning was held against, its own included;
-    `retrieval_accuracy`: among those, ties at random."""
+    """Proxies in nats per token, MI-Seq-Est in nats per sequence. `intervals`: by the same names, empty below 6
+    prompts; `share`: of the pairs that were scored, (0, 1]; `num_candidates`: prompts that each reasoning was scored
+    under, including its own; `retrieval_accuracy`: among those prompts, with ties broken at random."""
 
     mi_est: float
     mi_seq_est: float
@@ -55,8 +55,8 @@ class BudgetFigures:
     retrieval_accuracy: float
 
     def metrics(self, ema: EmaState | None, epsilon: float) -> dict[str, float]:
-        """Flat keys of the metric registry, scope left out; what needs all pairs (recall, p-values, nulls) is not among
-        them. `ema` takes the marginals' std and is advanced in place."""
+        """Flat keys of the metric registry, without the scope and without metrics that need all pairs (recall,
+        p-values, nulls). `ema` is updated in place with the marginals' std."""
         smooth = self.marginal_std if ema is None else ema.update(self.marginal_std)
         names = ("mi_est", "mi_seq_est", "marginal_entropy", "conditional_entropy", "retrieval_accuracy")
         flat = {name: value for name, value in vars(self).items() if name in names}
@@ -72,15 +72,15 @@ class BudgetFigures:
 
 
 def others_within(max_pairs: int, num_samples: int, num_prompts: int) -> int:
-    """Other prompts for each reasoning so that num_samples * (1 + others) <= max_pairs, from MIN_OTHERS (whatever the
-    budget) to all of them."""
+    """Number of other prompts per reasoning such that num_samples * (1 + others) <= max_pairs; at least MIN_OTHERS
+    (even beyond the budget), at most all of them."""
     return min(num_prompts - 1, max(MIN_OTHERS, max_pairs // max(1, num_samples) - 1))
 
 
 def draw_pairs(source: np.ndarray, num_prompts: int, num_others: int, seed: Sequence[int]) -> np.ndarray:
-    """(num_samples, num_prompts) bool: each reasoning's own prompt, and `num_others` of the others at random.
+    """(num_samples, num_prompts) bool: each reasoning's own prompt and `num_others` random other prompts.
 
-    ValueError unless 1 <= num_others <= num_prompts - 1.
+    Raises ValueError unless 1 <= num_others <= num_prompts - 1.
     """
     if not 1 <= num_others <= num_prompts - 1:
         raise ValueError(f"num_others={num_others}; of {num_prompts} prompts there are 1 to {num_prompts - 1} others")
@@ -95,9 +95,9 @@ def draw_pairs(source: np.ndarray, num_prompts: int, num_others: int, seed: Sequ
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Of n reasonings: `log_mean` (n,) corrected log m_s; `correction` (n,) what the jackknife added to it; `without`
-    (n, c) how much log m_s would change were a prompt left out of the mixture, scaled so that the mean over all n
-    estimates that mean over all pairs; 0 where not scored."""
+    """Mixtures of n reasonings. `log_mean` (n,): corrected log m_s; `correction` (n,): the jackknife's correction in
+    it; `without` (n, c): change of log m_s if a prompt were removed from the mixture, scaled so that its mean over n
+    estimates the mean over all pairs; 0 for pairs that were not scored."""
 
     log_mean: np.ndarray
     correction: np.ndarray
@@ -105,8 +105,8 @@ class Mixtures:
 
 
 def mixtures(log_likelihood: np.ndarray, source: np.ndarray, weights: np.ndarray) -> Mixtures:
-    """`log_likelihood`: (n, c) nats a sequence, NaN where a pair was not scored, never at a reasoning's own prompt;
-    `weights`: (c,) summing to 1."""
+    """The mixtures of partly scored pairs. `log_likelihood`: (n, c) nats per sequence, NaN for a pair that was not
+    scored, but never at a reasoning's own prompt; `weights`: (c,) with sum 1."""
     rows, num_columns = np.arange(len(source)), log_likelihood.shape[1]
     others = ~np.isnan(log_likelihood)
     others[rows, source] = False
@@ -127,8 +127,8 @@ def mixtures(log_likelihood: np.ndarray, source: np.ndarray, weights: np.ndarray
 def _jackknife(
     own: np.ndarray, parts: np.ndarray, others: np.ndarray, weights: np.ndarray, mass: np.ndarray
 ) -> np.ndarray:
-    """(n,) estimated bias of log(own + sum of parts), sign turned: (|S| - 1) times the mean fall of the log as each of
-    S is left out, the others taking over its mass; 0 where S holds one."""
+    """(n,) negative of the estimated bias of log(own + sum of parts): (|S| - 1) times the mean fall of the log when one
+    prompt of S is removed and the others take over its mass; 0 if S has one prompt."""
     count, rest = others.sum(axis=1), parts.sum(axis=1)
     left = np.where(others & (count > 1)[:, None], mass[:, None] - weights, mass[:, None])
     remaining = np.maximum(rest[:, None] - parts, 0) * (mass[:, None] / left)
@@ -141,9 +141,10 @@ def estimate(
 ) -> BudgetFigures:
     """MI-Est, MI-Seq-Est and the entropies of Table 1 (Eq. 1's normalisation) from the scored pairs.
 
-    `log_likelihood`: (num_samples, num_columns) nats a sequence, NaN where not scored; `lengths`: (num_samples,)
-    tokens, all above 0; `source`: (num_samples,) column of each sample's own prompt; columns are distinct prompts,
-    `column_weights` their masses. ValueError where a matched pair was not scored, or a row has no other pair.
+    `log_likelihood`: (num_samples, num_columns) nats per sequence, NaN if not scored; `lengths`: (num_samples,) tokens,
+    all above 0; `source`: (num_samples,) column of each sample's own prompt; columns are distinct prompts and
+    `column_weights` their masses. Raises ValueError if a reasoning was not scored under its own prompt, or under no
+    other.
     """
     matrix, tokens = np.asarray(log_likelihood, np.float64), np.asarray(lengths, np.float64)
     scored = np.isfinite(matrix)
@@ -172,13 +173,13 @@ def estimate(
 
 
 def _hits(candidates: np.ndarray, own: np.ndarray) -> float:
-    """Share of reasonings whose own prompt is the likeliest of its candidates, a tie counting one over its size."""
+    """Share of reasonings whose own prompt is the most likely of its candidates; a tie of n prompts counts 1/n."""
     best = (candidates > own[:, None]).sum(axis=1) == 0
     return float((best / (candidates == own[:, None]).sum(axis=1)).mean())
 
 
 def _interval(values: np.ndarray, scale: np.ndarray, found: Mixtures, source: np.ndarray) -> Interval | None:
-    """Of the mean of `values` (num_samples,), which fall by `scale` times what log m_s rises."""
+    """Interval of the mean of `values` (num_samples,), each of which falls by `scale` times the rise of log m_s."""
     num = found.without.shape[1]
     if len(np.unique(source)) < MIN_INTERVAL:
         return None

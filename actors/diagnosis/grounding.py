@@ -1,10 +1,11 @@
-"""An outside judge of grounding, for the grid worlds: does a reasoning name coordinates, and are they the true ones?
+"""Judge of grounding for the grid worlds: does a reasoning name coordinates, and are they true?
 
-The proxies are log-likelihoods under a model; this reads the text. The truth is read off the grid that the policy was
-shown, the claims off the phrases with a coordinate in them that `envs` warms policies up with ("goal at 1 2"). Text
-that says the same in other words makes no claim: the judge is exact about what it reads, and blind to the rest.
+The proxies are log-likelihoods under a model; the judge reads the text. It takes the facts from the grid in the prompt,
+and the claims from the reasoning's phrases with a coordinate ("goal at 1 2"), which `envs` uses in warm-up
+demonstrations. The same statement in other words is no claim: the judge recognises these phrases exactly, and ignores
+all other text.
 
-Pure: neither torch, Ray nor vLLM; no tokens. Nothing raises on a strange text.
+Pure: imports neither torch, Ray nor vLLM, and needs no tokens. No text raises an error.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ ROLES: Mapping[str, Mapping[str, str]] = {
     "FrozenLake": {"player": "PX*", "goal": "G*", "hole": "OX"},
     "Sokoban": {"player": "PS", "box": "X*", "target": "O*S"},
 }
-"""By environment and fact: the symbols that show it. A box on its target is both; so is a player on one."""
+"""The symbols of each fact, by environment and fact. A box on its target counts as both, and so does a player on
+one."""
 
 
 @dataclass(frozen=True)
 class GridJudge:
-    """Reads the claims of one environment's reasonings. `templates`: by fact, phrases with one `{}` for "row column";
-    `roles`: by fact, the symbols that show it."""
+    """Judges the reasonings of one environment. `templates`: by fact, phrases with one `{}` for "row column"; `roles`:
+    by fact, the symbols that show it."""
 
     templates: Mapping[str, Sequence[str]]
     roles: Mapping[str, str]
 
     def facts(self, prompt: str) -> Facts | None:
-        """Where each fact is true, (row, column) from 0, in the last grid of a prompt; None when it shows none."""
+        """Cells (row, column), from 0, of each fact in the last grid of a prompt; None if the prompt shows no grid."""
         rows = last_grid(prompt, "".join(self.roles.values()) + "_#")
         if rows is None:
             return None
@@ -49,7 +51,7 @@ class GridJudge:
         }
 
     def claims(self, reasoning: str) -> list[Claim]:
-        """(fact, cell) of every phrase that names one, in order; overlapping phrases count as the longest."""
+        """(fact, cell) of every phrase with a coordinate, in order; of overlapping phrases the longest counts."""
         pattern, names = self._pattern
         found = []
         for match in pattern.finditer(" ".join(reasoning.split())):
@@ -71,10 +73,11 @@ class GridJudge:
         return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)"), names
 
     def judge(self, prompts: Sequence[str], reasonings: Sequence[str], source: Sequence[int]) -> dict[str, float]:
-        """Shares of the reasonings, each in [0, 1]: `names` at least one coordinate; `right`: names, and every one is
-        true; `right_elsewhere`: the same against the grid of another prompt, mean over the others: what templates get.
+        """Shares of the reasonings, each in [0, 1]: `names`: with at least one coordinate; `right`: with at least one
+        coordinate, all of them true; `right_elsewhere`: as `right`, but judged by the grid of another prompt, mean over
+        the other prompts. A template scores the same on `right` and `right_elsewhere`.
 
-        `source`: index of each reasoning's own prompt. NaN without a reasoning, or another prompt, with a grid.
+        `source`: index of each reasoning's own prompt. A share is NaN if no reasoning, or no other prompt, has a grid.
         """
         facts = [self.facts(prompt) for prompt in prompts]
         claims = [self.claims(text) for text in reasonings]
@@ -91,7 +94,7 @@ class GridJudge:
 
 
 def judge_of(environment: str) -> GridJudge | None:
-    """The judge of a registered environment; None for one that is no grid world."""
+    """The judge of a registered environment; None if the environment is not a grid world."""
     if environment not in ROLES:
         return None
     from envs.registry import environment_class
@@ -100,8 +103,8 @@ def judge_of(environment: str) -> GridJudge | None:
 
 
 def last_grid(text: str, glyphs: str) -> list[str] | None:
-    """The last square block of symbols, cells separated by spaces, a string a row; None when there is none. The first
-    row may follow a chat template's marker on the same line."""
+    """The last square block of symbols whose cells are separated by spaces, one string per row; None if there is none.
+    The first row may follow a chat template's marker on the same line."""
     row = rf"[{re.escape(glyphs)}](?: [{re.escape(glyphs)}])+"
     blocks = [match[0].replace(" ", "").split("\n") for match in re.finditer(rf"{row}(?:\n{row})+(?!\S)", text)]
     square = [block for block in blocks if all(len(line) == len(block) for line in block)]
@@ -109,7 +112,7 @@ def last_grid(text: str, glyphs: str) -> list[str] | None:
 
 
 def holds(claims: Sequence[Claim], facts: Facts | None) -> bool:
-    """Whether at least one claim is made and every one is true."""
+    """Whether there is at least one claim and all claims are true."""
     return bool(claims) and facts is not None and all(cell in facts.get(name, frozenset()) for name, cell in claims)
 
 
@@ -118,7 +121,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation in [-1, 1] with ties at their mean rank; NaN below 3 pairs or when one side never changes."""
+    """Rank correlation in [-1, 1] with ties at their mean rank; NaN below 3 pairs or if one side is constant."""
     a, b = ranks(np.asarray(first, np.float64)), ranks(np.asarray(second, np.float64))
     if len(a) < 3 or a.std() == 0 or b.std() == 0:
         return math.nan
@@ -126,13 +129,13 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """(n,) ranks from 0, equal values at their mean rank."""
+    """(n,) ranks from 0; equal values get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[inverse]
 
 
 def correlations(lines: Sequence[Mapping[str, float | None]], keys: Sequence[str]) -> dict[str, float]:
-    """Over a run's `metrics.jsonl` lines: by flat key, Spearman's correlation with the judge's share of right ones."""
+    """Spearman's correlation of each flat key with `judge/right`, over the lines of a run's `metrics.jsonl`."""
     found = {}
     for key in keys:
         pairs = [(line[key], line["judge/right"]) for line in lines if _both(line, key)]

@@ -1,16 +1,17 @@
-"""Channels from prompt to reasoning whose mutual information is known exactly, to hold the estimates against.
+"""Channels from prompt to reasoning whose mutual information is known exactly, as a test of the estimates.
 
-A channel has finitely many prompts, all equally likely, and finitely many strings: up to `max_length` tokens, then a
-terminator, or cut there. All strings are enumerated, so that every expectation is a sum.
+A channel has finitely many equally likely prompts and finitely many strings. A string has up to `max_length` tokens and
+then a terminator, or it is cut at that length. All strings are enumerated, so every expectation is a sum.
 
-With or without the terminator in Z. log p(Z|X) with the terminator's factor is normalised over strings, and
+The terminator may or may not be part of Z. With the terminator's factor p(Z|X) is normalised over strings, and
 
     I(X;Z) = E[log p(Z|X) - log mean_x p(Z|x)]
 
-is Shannon's. The system's Z ends before the closing marker (docs/reasoning.md), and without that factor o(Z|X), the
-probability of a beginning, is not normalised over strings of different lengths: the same expression with o is what
-MI-Seq-Est tends to as N grows, and it leaves out what the moment of stopping tells. `information(terminated=False)` is
-that value, over the strings that are not empty. They agree when stopping does not depend on the prompt.
+is Shannon's mutual information. The Z of Squelch ends before the closing marker (docs/reasoning.md). Without that
+factor the probability of a beginning, o(Z|X), is not normalised over strings of different lengths. The same expression
+with o is the limit of MI-Seq-Est as N grows; it excludes the information in the time of stopping.
+`information(terminated=False)` is that limit, over the strings that are not empty. Both values agree if stopping does
+not depend on the prompt.
 
 Pure numpy in float64.
 """
@@ -26,9 +27,9 @@ from actors.diagnosis.proxies import Scores, usable
 
 @dataclass(frozen=True)
 class Channel:
-    """`log_p`, `log_open`: (num_prompts, num_strings) nats, log-likelihood of each string with and without the
-    terminator's factor; `lengths`: (num_strings,) tokens, terminator left out; `ends`: (num_strings,) 1 where a
-    terminator follows, 0 where the string was cut."""
+    """A channel. `log_p`, `log_open`: (num_prompts, num_strings) nats, log-likelihood of each string with and without
+    the terminator's factor; `lengths`: (num_strings,) tokens without the terminator; `ends`: (num_strings,) 1 if a
+    terminator follows, 0 if the string was cut."""
 
     log_p: np.ndarray
     log_open: np.ndarray
@@ -37,6 +38,7 @@ class Channel:
 
     @property
     def num_prompts(self) -> int:
+        """Number of prompts, all equally likely."""
         return len(self.log_p)
 
     def scores(self, terminated: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -44,28 +46,28 @@ class Channel:
         return (self.log_p, self.lengths + self.ends) if terminated else (self.log_open, self.lengths)
 
     def information(self, terminated: bool = True, per_token: bool = False) -> float:
-        """E[log p(Z|X) - log mean_x p(Z|x)], nats a sequence; `per_token`: divided by |Z| inside, as MI-Est is."""
+        """E[log p(Z|X) - log mean_x p(Z|x)], nats per sequence; `per_token` divides by |Z| inside E, as MI-Est does."""
         log_q, tokens = self.scores(terminated)
         gain = log_q - log_mean(log_q)
         return self._mean(gain / np.maximum(tokens, 1) if per_token else gain, tokens)
 
     def conditional_entropy(self, terminated: bool = True) -> float:
-        """E[-log p(Z|X) / |Z|], nats a token: what H(Z|X) of the proxies estimates."""
+        """E[-log p(Z|X) / |Z|], nats per token, which the proxy H(Z|X) estimates."""
         log_q, tokens = self.scores(terminated)
         return self._mean(-log_q / np.maximum(tokens, 1), tokens)
 
     def mean_length(self) -> float:
-        """Tokens, terminator left out."""
+        """Mean number of tokens, without the terminator."""
         return float((np.exp(self.log_p) * self.lengths).sum() / self.num_prompts)
 
     def _mean(self, values: np.ndarray, tokens: np.ndarray) -> float:
-        """Of (num_prompts, num_strings) over prompts and their strings of at least one token."""
+        """Expectation of `values` (num_prompts, num_strings) over prompts and their strings of at least one token."""
         weights = np.exp(self.log_p) * (tokens > 0)
         return float((weights * values).sum() / weights.sum())
 
 
 def log_mean(log_q: np.ndarray) -> np.ndarray:
-    """(num_prompts, n) -> (n,): log of the mean over prompts, stable."""
+    """(num_prompts, n) -> (n,): log of the mean over prompts, numerically stable."""
     top = log_q.max(axis=0)
     return top + np.log(np.exp(log_q - top).mean(axis=0))
 
@@ -81,11 +83,11 @@ def random_channel(
     stop: float = 0.15,
     stop_strength: float = 0.5,
 ) -> Channel:
-    """Tokens drawn independently given the prompt and the position, with Gaussian logits.
+    """A channel whose tokens are independent given prompt and position, with Gaussian logits.
 
-    `strength`: scale of the part of the logits that depends on the prompt; `sharpness`: of the part that does not;
-    `stop`: probability of stopping after each token, its logit shifted by `stop_strength` * strength * a Gaussian of
-    the prompt.
+    `strength`: scale of the part of the logits that depends on the prompt; `sharpness`: scale of the other part;
+    `stop`: probability of stopping after each token; its logit is shifted by `stop_strength` * strength * a Gaussian
+    that depends on the prompt and the position.
     """
     rng = np.random.default_rng(seed)
     common = sharpness * rng.normal(size=(1, max_length, vocabulary))
@@ -99,9 +101,9 @@ def random_channel(
 
 
 def _enumerated(log_token: np.ndarray, log_stop: np.ndarray, log_go: np.ndarray) -> Channel:
-    """Every string of a channel with log_token (num_prompts, max_length, vocabulary); log_stop, log_go: (num_prompts,
-    max_length), of stopping and of going on after token t. A token's probability holds the decision to go on before
-    it, as a language model's does; the last decision, to stop, is the terminator's factor."""
+    """The channel of all strings. log_token: (num_prompts, max_length, vocabulary); log_stop, log_go: (num_prompts,
+    max_length), log-probability of stopping and of continuing after token t. As in a language model, a token's
+    probability includes the preceding decision to continue; the final decision to stop is the terminator's factor."""
     num_prompts, max_length, _ = log_token.shape
     beginning = np.zeros((num_prompts, 1))
     whole, opened, lengths = [], [], []
@@ -116,8 +118,8 @@ def _enumerated(log_token: np.ndarray, log_stop: np.ndarray, log_go: np.ndarray)
 
 
 def with_template(channel: Channel, alpha: float, seed: int = 0) -> Channel:
-    """Lemma I.1: (1 - alpha) p(z|x) + alpha q(z) with a random prompt-independent q on the same strings, terminator
-    included; the open likelihood is not defined for a mixture of strings and is left NaN."""
+    """The channel of Lemma I.1: (1 - alpha) p(z|x) + alpha q(z), with a random q that does not depend on the prompt, on
+    the same strings with terminator. The likelihood without terminator is not defined for a mixture and is NaN."""
     weights = np.random.default_rng(seed).gamma(0.3, size=channel.log_p.shape[1])
     mixed = (1 - alpha) * np.exp(channel.log_p) + alpha * weights / weights.sum()
     return replace(channel, log_p=np.log(mixed), log_open=np.full_like(mixed, np.nan))
@@ -132,10 +134,10 @@ def draw(
     terminated: bool = True,
     blind: bool = False,
 ) -> Scores:
-    """The scores of `prompts` prompts drawn at random without replacement and `samples` strings of each.
+    """The scores of `prompts` prompts, drawn without replacement, and of `samples` strings per prompt.
 
-    `blind`: the strings are sampled under other prompts drawn alike, so that they do not depend on theirs, while the
-    scorer still expects them to.
+    `blind`: each string is sampled under another random prompt, so that it does not depend on its own prompt, but the
+    scorer still uses the channel's likelihoods.
     """
     chosen = rng.choice(channel.num_prompts, size=prompts, replace=False)
     speakers = rng.integers(channel.num_prompts, size=prompts * samples) if blind else np.repeat(chosen, samples)

@@ -1,4 +1,4 @@
-"""Metrics of the diagnosis: does reasoning depend on its input (docs/reasoning.md). Pure."""
+"""Metrics of the diagnosis, which measures whether reasoning depends on its input (docs/reasoning.md). Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from actors.metrics.specification import MetricSpec, Section, Table, gauge, prod
 
 SCOPES = ("first_turn", "trajectory")
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
-"""Proxies with a null, as in actors/diagnosis/uncertainty.py."""
+"""Proxies with a null, see `actors.diagnosis.uncertainty`."""
 REGIMES = ("diverse", "compressed", "template_collapse", "low_entropy_collapse", "unknown")
-"""Section 2.2 and Figure 1, as in actors/diagnosis/regime.py."""
+"""Regimes of section 2.2 and Figure 1, see `actors.diagnosis.regime`."""
 
 
 def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
-    """A proxy of Table 1, one series for each turn scope."""
+    """A proxy of Table 1 with one series per turn scope."""
     return MetricSpec(name, "gauge", help, "{scope}/" + key, ("scope",), product(SCOPES), unit=unit)
 
 
 def _interval(name: str, key: str, figure: str, *, unit: str = "") -> MetricSpec:
-    """The 95% interval over prompts of a proxy, one series for each scope and end."""
+    """The 95% interval of a proxy over prompts, with one series per scope and end."""
     seeds = product(SCOPES, ("low", "high"))
     help = f"95% interval of {figure} over prompts; NaN below 6 distinct prompts"
     return MetricSpec(name, "gauge", help, "{scope}/" + key + "_{bound}", ("scope", "bound"), seeds, unit=unit)
@@ -37,20 +37,18 @@ METRICS: Table = {
             ("scope", "k"),
             product(SCOPES, ("2", "4", "8")),
         ),
-        scoped("squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats a token", unit="nats"),
-        scoped("squelch_mi_seq_est_nats", "mi_seq_est", "MI-Seq-Est (Table 1): nats a sequence", unit="nats"),
-        scoped("squelch_mi_zscore", "mi_zscore", "MI-ZScore (Table 1): MI-Est in batch std of the marginals"),
+        scoped("squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats per token", unit="nats"),
+        scoped("squelch_mi_seq_est_nats", "mi_seq_est", "MI-Seq-Est (Table 1): nats per sequence", unit="nats"),
+        scoped("squelch_mi_zscore", "mi_zscore", "MI-ZScore (Table 1): MI-Est / batch std of the marginals"),
         scoped("squelch_mi_zscore_ema", "mi_zscore_ema", "MI-ZScore-EMA (Table 1): the std is a moving average"),
         scoped(
             "squelch_conditional_entropy_nats",
             "conditional_entropy",
-            "H(Z|X): reasoning given X, nats a token",
+            "H(Z|X): reasoning given X, nats per token",
             unit="nats",
         ),
-        scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats a token", unit="nats"),
-        scoped(
-            "squelch_mi_upper_bound_nats", "upper_bound", "Largest MI-Seq-Est possible: log of the prompts", unit="nats"
-        ),
+        scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats per token", unit="nats"),
+        scoped("squelch_mi_upper_bound_nats", "upper_bound", "Largest possible MI-Seq-Est: log(prompts)", unit="nats"),
         _interval(
             "squelch_retrieval_accuracy_interval_ratio", "retrieval_accuracy", "squelch_retrieval_accuracy_ratio"
         ),
@@ -84,7 +82,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_dependence_p_value",
             "gauge",
-            "Share of random deals of prompts to reasonings that do as well as the true one, 0.001 to 1",
+            "p-value: share of random assignments of prompts to reasonings that reach the observed value, 0.001 to 1",
             "{scope}/{figure}_p_value",
             ("scope", "figure"),
             product(SCOPES, TESTED),
@@ -92,27 +90,26 @@ METRICS: Table = {
         scoped(
             "squelch_retrieval_accuracy_null_ratio",
             "retrieval_accuracy_null_95",
-            "Retrieval accuracy that one random deal of prompts in twenty reaches",
+            "95% point of the null distribution of the retrieval accuracy",
         ),
         scoped(
-            "squelch_mi_est_null_nats", "mi_est_null_95", "MI-Est that one such deal in twenty reaches", unit="nats"
+            "squelch_mi_est_null_nats", "mi_est_null_95", "95% point of the null distribution of MI-Est", unit="nats"
         ),
         scoped(
             "squelch_mi_seq_est_null_nats",
             "mi_seq_est_null_95",
-            "MI-Seq-Est that one such deal in twenty reaches",
+            "95% point of the null distribution of MI-Seq-Est",
             unit="nats",
         ),
         scoped(
             "squelch_prompts_needed",
             "prompts_needed",
-            "Distinct prompts that an interval of MI-Est of the half width scorer.half_width needs",
+            "Distinct prompts needed for an MI-Est interval of half width scorer.half_width",
         ),
         MetricSpec(
             "squelch_reasoning_regime",
             "gauge",
-            "1 for the regime of section 2.2 that reasoning is in, relative to the run's baseline, chance and null, "
-            "else 0",
+            "1 for the present regime (section 2.2), else 0",
             "{scope}/regime/{regime}",
             ("scope", "regime"),
             product(SCOPES, REGIMES),
@@ -120,8 +117,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_judge_ratio",
             "gauge",
-            "Grid worlds, first turns: share of reasonings that name coordinates, that name them right, and that would "
-            "be right about another task of the step",
+            "Grid worlds, first turns: share of reasonings that name coordinates, that name only true ones, and whose "
+            "coordinates are true for another task of the step",
             "judge/{figure}",
             ("figure",),
             product(("names", "right", "right_elsewhere")),
@@ -132,7 +129,7 @@ METRICS: Table = {
             "1 while input dependence is falling (change-point alarm), else 0",
         ),
         gauge(
-            "squelch_dependence_falling_since_step", "alarm/since", "Last step before the fall; NaN when there is none"
+            "squelch_dependence_falling_since_step", "alarm/since", "Last step before the fall; NaN without an alarm"
         ),
         gauge("squelch_dependence_cusum", "alarm/cusum", "The alarm's statistic; it is raised above 4"),
         gauge("squelch_dependence_alarm_armed", "alarm/armed", "1 once a baseline above its null is known, else 0"),

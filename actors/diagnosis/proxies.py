@@ -4,12 +4,12 @@ Pure numpy in float64; imports neither torch, Ray nor vLLM. L holds natural-log 
 reasoning: L[i, k, j] = log q(Z_ik | X_j). Invariants:
 
 - Identical prompts are merged with their multiplicity: in the mixture each column keeps its weight; in retrieval they
-  are one candidate, so that a hit on any of them is right.
-- A sample is either used in every figure or left out of all of them, counted under a reason.
+  are one candidate, so that a hit on any of them is correct.
+- A sample is either used for every metric or excluded from all of them; excluded samples are counted by reason.
 - H(Z) = MI-Est + H(Z|X), per token, over the samples used.
 
 `compat: paper` divides by |Z| after the mixture (Eq. 1); `ragen` mixes per-token means, as the authors' code does.
-Sequence estimates and retrieval do not depend on it.
+Sequence estimates and retrieval are the same under both.
 """
 
 from __future__ import annotations
@@ -44,29 +44,30 @@ METRIC_KEYS = (
 class EmaState:
     """sigma_EMA of Table 1: alpha * previous + (1 - alpha) * batch; starts at the first batch's std.
 
-    One per turn scope; it ticks once for each matrix that had at least one usable sample.
+    Each turn scope has one. It is updated once for each matrix with at least one usable sample.
     """
 
     alpha: float = 0.9
     value: float | None = None
 
     def update(self, std: float) -> float:
-        """Takes a batch's std of the marginals (nats a token) and returns the average."""
+        """Adds a batch's std of the marginals (nats per token) and returns the average."""
         self.value = std if self.value is None else self.alpha * self.value + (1 - self.alpha) * std
         return self.value
 
     def state(self) -> dict[str, float | None]:
+        """For the checkpoint; plain JSON."""
         return {"alpha": self.alpha, "value": self.value}
 
     def restore(self, state: dict[str, float | None]) -> None:
-        """Takes up the average; alpha stays this run's own."""
+        """Restores the average from a checkpoint; alpha stays as configured in this run."""
         self.value = state["value"]
 
 
 @dataclass(frozen=True)
 class Proxies:
-    """Table 1 from one score matrix. Entropies and MI-Est are nats a token, MI-Seq-Est nats a sequence; None where no
-    sample was usable."""
+    """Table 1 from one score matrix. Entropies and MI-Est are in nats per token, MI-Seq-Est in nats per sequence;
+    values are None if no sample was usable."""
 
     num_prompts: int
     """Distinct prompts."""
@@ -74,39 +75,39 @@ class Proxies:
     """Reasonings used."""
     num_excluded: int
     excluded: dict[str, int]
-    """Reasonings left out, by reason."""
+    """Number of excluded reasonings by reason."""
     compat: Compat
     retrieval_accuracy: float | None
-    """[0, 1]; a tie counts one over its size."""
+    """[0, 1]; a tie of n prompts counts 1/n."""
     retrieval_chance: float
-    """One over the distinct prompts."""
+    """1 / number of distinct prompts."""
     recall: dict[int, float | None]
-    """By k, [0, 1]; ties by expected value."""
+    """By k, [0, 1]; a tie counts its expected value."""
     recall_chance: dict[int, float]
     mi_est: float | None = None
     mi_seq_est: float | None = None
     mi_zscore: float | None = None
-    """MI-Est over (population std of the marginals + epsilon)."""
+    """MI-Est / (population std of the marginals + epsilon)."""
     mi_zscore_ema: float | None = None
     marginal_std: float | None = None
-    """sigma_batch, nats a token."""
+    """sigma_batch, nats per token."""
     conditional_entropy: float | None = None
     """H(Z|X)."""
     marginal_entropy: float | None = None
     """H(Z)."""
     upper_bound: float | None = None
-    """log N, the most that MI-Seq-Est can be."""
+    """log N, the maximum of MI-Seq-Est."""
     upper_bound_per_token: float | None = None
-    """log N * mean(1 / |Z|), the most that MI-Est can be under `paper`."""
+    """log N * mean(1 / |Z|), the maximum of MI-Est under `paper`."""
     prompt_entropy: float | None = None
-    """Mean over samples of -log(share of their prompt): the bound when prompts repeat; log N when none does."""
+    """Mean over samples of -log(share of their prompt): the bound if prompts repeat; log N if none repeats."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
 
     def metrics(self) -> dict[str, float]:
-        """Flat keys of the metric registry, scope left out; figures that are None are left out."""
+        """Flat keys of the metric registry, without the scope; values that are None are omitted."""
         values = self.as_dict()
         flat = {key: values[key] for key in METRIC_KEYS} | {f"recall@{k}": value for k, value in self.recall.items()}
         return {key: float(value) for key, value in flat.items() if value is not None}
@@ -115,7 +116,7 @@ class Proxies:
 @dataclass(frozen=True)
 class Scores:
     """Usable part of a score matrix: `likelihood` (n, c), `lengths` (n,), `source` (n,) column of each sample,
-    `weights` (c,) summing to 1, `prompt` (c,) index of each column's distinct prompt."""
+    `weights` (c,) with sum 1, `prompt` (c,) index of each column's distinct prompt."""
 
     likelihood: np.ndarray
     lengths: np.ndarray
@@ -123,11 +124,12 @@ class Scores:
     weights: np.ndarray
     prompt: np.ndarray
     multiplicity: float
-    """N, columns with their multiplicity."""
+    """N: the number of columns, counted with their multiplicity."""
     excluded: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_prompts(self) -> int:
+        """Number of distinct prompts."""
         return int(self.prompt.max()) + 1
 
 
@@ -142,7 +144,7 @@ def proxies(
 ) -> Proxies:
     """Table 1 for N prompts with K reasonings each.
 
-    `log_likelihood`: (N, K, N), nats a sequence; `lengths`: (N, K), tokens; `prompt_id`: (N,), equal for identical
+    `log_likelihood`: (N, K, N), nats per sequence; `lengths`: (N, K), tokens; `prompt_id`: (N,), equal for identical
     prompts, default all distinct. Raises ValueError naming the array whose shape does not fit.
     """
     scores = scores_of_matrix(log_likelihood, lengths, prompt_id)
@@ -150,7 +152,7 @@ def proxies(
 
 
 def scores_of_matrix(log_likelihood: np.ndarray, lengths: np.ndarray, prompt_id: np.ndarray | None = None) -> Scores:
-    """The usable part of a matrix (N, K, N); arguments and errors as of `proxies`."""
+    """The usable part of a matrix (N, K, N); arguments and errors as in `proxies`."""
     matrix, tokens = np.asarray(log_likelihood, np.float64), np.asarray(lengths, np.float64)
     if matrix.ndim != 3 or matrix.shape[0] != matrix.shape[2] or 0 in matrix.shape:
         raise ValueError(f"log_likelihood has shape {matrix.shape}; it must be (N, K, N), none of them 0")
@@ -172,11 +174,11 @@ def proxies_of_samples(
     compat: Compat = "paper",
     epsilon: float = 1e-3,
 ) -> Proxies:
-    """Table 1 for samples in any number per prompt.
+    """Table 1 for any number of samples per prompt.
 
     `log_likelihood`: (num_samples, num_columns); `lengths`: (num_samples,); `source`: (num_samples,) column that each
     sample came from; `column_weights`: (num_columns,) multiplicity of each column in the mixture, default 1;
-    `prompt_id`: (num_columns,). `ema` is advanced in place. Raises ValueError naming the array that does not fit.
+    `prompt_id`: (num_columns,). `ema` is updated in place. Raises ValueError naming the array that does not fit.
     """
     scores = usable(log_likelihood, lengths, source, column_weights, prompt_id)
     return proxies_of_scores(scores, ema=ema, compat=compat, epsilon=epsilon)
@@ -185,7 +187,7 @@ def proxies_of_samples(
 def proxies_of_scores(
     scores: Scores, *, ema: EmaState | None = None, compat: Compat = "paper", epsilon: float = 1e-3
 ) -> Proxies:
-    """Table 1 of what `usable` let through. `ema` is advanced in place."""
+    """Table 1 of usable scores. `ema` is updated in place."""
     num, empty = scores.num_prompts, not len(scores.lengths)
     hits = [None if empty else float(expected_hits(scores, k).mean()) for k in (1, *RECALL_AT)]
     report = {
@@ -209,7 +211,7 @@ def usable(
     column_weights: np.ndarray | None = None,
     prompt_id: np.ndarray | None = None,
 ) -> Scores:
-    """Checks shapes, normalises weights, and leaves out samples with no tokens or a NaN or infinite likelihood."""
+    """Checks shapes, normalises weights, and excludes samples with no tokens or a NaN or infinite likelihood."""
     matrix = np.asarray(log_likelihood, np.float64)
     tokens, column = np.asarray(lengths, np.float64), np.asarray(source)
     if matrix.ndim != 2 or 0 in matrix.shape:
@@ -247,7 +249,8 @@ def _check_shapes(
 
 
 def by_prompt(scores: Scores) -> np.ndarray:
-    """(n, num_prompts): a distinct prompt's likelihood is the largest of its columns (they differ by rounding only)."""
+    """(n, num_prompts) likelihood of each distinct prompt: the largest of its columns, which differ by rounding
+    only."""
     best = np.full((len(scores.lengths), scores.num_prompts), -np.inf)
     for column, prompt in enumerate(scores.prompt):
         np.maximum(best[:, prompt], scores.likelihood[:, column], out=best[:, prompt])
@@ -255,8 +258,8 @@ def by_prompt(scores: Scores) -> np.ndarray:
 
 
 def expected_hits(scores: Scores, k: int) -> np.ndarray:
-    """(n,) probability that a sample's own prompt is among its k likeliest, ties broken at random (Table 1,
-    Retrieval-Acc at k = 1 and Recall@k)."""
+    """(n,) probability that a sample's own prompt is among its k most likely prompts, with ties broken at random
+    (Table 1, Retrieval-Acc at k = 1 and Recall@k)."""
     candidates = by_prompt(scores)
     own = candidates[np.arange(len(candidates)), scores.prompt[scores.source]][:, None]
     num_better = (candidates > own).sum(axis=1)
@@ -265,14 +268,14 @@ def expected_hits(scores: Scores, k: int) -> np.ndarray:
 
 
 def log_mixture(likelihood: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(n, c), (c,) -> (n,): log sum_j w_j exp(l_j), the mixture score of definition F.3, stable."""
+    """(n, c), (c,) -> (n,): log sum_j w_j exp(l_j), the mixture score of definition F.3, numerically stable."""
     shifted = likelihood + np.log(weights)
     top = shifted.max(axis=1)
     return top + np.log(np.exp(shifted - top[:, None]).sum(axis=1))
 
 
 def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: float) -> dict[str, float]:
-    """The continuous proxies, entropies and bounds of at least one usable sample."""
+    """The continuous proxies, entropies and bounds; needs at least one usable sample."""
     lengths = scores.lengths
     own = scores.likelihood[np.arange(len(lengths)), scores.source]
     mixture = log_mixture(scores.likelihood, scores.weights)
@@ -298,10 +301,10 @@ def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: f
 
 
 def prompt_mass(scores: Scores) -> np.ndarray:
-    """(num_prompts,) weight in the mixture of each distinct prompt, all its columns together."""
+    """(num_prompts,) weight of each distinct prompt in the mixture, summed over its columns."""
     return np.bincount(scores.prompt, weights=scores.weights)
 
 
 def prompt_shares(scores: Scores) -> np.ndarray:
-    """(c,) weight in the mixture of each column's distinct prompt."""
+    """(c,) weight of each column's distinct prompt in the mixture."""
     return prompt_mass(scores)[scores.prompt]

@@ -1,8 +1,9 @@
-"""Reasonings that fit every prompt: the templates themselves, by name.
+"""Finds templates: reasonings that fit every prompt as well as their own.
 
-A reasoning's gap is log p(z|own) - log mean over the other prompts of p(z|x), nats a sequence: how much better its own
-prompt explains it than a random other one. At 0 or below it could have been written anywhere. The mean of exp(-gap) is
-1 where Z is independent of X, so single gaps below 0 are no wonder; many equal texts there are templates.
+A reasoning's gap is log p(z|own) - log mean over the other prompts of p(z|x), nats per sequence: by how much its own
+prompt explains it better than a random other prompt. A gap of 0 or below means that the reasoning fits other prompts as
+well as its own. If Z is independent of X, the mean of exp(-gap) is 1, so single gaps below 0 are expected; a text that
+occurs often with such a gap is a template.
 
 Pure numpy; imports neither torch, Ray nor vLLM.
 """
@@ -18,8 +19,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Template:
-    """One text. `gap`: nats a sequence, the mean over its occurrences; `count`: occurrences; `num_prompts`: distinct
-    prompts that it was written under; `num_tokens`: of its first occurrence; `rows`: of all, ascending."""
+    """One text. `gap`: nats per sequence, mean over its occurrences; `count`: number of occurrences; `num_prompts`:
+    distinct prompts that it was sampled under; `num_tokens`: tokens of its first occurrence; `rows`: rows of all
+    occurrences, ascending."""
 
     text: str
     gap: float
@@ -30,15 +32,15 @@ class Template:
 
 
 def gaps(log_likelihood: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """(num_samples,) nats a sequence from (num_samples, num_prompts) and the column of each sample's own prompt; NaN
-    where a likelihood is not finite. ValueError below two prompts."""
+    """Gaps (num_samples,), nats per sequence, from likelihoods (num_samples, num_prompts) and the column of each
+    sample's own prompt; NaN for a sample with a likelihood that is not finite. Raises ValueError below two prompts."""
     if log_likelihood.shape[1] < 2:
         raise ValueError(f"log_likelihood has shape {log_likelihood.shape}; a gap needs two prompts or more")
     rows = np.arange(len(log_likelihood))
     own, others = log_likelihood[rows, source], log_likelihood.copy()
     others[rows, source] = -np.inf
     top = others.max(axis=1)
-    with np.errstate(invalid="ignore"):  # rows that hold no finite number become NaN below
+    with np.errstate(invalid="ignore"):  # rows without a finite number become NaN below
         mean = top + np.log(np.exp(others - top[:, None]).sum(axis=1)) - math.log(log_likelihood.shape[1] - 1)
     return np.where(np.isfinite(log_likelihood).all(axis=1), own - mean, np.nan)
 
@@ -46,7 +48,7 @@ def gaps(log_likelihood: np.ndarray, source: np.ndarray) -> np.ndarray:
 def ranked(
     gap: np.ndarray, source: np.ndarray, texts: Sequence[str], lengths: np.ndarray, rows: np.ndarray
 ) -> list[Template]:
-    """Distinct texts, smallest gap first, then by their first row; samples whose gap is NaN are left out."""
+    """Distinct texts, sorted by gap and then by their first row; samples whose gap is NaN are excluded."""
     members: dict[str, list[int]] = {}
     for sample in np.flatnonzero(np.isfinite(gap)):
         members.setdefault(texts[sample], []).append(int(sample))

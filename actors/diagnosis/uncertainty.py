@@ -1,27 +1,30 @@
-"""How far the figures of one score matrix can be trusted: intervals, and what they would be were Z blind to X.
+"""Uncertainty of the proxies of one score matrix: intervals, and null distributions under which Z is independent of X.
 
 Pure numpy in float64; imports neither torch, Ray nor vLLM.
 
-Interval: a bootstrap over prompts. Prompts, with all their reasonings, are the independent units; each enters twice,
-as the source of its reasonings and as a column of everybody's mixture. Resampling columns would put copies of a
-reasoning's own prompt into its mixture and pull every estimate down, so the bootstrap is of the delete-one influence
-values (Efron and Tibshirani 1993, section 11.6), which hold both roles and no copies:
+Interval: a bootstrap over prompts. Prompts with all their reasonings are the independent units. Each prompt has two
+roles: it is the source of its reasonings, and it is a column of every mixture. Resampling columns would put copies of a
+reasoning's own prompt into its mixture and bias every estimate downwards. The bootstrap therefore resamples the
+delete-one influence values (Efron and Tibshirani 1993, section 11.6), which cover both roles without copies:
 
     u_i = (N - 1) (mean_j T_(-j) - T_(-i)),     T_b = T + mean_i c_i u_i,     c ~ Multinomial(N, 1/N)
 
-The percentiles are those of Student's t with N - 1 degrees and of variance N / (N - 1) (Hesterberg 2015, section 4.2):
-plain ones are too narrow below some 30 prompts. What is covered is the figure's expectation over draws of N prompts and
-their reasonings, which for MI lies below I(X;Z) by the mixture's own bias (docs/known-truth.md), not I(X;Z) itself.
+The percentiles are expanded to those of Student's t with N - 1 degrees of freedom and variance N / (N - 1) (Hesterberg
+2015, section 4.2): plain percentiles are too narrow below about 30 prompts. The interval covers the metric's
+expectation over draws of N prompts and their reasonings. For MI this expectation lies below I(X;Z) by the bias of the
+mixture (docs/known-truth.md), so the interval does not cover I(X;Z) itself.
 
-Null: which prompt a block of reasonings belongs to is exchangeable when reasoning does not depend on its input. The
-labels of the distinct prompts are permuted, the mixture stays; the p-value counts the permutations that do as well as
-the true labels, itself among them, and `point_95` is the figure that one permutation in twenty reaches.
+Null: if reasoning does not depend on its input, the assignment of blocks of reasonings to prompts is exchangeable. The
+labels of the distinct prompts are permuted; the mixture stays the same. The p-value is the share of permutations that
+reach the value of the true labels, with the true labels counted as one of them. `point_95` is the value that 5% of the
+permutations reach.
 
 Invariants:
 
-- Below `MIN_PROMPTS` distinct prompts nothing is stated: no p-value below 1/N! is possible, and 1/3! > 1/20. Below
-  `MIN_INTERVAL` there is no interval: at 4 prompts it held as little as 60% of what it should (docs/known-truth.md).
-- The same scores and seed give the same figures; the cost is O(samples x prompts), plus `RESAMPLES` x prompts.
+- Below `MIN_PROMPTS` distinct prompts there is neither p-value nor interval: the smallest possible p-value is 1/N!, and
+  1/3! > 0.05. Below `MIN_INTERVAL` there is no interval: at 4 prompts its coverage was as low as 60% of the nominal
+  coverage (docs/known-truth.md).
+- The same scores and seed give the same results; the cost is O(samples x prompts), plus `RESAMPLES` x prompts.
 """
 
 from __future__ import annotations
@@ -38,21 +41,21 @@ from actors.diagnosis.proxies import RECALL_AT, Compat, Proxies, Scores, by_prom
 
 LEVEL = 0.95
 Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
-"""Standard errors on either side of a mean that its 95% normal interval reaches."""
+"""Half width of a 95% normal interval, in standard errors."""
 RESAMPLES = 999
-"""Resamples and permutations; with the true labels added, p-values are multiples of 1/1000."""
+"""Number of resamples and of permutations; the true labels are added, so p-values are multiples of 1/1000."""
 MIN_PROMPTS = 4
 MIN_INTERVAL = 6
 SHARES = ("retrieval_accuracy", *(f"recall@{k}" for k in RECALL_AT))
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
-"""Figures with a null; the z-scores are MI-Est on another scale, and entropies do not test dependence."""
+"""Proxies with a null; the z-scores are MI-Est on another scale, and entropies do not test dependence."""
 ESTIMATED = (*SHARES, "mi_est", "mi_seq_est", "mi_zscore", "mi_zscore_ema", "conditional_entropy", "marginal_entropy")
-"""Figures with an interval."""
+"""Proxies with an interval."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """95% interval and standard error over prompts, in the figure's unit."""
+    """95% interval and standard error over prompts, in the proxy's unit."""
 
     low: float
     high: float
@@ -60,12 +63,13 @@ class Interval:
 
     @property
     def half_width(self) -> float:
+        """Half of the interval's width, in the proxy's unit."""
         return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
 class Null:
-    """The figure under permuted prompts: one-sided p-value in [0.001, 1], and the 95% point in the figure's unit."""
+    """Null of a proxy: the one-sided p-value in [0.001, 1], and the null's 95% point in the proxy's unit."""
 
     p_value: float
     point_95: float
@@ -73,8 +77,8 @@ class Null:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Of one score matrix. `intervals` by the names of ESTIMATED and `nulls` by those of TESTED; empty, with `why_not`
-    set, where too few prompts were scored for either."""
+    """Uncertainty of one score matrix: `intervals` by the names in ESTIMATED, `nulls` by the names in TESTED. If too
+    few prompts were scored, the dict is empty and `why_not` gives the reason."""
 
     num_prompts: int
     intervals: dict[str, Interval]
@@ -82,7 +86,7 @@ class Uncertainty:
     why_not: str | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Flat keys of the metric registry, scope left out; NaN where nothing is stated."""
+        """Flat keys of the metric registry, without the scope; unknown values are NaN."""
         flat: dict[str, float] = {}
         for name in ESTIMATED:
             found = self.intervals.get(name)
@@ -97,8 +101,8 @@ class Uncertainty:
         return flat
 
     def prompts_needed(self, name: str, half_width: float) -> int | None:
-        """Distinct prompts for an interval of `name` of at most +-`half_width`, by the 1/sqrt(N) law from this one's
-        width; None where no interval is stated. ValueError unless half_width > 0."""
+        """Distinct prompts needed for an interval of `name` of at most +-`half_width`, extrapolated from this
+        interval's width, which scales as 1/sqrt(N); None without an interval. ValueError unless half_width > 0."""
         if not half_width > 0:
             raise ValueError(f"half_width={half_width} must be above 0, in the unit of {name}")
         found = self.intervals.get(name)
@@ -126,7 +130,7 @@ def uncertainty(
 def _intervals(
     scores: Scores, report: Proxies, compat: Compat, epsilon: float, rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """By the names of ESTIMATED."""
+    """Intervals by the names in ESTIMATED."""
     num = scores.num_prompts
     counts = rng.multinomial(num, np.full(num, 1 / num), size=RESAMPLES)
     figures: dict[str, Any] = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
@@ -137,8 +141,8 @@ def _intervals(
 
 
 def _smoothed(report: Proxies, intervals: dict[str, Interval]) -> Interval:
-    """Of MI-ZScore-EMA: MI-Est's over the average, of which this batch is a tenth; at the first scoring the average is
-    this batch's own std, and so is the interval."""
+    """Interval of MI-ZScore-EMA: MI-Est's interval divided by the average, in which this batch's weight is 1 - alpha.
+    At the first scoring the average is this batch's std, so the interval is that of MI-ZScore."""
     if report.mi_zscore_ema == report.mi_zscore:
         return intervals["mi_zscore"]
     smoothed, mi = report.mi_zscore_ema, intervals["mi_est"]
@@ -147,7 +151,7 @@ def _smoothed(report: Proxies, intervals: dict[str, Interval]) -> Interval:
 
 
 def _interval(value: float, left_out: np.ndarray, counts: np.ndarray) -> Interval:
-    """Expanded-percentile interval from the values without each prompt, (num_prompts,)."""
+    """Expanded-percentile interval from the delete-one values, (num_prompts,)."""
     num = len(left_out)
     influence = (num - 1) * (left_out.mean() - left_out)
     draws = value + counts @ influence / num
@@ -157,15 +161,15 @@ def _interval(value: float, left_out: np.ndarray, counts: np.ndarray) -> Interva
 
 
 def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Interval:
-    """Within what the figure can be; a share of exactly 0 or 1 gets Wilson's interval, its prompts as trials, unless it
-    is 1 by construction (recall among as many as there are prompts)."""
+    """Clips an interval to the proxy's range. A share of exactly 0 or 1 gets Wilson's interval with the prompts as
+    trials, unless it is 1 by construction (Recall@k with k at least the number of prompts)."""
     if name in SHARES:
         certain = name != SHARES[0] and report.recall_chance[int(name.removeprefix("recall@"))] == 1.0
         if value in (0.0, 1.0) and not certain:
             trials = report.num_prompts
             found = Interval(*wilson_interval(round(value) * trials, trials), found.standard_error)
         return Interval(max(0.0, found.low), min(1.0, found.high), found.standard_error)
-    # MI-Est's own bound hangs on the lengths drawn: clipped at it, a saturated figure's interval covers too little.
+    # MI-Est's bound depends on the drawn lengths: clipping at it would make a saturated estimate's interval too narrow.
     top = report.upper_bound if name == "mi_seq_est" and report.upper_bound is not None else math.inf
     bottom = 0.0 if name.endswith("entropy") else -math.inf
     return Interval(max(bottom, found.low), max(value, min(top, found.high)), found.standard_error)
@@ -183,8 +187,8 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """Student's t: in closed form for 1 and 2 degrees of freedom, where the expansion is poor; else by its expansion
-    around the normal quantile (Abramowitz and Stegun 26.7.5), within 1%."""
+    """Quantile of Student's t: in closed form for 1 and 2 degrees of freedom, where the expansion is inaccurate; else
+    by the expansion around the normal quantile (Abramowitz and Stegun 26.7.5), with an error within 1%."""
     if degrees == 1:
         return math.tan((probability - 0.5) * math.pi)
     if degrees == 2:
@@ -200,7 +204,8 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def delete_one(scores: Scores, compat: Compat, epsilon: float) -> dict[str, np.ndarray]:
-    """By figure (num_prompts,): its value without each prompt, reasonings and column."""
+    """Delete-one values by proxy, (num_prompts,): its value without one prompt, the prompt's reasonings and its
+    column."""
     lengths, block = scores.lengths[:, None], scores.prompt[scores.source]
     own = scores.likelihood[np.arange(len(block)), scores.source][:, None]
     mixture = log_mixture_without(scores, scores.likelihood)
@@ -228,7 +233,7 @@ def delete_one(scores: Scores, compat: Compat, epsilon: float) -> dict[str, np.n
 
 
 def log_mixture_without(scores: Scores, likelihood: np.ndarray) -> np.ndarray:
-    """(n, num_prompts): log of the mixture's likelihood when each prompt's columns are left out of it, stable."""
+    """(n, num_prompts): log-likelihood of the mixture without one prompt's columns, numerically stable."""
     terms = likelihood + np.log(scores.weights)
     joint = np.full((len(terms), scores.num_prompts), -np.inf)
     for column, prompt in enumerate(scores.prompt):
@@ -240,8 +245,8 @@ def log_mixture_without(scores: Scores, likelihood: np.ndarray) -> np.ndarray:
 
 
 def hits_without(scores: Scores, ks: Sequence[int]) -> list[np.ndarray]:
-    """For each k (n, num_prompts): `proxies.expected_hits` when each prompt is no candidate; a sample's own prompt is
-    never left out for it (those entries mean nothing)."""
+    """For each k (n, num_prompts): `proxies.expected_hits` without one prompt among the candidates. Entries where that
+    prompt is the sample's own are meaningless."""
     candidates, block = by_prompt(scores), scores.prompt[scores.source]
     own = candidates[np.arange(len(candidates)), block][:, None]
     better, tied = candidates > own, candidates == own
@@ -251,7 +256,7 @@ def hits_without(scores: Scores, ks: Sequence[int]) -> list[np.ndarray]:
 
 
 def permuted(scores: Scores, compat: Compat, rng: np.random.Generator) -> dict[str, Null]:
-    """The nulls: blocks of reasonings dealt to prompts at random, RESAMPLES times."""
+    """The nulls: blocks of reasonings are assigned to prompts at random, RESAMPLES times."""
     candidates, block = by_prompt(scores), scores.prompt[scores.source]
     best = candidates == candidates.max(axis=1, keepdims=True)
     mixture, lengths = log_mixture(scores.likelihood, scores.weights), scores.lengths
@@ -269,7 +274,7 @@ def permuted(scores: Scores, compat: Compat, rng: np.random.Generator) -> dict[s
 
 
 def _by_block(values: np.ndarray, block: np.ndarray, num_prompts: int) -> np.ndarray:
-    """(num_prompts, num_prompts): summed credit of the reasonings of prompt b, were prompt j their own."""
+    """(num_prompts, num_prompts): at [b, j] the summed `values` of prompt b's reasonings if j were their own prompt."""
     sums = np.zeros((num_prompts, num_prompts))
     np.add.at(sums, block, values)
     return sums

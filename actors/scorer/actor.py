@@ -1,15 +1,15 @@
-"""The scorer in a process of its own: fetches weights and groups, checks the weights, and scores them.
+"""The Ray actor of the scorer: fetches weights and groups, checks the weights, and scores the groups.
 
-Who waits: the coordinator for nobody here; it fires `score` and looks later. The actor waits for weights and payload in
-the object store, at most `scorer.timeout_s`, and names what was late.
+The coordinator does not wait for the actor: it calls `score` and polls for the result. The actor waits at most
+`scorer.timeout_s` for weights and groups from the object store, and its error names the late object.
 
 Invariants:
 
-- Weights are checked before they are used (checksum, then the learner's own log-probabilities on the probe); weights
-  that fail either are never scored with.
-- With `scorer.model` set the weights never change: any version may have sampled, and the version reported is -1.
+- Weights are checked before use: first by checksum, then by the learner's log-probabilities on the probe. Weights that
+  fail a check are never used.
+- With `scorer.model` set the weights never change: tokens of every version are scored, and the reported version is -1.
 
-Only the actor's process imports torch and transformers, so that the coordinator reads this module at no cost.
+Only the actor's process imports torch and transformers; the coordinator imports this module without them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from actors.play.codec import ChatCodec
 
 NICENESS = 10
-"""Of the scoring thread: rollout and learner come first on a machine whose cores are all in use."""
+"""Niceness of the scoring thread: if all cores are busy, rollout workers and learner have priority."""
 PARITY_BOUND = 0.1
-"""Largest mean absolute difference (nats a token) to the learner on the probe. bfloat16 on one side and float32 on the
-other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
+"""Largest mean absolute difference (nats per token) to the learner on the probe. bfloat16 on one side and float32 on
+the other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
 
 
 def by_group(tables: Sequence[pa.Table]) -> dict[str, list[Trajectory]]:
-    """Trajectories by group id, of tables of `TRAJECTORY_SCHEMA` with any number of groups each."""
+    """Trajectories by group id; each table has `TRAJECTORY_SCHEMA` and any number of groups."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for table in tables:
         for name, trajectory in zip(table.column("group_id").to_pylist(), from_table(table), strict=True):
@@ -65,7 +65,7 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
 class ScorerActor:
     """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
 
-    `health` is answered while a scoring is under way.
+    The actor answers `health` even while it scores.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ScorerActor:
         max_staleness: int = 0,
         kernels: str = "fast",
     ) -> None:
-        from actors.scorer.cross_scoring import CrossScorer  # torch, for which only this process may pay
+        from actors.scorer.cross_scoring import CrossScorer  # imports torch, which only this process needs
 
         _step_back()
         model = load_model(config.model or model_dir, config)
@@ -92,8 +92,8 @@ class ScorerActor:
         self._busy: tuple[int, float] | None = None
 
     def score(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
-        """Figures of the step whose groups the references resolve to, under the bundle's weights (fetched only here),
-        or under the fixed model."""
+        """Metrics of the step whose groups `table_refs` refer to, under the bundle's weights (which are fetched here if
+        they are not loaded), or under the fixed model."""
         _step_back()
         self._busy = (step, time.monotonic())
         try:
@@ -113,18 +113,18 @@ class ScorerActor:
         return self._scorer.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores the state from a checkpoint."""
         self._scorer.restore(state)
 
     @ray.method(concurrency_group="health")
     def health(self) -> dict[str, float]:
-        """`version` of the weights (-1: none yet), `busy_step` (-1: idle) and for how many seconds."""
+        """`version` of the weights (-1: none yet), `busy_step` (-1: idle) and `busy_seconds` spent on that step."""
         step, since = self._busy or (-1, time.monotonic())
         version = self._loaded[0] if self._loaded else -1
         return {"version": float(version), "busy_step": float(step), "busy_seconds": time.monotonic() - since}
 
     def _text(self, ids: np.ndarray) -> str:
-        """Decodes for the outside judge; the tokenizer is read when a grid world is first judged."""
+        """Decodes ids for the judge; the tokenizer is loaded when a grid world is judged for the first time."""
         from actors.play.codec import ChatCodec
 
         if self._codec is None:
@@ -139,7 +139,8 @@ class ScorerActor:
         found = checksum(arrays.items())
         if found != bundle.checksum:
             raise RuntimeError(
-                f"weights of version {bundle.version} have checksum {found}, the learner's {bundle.checksum}"
+                f"the weights of version {bundle.version} have checksum {found} in the scorer and {bundle.checksum} in "
+                "the learner"
             )
         self._loaded = None
         load_arrays(self._engine.model, arrays, bundle.bfloat16_names)
@@ -147,8 +148,8 @@ class ScorerActor:
         self._parity = float(np.abs(own - bundle.probe_log_probs).mean())
         if not self._parity <= PARITY_BOUND:
             raise RuntimeError(
-                f"weights of version {bundle.version} fail the scorer's parity probe: {self._parity:.3g} nats a token, "
-                f"bound {PARITY_BOUND:g}"
+                f"weights of version {bundle.version} fail the scorer's parity probe: {self._parity:.3g} nats per "
+                f"token, bound {PARITY_BOUND:g}"
             )
         self._loaded = (bundle.version, bundle.checksum)
 
@@ -160,9 +161,9 @@ class ScorerActor:
 
 
 def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
-    """The causal model of a folder, in the type and on the device that the settings name.
+    """The causal model in a folder, with the configured dtype and on the configured device.
 
-    Raises RuntimeError when that is a GPU and this process sees none.
+    Raises RuntimeError if the device is a GPU and this process finds none.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -184,8 +185,8 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
 
 
 def _step_back() -> None:
-    """Low priority and one thread for the calling thread; both are a thread's own on Linux, and Ray may change threads.
-    A run that was started with a lower priority keeps it: only root may raise one."""
+    """Gives the calling thread low priority and one torch thread. On Linux both belong to a thread, and Ray may call
+    methods from different threads. A process with an even lower priority keeps it, because only root may raise one."""
     import torch
 
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

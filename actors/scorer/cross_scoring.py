@@ -1,21 +1,22 @@
 """Cross-scoring: the matrix L[s, j] = log p(Z_s | X_j) of every reasoning under every prompt (paper, section 2.3).
 
-How it is made cheap. The ids that all prompts begin with are read once; each prompt's keys and values are computed
-once, after them; every reasoning is then scored against a prompt's keys and values without copying them per reasoning:
-the queries of a whole batch attend to the shared prefix at once and to their own tokens causally
-(`actors.scorer.prefix_attention`). The first token of Z is read off the prompt's last position, so only |Z| - 1 tokens
-are forwarded, and the output head sees these positions alone. Equal reasonings and equal prompts are scored once.
+Computation is shared as follows. The ids that all prompts have in common at their beginning are forwarded once, and
+each prompt's remaining ids once. Each reasoning is scored against a prompt's keys and values without copying them: the
+queries of a whole batch attend to the shared prefix in one call, and causally to their own tokens
+(`actors.scorer.prefix_attention`). The log-probability of Z's first token comes from the prompt's last position, so
+only |Z| - 1 tokens are forwarded, and the output head is applied at these positions only. Equal reasonings and equal
+prompts are scored once.
 
 Invariants:
 
-- All entries of one matrix come from one set of weights and this one form of computation.
-- The result equals one plain forward for each pair to 1e-4 nats a token in float32
+- All entries of a matrix are computed with the same weights and the same method.
+- The result equals one plain forward for each pair to 1e-4 nats per token in float32
   (tests/actors/scorer/test_cross_scoring.py).
 - Memory beyond the weights is bounded: at most `token_budget` forwarded tokens at a time (or one sequence), on a CPU
   `CPU_TOKENS`; keys and values of one batch of prompts, `prefix_attention.MAX_SCORES` attention scores and
   `MAX_LOGITS` logits.
-- Only causal models with full attention in every layer are accepted; construction compares a short probe with the
-  model's own forward, so that an architecture with another attention is refused, not scored wrongly.
+- Only causal models with full attention in every layer are accepted. The constructor compares a short probe with the
+  model's own forward, so an architecture with another attention is refused instead of scored wrongly.
 
 Imports neither Ray nor vLLM. Waits for nobody.
 """
@@ -33,21 +34,22 @@ from actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
 from actors.shared_prefix import common_length, distinct
 
 CPU_TOKENS = 1024
-"""Tokens forwarded at once on a CPU, whatever the budget: more leave its caches (0.8 M and 3.3 M parameters)."""
+"""Most tokens forwarded at once on a CPU, even if the budget is larger: more tokens do not fit into the CPU's caches
+(measured with 0.8 M and 3.3 M parameters)."""
 MAX_LOGITS = 1 << 24
-"""Logits held at once (64 MiB in float32); vocabularies of 150,000 would take gigabytes otherwise."""
+"""Most logits held at once (64 MiB in float32); without a bound a vocabulary of 150,000 would need gigabytes."""
 ENOUGH_TOKENS = 512
-"""Tokens from which a larger batch no longer runs faster on a CPU core (0.8 M parameters)."""
+"""Tokens in a batch beyond which throughput no longer grows on a CPU core (0.8 M parameters)."""
 MAX_SHRINK = 0.75
-"""Rows shorter than this share of their batch's longest row start a new batch."""
+"""A row that is shorter than this share of its batch's longest row starts a new batch."""
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Largest difference in log-probability (nats) to the model's own forward, by the type of the weights."""
+"""Largest allowed difference in log-probability (nats) from the model's own forward, by the dtype of the weights."""
 
 
 def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
     """Indices in batches of similar length, longest first; rows x longest <= budget, or a single row.
 
-    A batch that is large enough also ends before a row that would be more than a quarter padding.
+    A batch of at least `ENOUGH_TOKENS` also ends before a row of which more than 25% would be padding.
     """
     batches: list[list[int]] = []
     longest = 0
@@ -63,7 +65,7 @@ def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
 
 
 def common_prefix_length(rows: Sequence[np.ndarray]) -> int:
-    """Leading tokens that all rows share, less than the shortest row has, so that each keeps a last position."""
+    """Number of leading tokens that all rows share, below the shortest row's length so that each row keeps a token."""
     return min(common_length(rows), min(len(row) for row in rows) - 1)
 
 
@@ -74,8 +76,8 @@ def _chosen(rows: Sequence[np.ndarray], places: Sequence[int]) -> list[np.ndarra
 class CrossScorer:
     """Scores reasonings under prompts with one causal language model; see the module's head.
 
-    `token_budget`: tokens forwarded at once, padding included. `temperature`: of the distribution that is scored.
-    `kernels`: which form of attention, `fast` or `plain`.
+    `token_budget`: tokens forwarded at once, including padding. `temperature`: temperature of the scored distribution.
+    `kernels`: form of attention, `fast` or `plain`.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class CrossScorer:
         self.token_budget = min(token_budget, CPU_TOKENS) if self.device.type == "cpu" else token_budget
         self.context_length = int(model.config.max_position_embeddings)
         self.num_forwarded = 0
-        """Tokens forwarded since construction, padding included."""
+        """Tokens forwarded since construction, including padding."""
         self._check(plain)
 
     @torch.inference_mode()
@@ -104,9 +106,9 @@ class CrossScorer:
         """L (num_reasonings, num_prompts) float64: log p(Z_s | X_j) in nats, summed over the tokens of Z_s.
 
         Prompts and reasonings are 1-D integer arrays of at least one id. `wanted`: (num_reasonings, num_prompts) bool,
-        the pairs to score; the others are NaN. `identities`: what the prompts show (`actors.shared_prefix`), by which
-        they are merged and share keys and values; None: their ids. ValueError when a pair, wanted or not, exceeds the
-        context.
+        the pairs to score; other pairs are NaN. `identities`: the prompts' content (`actors.shared_prefix`), by which
+        they are merged and share keys and values; None: their ids. Raises ValueError if a pair, even an unwanted one,
+        exceeds the context.
         """
         self._refuse_bad_rows(prompts, reasonings)
         shown = prompts if identities is None else identities
@@ -123,7 +125,7 @@ class CrossScorer:
     def _unique_matrix(
         self, columns: list[np.ndarray], samples: list[np.ndarray], needed: np.ndarray, shared: int
     ) -> np.ndarray:
-        """L (num_samples, num_columns) of distinct rows, NaN where not needed; `shared`: as in `_prefilled`."""
+        """L (num_samples, num_columns) of distinct rows, NaN for pairs not needed; `shared`: as in `_prefilled`."""
         result = np.full(needed.shape, np.nan)
         whole = token_batches([len(z) - 1 for z in samples], self.token_budget) if needed.all() else None
         for j, cache, last in self._prefilled(columns, shared):
@@ -136,16 +138,17 @@ class CrossScorer:
 
     @torch.inference_mode()
     def token_log_probs(self, prompt: np.ndarray, reasoning: np.ndarray, temperature: float) -> np.ndarray:
-        """log p of each token of one reasoning, (num_tokens,) float32, nats, at the given temperature."""
+        """Log-probability of each token of one reasoning, (num_tokens,) float32, nats, at the given temperature."""
         ids = np.concatenate([prompt, reasoning]).astype(np.int64)
         hidden, _ = self._forward([ids[:-1]], None)
         targets = torch.from_numpy(ids[len(prompt) :]).to(self.device)
         return self._log_probs(hidden[0, len(prompt) - 1 :], targets, temperature).cpu().numpy()
 
     def _prefilled(self, prompts: list[np.ndarray], shared: int) -> Iterator[tuple[int, LayerCache, Tensor]]:
-        """For each prompt its index, keys and values, and last hidden state (width,); one batch is held at a time.
+        """For each prompt its index, its keys and values, and its last hidden state (width,). Memory holds one batch at
+        a time.
 
-        All prompts show the same in their first `shared` tokens.
+        All prompts have the same content in their first `shared` tokens.
         """
         base = self._forward([prompts[0][:shared]], None, capture=True)[1] if shared else None
         common = [(key[0], value[0]) for key, value in base.captured] if base else None
@@ -175,7 +178,7 @@ class CrossScorer:
         return out.last_hidden_state, context
 
     def _first_log_probs(self, last: Tensor, samples: list[np.ndarray]) -> np.ndarray:
-        """(num_samples,) float64: log p of each sample's first token after the prompt that ends in `last` (width,)."""
+        """(num_samples,) float64: log p of each sample's first token after the prompt whose last state is `last`."""
         log_probs = (self._logits(last).float() / self.temperature).log_softmax(-1)
         return log_probs.double().cpu().numpy()[[z[0] for z in samples]]
 
@@ -227,7 +230,7 @@ class CrossScorer:
 
     @torch.inference_mode()
     def _check(self, plain: Tensor) -> None:
-        """Compares the prefix path with the model's own forward on the probe of `_plain_log_probs`."""
+        """Compares shared-prefix attention with the model's own forward on the probe of `_plain_log_probs`."""
         ids = _probe_ids(self.model)
         own = np.array([self._probe_sum(ids[:cut], ids[cut:]) for cut in (4, 9)])
         expected = np.array([float(plain[cut - 1 :].sum()) for cut in (4, 9)])
@@ -239,7 +242,7 @@ class CrossScorer:
             )
 
     def _probe_sum(self, prompt: np.ndarray, reasoning: np.ndarray) -> float:
-        """log p(Z | X) at temperature 1 by the path that `matrix` takes."""
+        """log p(Z | X) at temperature 1, computed by `matrix`."""
         temperature, self.temperature = self.temperature, 1.0
         value = float(self.matrix([prompt, prompt[:-1]], [reasoning])[0, 0])
         self.temperature = temperature
@@ -247,7 +250,7 @@ class CrossScorer:
 
 
 def _joined(common: LayerCache | None, own: LayerCache) -> LayerCache:
-    """Keys and values of the common prefix and of a prompt's own rest, one contiguous pair a layer."""
+    """Keys and values of the common prefix and of the rest of a prompt, one contiguous pair per layer."""
     if common is None:
         return own
     return [(torch.cat([a, c], 1), torch.cat([b, d], 1)) for (a, b), (c, d) in zip(common, own, strict=True)]
@@ -266,7 +269,8 @@ def _plain_log_probs(model: PreTrainedModel) -> Tensor:
 
 
 def _refuse_other_attention(model: PreTrainedModel) -> None:
-    """Layers that see a window, or a state, have no keys and values of the whole prompt to share."""
+    """Raises ValueError for layers with a sliding window or a recurrent state: they do not keep the keys and values of
+    the whole prompt, so these cannot be shared."""
     settings = model.config.get_text_config().to_dict()
     layers = set(settings.get("layer_types") or ()) - {"full_attention"}
     windowed = settings.get("sliding_window") is not None
@@ -280,10 +284,10 @@ def _refuse_other_attention(model: PreTrainedModel) -> None:
 
 
 def load_arrays(model: PreTrainedModel, arrays: Mapping[str, np.ndarray], bfloat16_names: frozenset[str]) -> None:
-    """Copies named arrays into the model's parameters and buffers, all or none; bfloat16 travels as uint16.
+    """Copies named arrays into the model's parameters and buffers; bfloat16 arrays are passed as uint16.
 
-    Raises RuntimeError naming what is missing, unknown or of another shape. A name tied to another parameter (the
-    output head of a tied model) may be left out.
+    Raises RuntimeError, and copies nothing, if an array is missing, unknown or of another shape. An array that is tied
+    to another parameter (the output head of a tied model) may be missing.
     """
     targets = model.state_dict()
     needed = dict(model.named_parameters())

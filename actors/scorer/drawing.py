@@ -1,18 +1,18 @@
-"""Which reasonings are scored under which prompts: the samples behind the figures of Table 1.
+"""Draws the reasonings and prompts that are scored, i.e. the samples of Table 1.
 
-Two scopes (paper, section 2.3). First turn: K reasonings of each group's first turn, columns are the distinct prompts.
-Trajectory: uniform trajectories with replacement, then a uniform turn of each; each draw brings its own column (K = 1).
-Parts of either (one turn, one environment) are subsets of its samples with the columns that these came from.
+There are two scopes (paper, section 2.3). First turn: K reasonings of each group's first turn; the columns are the
+distinct prompts. Trajectory: uniform trajectories with replacement, then a uniform turn of each; each draw adds its own
+column (K = 1). A part of a scope (one turn, one environment) is a subset of its samples with those samples' columns.
 
 Invariants:
 
-- X is the exact ids fed, up to and including the opening of the reasoning; Z the ids wholly inside the reasoning.
-  Nothing is decoded and encoded again.
-- A draw is a function of the groups' ids, the trajectories' indices and the seed; the order of arrival does not matter.
-- Prompts that show the same, ids and pictures (`actors.content.content_key`), are one column; its weight is the mass of
-  the draws that brought it, so that the mixture over columns is the mixture over draws. In the first-turn scope each
-  group has mass 1, in the trajectory scope each draw.
-- What cannot be scored is counted under its reason, never dropped silently.
+- X is the exact ids that were fed, up to and including the opening of the reasoning; Z is the sampled ids that lie
+  completely inside the reasoning. No text is decoded and encoded again.
+- A draw is a function of the groups' ids, the trajectories' indices and the seed, but not of the order of arrival.
+- Prompts with the same content, ids and pictures (`actors.content.content_key`), are one column. Its weight is the mass
+  of its draws, so that the mixture over columns equals the mixture over draws. In the first-turn scope each group has
+  mass 1; in the trajectory scope each draw has mass 1.
+- Reasonings that cannot be scored are counted by reason.
 
 Pure: imports neither torch, Ray nor vLLM.
 """
@@ -37,10 +37,10 @@ Groups = Mapping[str, Sequence[Trajectory]]
 class Draw:
     """Samples to be scored.
 
-    `prompts`: the ids of the distinct columns X_j; `pictures`: those that each column shows; `weights`: (num_prompts,)
+    `prompts`: the ids of the distinct columns X_j; `pictures`: the pictures in each column; `weights`: (num_prompts,)
     float64, the columns' mass; `reasonings`: Z_s; `source`: (num_samples,) the column that Z_s was sampled under;
-    `versions`: (num_samples, 2) oldest and newest policy version that sampled it; `excluded`: count by reason; `turns`:
-    (num_samples,) index of its turn, from 0; `groups`: (num_samples,) ids of its group.
+    `versions`: (num_samples, 2) oldest and newest policy version that sampled Z_s; `excluded`: count by reason;
+    `turns`: (num_samples,) index of Z_s's turn, from 0; `groups`: (num_samples,) id of Z_s's group.
     """
 
     prompts: list[np.ndarray]
@@ -54,7 +54,7 @@ class Draw:
     groups: np.ndarray
 
     def identities(self) -> list[np.ndarray]:
-        """What each column shows (`actors.shared_prefix.identities`)."""
+        """Each column's content, by which equal columns are found (`actors.shared_prefix.identities`)."""
         return identities(self.prompts, self.pictures)
 
 
@@ -74,9 +74,9 @@ class _Sample:
 def draw_first_turn(
     groups: Groups, max_prompts: int, samples_per_prompt: int, seed: Sequence[int], oldest_version: int
 ) -> Draw:
-    """Up to K = `samples_per_prompt` first-turn reasonings, without replacement, of each of a random order of groups,
-    until `max_prompts` distinct prompts are reached. Every trajectory of a group that was looked at and cannot be used
-    is counted. Turns with a token of a version below `oldest_version` are stale."""
+    """Draws up to K = `samples_per_prompt` first-turn reasonings per group, without replacement. Groups are visited in
+    random order until `max_prompts` distinct prompts are reached. Each unusable trajectory of a visited group is
+    counted. A turn with a token of a version below `oldest_version` is stale."""
     rng = np.random.default_rng(seed)
     excluded: Counter[str] = Counter()
     samples: list[_Sample] = []
@@ -94,8 +94,8 @@ def draw_first_turn(
 
 
 def draw_trajectory(groups: Groups, draws: int, seed: Sequence[int], oldest_version: int) -> Draw:
-    """`draws` times: a uniform trajectory (with replacement) among those that did not fail, then a uniform turn of it.
-    A drawn turn that cannot be used is counted and not replaced."""
+    """Draws `draws` times a uniform trajectory (with replacement) that did not fail, then a uniform turn of it. An
+    unusable turn is counted and not replaced by another draw."""
     rng = np.random.default_rng(seed)
     population = [(name, t) for name in sorted(groups) for t in sorted(groups[name], key=lambda t: t.index)]
     population = [(name, t) for name, t in population if t.failure is None and t.turns]
@@ -112,10 +112,10 @@ def draw_trajectory(groups: Groups, draws: int, seed: Sequence[int], oldest_vers
 
 
 def within_context(draw: Draw, context_length: int) -> Draw:
-    """The draw without the samples that, under some remaining prompt, exceed `context_length` tokens.
+    """The draw without the samples that exceed `context_length` tokens under some remaining prompt.
 
-    All entries of a row must exist, so either the longest prompt leaves with its own samples or the longest reasonings
-    leave, whichever costs fewer samples, until every pair fits.
+    Every reasoning must fit under every prompt. Until all pairs fit, either the longest prompt is removed with its own
+    samples, or all reasonings that are too long under it are removed, whichever removes fewer samples.
     """
     excluded = Counter(draw.excluded)
     while draw.reasonings:
@@ -131,21 +131,21 @@ def within_context(draw: Draw, context_length: int) -> Draw:
 
 
 def newest_version(groups: Groups) -> int:
-    """The newest policy version that sampled a token in the window; -1 when nothing was sampled."""
+    """The newest policy version that sampled a token in the window; -1 if no token was sampled."""
     turns = (turn for trajectories in groups.values() for t in trajectories for turn in t.turns)
     return max((turn.version_max for turn in turns), default=-1)
 
 
 def version_mismatch(draw: Draw, version: int) -> float:
-    """Share of the drawn reasonings' tokens in turns not sampled by `version` alone, in [0, 1]; an upper bound for
-    turns stamped with several versions. 0 when nothing was drawn."""
+    """Share of the drawn reasonings' tokens that are in turns not sampled by `version` alone, in [0, 1]. For turns with
+    several versions it is an upper bound of the share of other versions' tokens. 0 for an empty draw."""
     sizes = np.array([len(z) for z in draw.reasonings], dtype=np.float64)
     other = (draw.versions != version).any(axis=1)
     return float(sizes[other].sum() / sizes.sum()) if len(sizes) else 0.0
 
 
 def _unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
-    """Why that turn's reasoning cannot be scored, one of `reasoning_metrics.EXCLUSIONS`, or None."""
+    """The reason, one of `actors.scorer.metrics.EXCLUSIONS`, why that turn's reasoning cannot be scored, or None."""
     if trajectory.failure is not None:
         return "failed"
     if index >= len(trajectory.turns):
@@ -165,7 +165,7 @@ def _sample(group: str, trajectory: Trajectory, index: int, mass: float) -> _Sam
 
 
 def _merged(samples: list[_Sample], excluded: Counter[str]) -> Draw:
-    """One column for each distinct prompt, in order of appearance."""
+    """A draw with one column for each distinct prompt, in order of appearance."""
     column: dict[str, int] = {}
     source = np.array([column.setdefault(s.key, len(column)) for s in samples], dtype=np.int64)
     shown = {s.key: s for s in samples}
@@ -180,12 +180,13 @@ def _merged(samples: list[_Sample], excluded: Counter[str]) -> Draw:
 
 
 def columns_of(draw: Draw, keep: np.ndarray) -> np.ndarray:
-    """Indices of the columns that the kept samples (num_samples,) bool came from, ascending: those of `subset`."""
+    """Indices, ascending, of the columns that `subset` keeps; `keep`: (num_samples,) bool."""
     return np.unique(draw.source[keep])
 
 
 def subset(draw: Draw, keep: np.ndarray) -> Draw:
-    """The kept samples (num_samples,) bool, with the columns that still have one; masses shrink with their samples."""
+    """The draw of the kept samples, (num_samples,) bool, and of the columns that still have a sample. A column's mass
+    is multiplied by the share of its samples that are kept."""
     counts = np.bincount(draw.source, minlength=len(draw.prompts))
     left = np.bincount(draw.source[keep], minlength=len(draw.prompts))
     columns = np.flatnonzero(left)

@@ -1,18 +1,18 @@
-"""A fixed model as the scorer q (appendix F): what it must share with the policy. Imports neither torch nor Ray."""
+"""Check of a fixed model that serves as the scorer q (appendix F). Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 FIXED_VERSION = -1
-"""The policy version reported of figures under a fixed model."""
+"""The policy version that is reported with metrics under a fixed model."""
 
 
 def check_scorer_model(model: str | None, policy_dir: str | Path) -> None:
-    """Refuses a fixed scorer that could not read the policy's tokens, before anything is started.
+    """Refuses a fixed model whose tokenizer differs from the policy's; called before any actor starts.
 
-    Token ids are scored as they were sampled, so both tokenizers must map every text piece to the same id. ValueError
-    names the folder, what it lacks, or the first piece that differs.
+    Token ids are scored as they were sampled, so both tokenizers must map every text piece to the same id. Raises
+    ValueError with the folder, and the missing file or the first piece that differs.
     """
     if model is None:
         return

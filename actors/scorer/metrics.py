@@ -1,4 +1,4 @@
-"""Metrics of the scorer: what it scored, what it left out, and its own health (docs/reasoning.md). Pure."""
+"""Metrics of the scorer: its samples, its excluded reasonings, and its own health (docs/reasoning.md). Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from actors.diagnosis.metrics import SCOPES, scoped
 from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 
 EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
-"""failed: the trajectory failed. no_turn: it ended before its first turn. empty: its reasoning holds
-nothing but white space. unclosed: its reasoning was never closed, e.g. cut at the token limit. stale: a token was
-sampled by a version older than the bound. too_long: prompt and reasoning exceed the model's context. non_finite: the
-model gave a NaN or infinite log-probability under some prompt. one_prompt: no other prompt was there to tell it
-from."""
+"""failed: the trajectory failed. no_turn: the trajectory ended before its first turn. empty: the reasoning is only
+white space. unclosed: the reasoning was never closed, e.g. cut at the token limit. stale: a token was sampled by a
+version older than the bound. too_long: prompt and reasoning exceed the model's context. non_finite: the model gave a
+NaN or infinite log-probability under some prompt. one_prompt: there was no other prompt to compare with."""
 PART_FIGURES = (
     *("retrieval_accuracy", "retrieval_accuracy_low", "retrieval_accuracy_high", "retrieval_chance"),
     *("mi_est", "mi_est_low", "mi_est_high", "mi_est_p_value", "conditional_entropy", "num_prompts", "num_samples"),
 )
-"""What is reported of a part of a matrix: one turn, or one environment."""
+"""Metrics of a part of a matrix: of one turn, or of one environment."""
 
 
 METRICS: Table = {
     Section.REASONING: (
         scoped("squelch_scored_prompts", "num_prompts", "Distinct prompts in the score matrix"),
-        scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out, for whatever reason"),
+        scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out, for any reason"),
         scoped(
             "squelch_scorer_version_mismatch_ratio", "version_mismatch", "Share of tokens sampled by other versions"
         ),
@@ -59,8 +58,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_turn_reasoning",
             "gauge",
-            "Figures of the reasonings of one turn (1 is the first) among the contexts of that turn; unit as the "
-            "figure's",
+            "Metrics of the reasonings of one turn (1 is the first) among the contexts of that turn, in each metric's "
+            "unit",
             "turn/{turn}/{figure}",
             ("turn", "figure"),
             product(("1",), PART_FIGURES),
@@ -69,7 +68,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_environment_reasoning",
             "gauge",
-            "Figures of one environment's first turns, where a window mixes several; unit as the figure's",
+            "Metrics of one environment's first turns, if a window mixes several, in each metric's unit",
             "environment/{environment}/{figure}",
             ("environment", "figure"),
             open=True,

@@ -1,7 +1,8 @@
-"""When a step is scored, and what is said of a scorer that is behind, late or dead. Imports neither torch nor Ray.
+"""Decides which steps are scored, and writes the messages about a late or failed scoring. Imports neither torch nor
+Ray.
 
-The coordinator decides with it (`cluster.loop.scoring`): a scorer that is busy is skipped, one that is late is reported
-once, one that died is an alarm. None of them stops training.
+`cluster.loop.scoring` uses it: a due step is skipped while the scorer is busy, a late scoring is reported once, and the
+scorer's death is reported. None of these stops training.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections import Counter
 
 
 class ScoringPace:
-    """When a step is scored, and what is said of a scorer that is behind, late or dead. Pure; times are seconds of one
-    clock. At most one scoring is under way; `outcomes` counts done, skipped, refused, late and failed ones."""
+    """State of the present scoring; at most one runs at a time. Pure; all times are seconds of the same clock.
+    `outcomes` counts the scorings that were done, skipped, refused, late or failed."""
 
     def __init__(self, every: int, timeout_s: float) -> None:
         self.every, self.timeout_s = every, timeout_s
@@ -22,14 +23,15 @@ class ScoringPace:
 
     @property
     def busy(self) -> bool:
+        """Whether a scoring is running."""
         return self._step is not None
 
     def due(self, step: int) -> bool:
-        """Step 1 and every `every`-th."""
+        """Whether a step should be scored: step 1 and every multiple of `every`."""
         return step == 1 or step % self.every == 0
 
     def begin(self, step: int, now: float) -> bool:
-        """True when this step is to be scored now; a due step that meets a busy scorer is skipped and counted."""
+        """Whether to score this step now. A due step is skipped, and counted, while the scorer is busy."""
         if not self.due(step):
             return False
         if self.busy:
@@ -39,7 +41,7 @@ class ScoringPace:
         return True
 
     def check(self, now: float) -> str | None:
-        """The alarm of a scoring that is past its time, once for each."""
+        """The message about a scoring that exceeds `timeout_s`, once per scoring; else None."""
         if not self.busy or self._late_said or now - self._started <= self.timeout_s:
             return None
         self._late_said = True
@@ -47,8 +49,8 @@ class ScoringPace:
         return f"the scorer is late with step {self._step}: over {self.timeout_s:g} s (scorer.timeout_s)"
 
     def end(self, outcome: str, cause: str = "") -> str | None:
-        """Ends the scoring under way as `done`, `refused` or `failed`; the alarm unless it is done. Never raises for a
-        scorer's failure: training goes on unscored."""
+        """Ends the present scoring as `done`, `refused` or `failed`; returns a message unless it is done. A failure of
+        the scorer raises no error: training continues without scores."""
         if outcome not in ("done", "refused", "failed"):
             raise ValueError(f"outcome={outcome!r} is none of done, refused, failed")
         if self._step is None:

@@ -1,13 +1,13 @@
-"""Attention of many rows over a prefix that they share, and of each over itself: the scorer's part of a forward pass.
+"""Attention of many rows over a shared prefix and over their own tokens, in the scorer's forward passes.
 
-The prefix's keys and values are computed once and not copied for each row. Three forms compute the same:
+The prefix's keys and values are computed once and not copied for each row. There are three equivalent forms:
 
-- On CPU, PyTorch's flash kernel runs causally on the rows, and once over the prefix for all their queries; the two
-  results are merged by their log-sum-exp. No score is ever stored. The kernel that returns the log-sum-exp is a private
-  operator; a torch without it takes the products below and says so once.
-- Elsewhere, matrix products in blocks of queries, merged alike.
-- `learner.kernels: plain`: every row's keys are the prefix's and its own, one after another, under a mask: the
-  definition of the other two.
+- On CPU, PyTorch's flash kernel runs causally on the rows, and once over the prefix for the queries of all rows. The
+  two results are merged by their log-sum-exp, and no attention scores are stored. The kernel that returns the
+  log-sum-exp is a private operator; a torch without it uses the matrix products below and logs a warning.
+- On other devices, matrix products are computed in blocks of queries and merged in the same way.
+- With `learner.kernels: plain`, each row's keys are the prefix's keys followed by its own, under a mask. This form
+  defines the result of the other two.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from actors.process.private_operators import private_operator
 FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
 WITHOUT_FLASH = "the scorer's attention on CPU stores its scores, and takes longer"
 MAX_SCORES = 1 << 24
-"""Attention scores held at once (64 MiB in float32); longer ones are computed in blocks of queries."""
+"""Most attention scores held at once (64 MiB in float32); more scores are computed in blocks of queries."""
 
 Attend = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float], Tensor]
-"""From queries (rows, heads, num_tokens, head_dim), the rows' own keys and values, those of the prefix, and the scale
-to (rows, num_tokens, heads, head_dim)."""
+"""Function of queries (rows, heads, num_tokens, head_dim), the rows' own keys and values, the prefix's keys and values,
+and the scale; returns (rows, num_tokens, heads, head_dim)."""
 LayerCache = list[tuple[Tensor, Tensor]]
-"""Keys and values of one sequence, one pair a layer, each (num_kv_heads, num_tokens, head_dim)."""
+"""Keys and values of one sequence, one pair per layer, each (num_kv_heads, num_tokens, head_dim)."""
 
 
 @dataclass
 class PrefixContext:
-    """What the attention of one forward sees beside its own tokens. `captured`: (rows, num_kv_heads, num_tokens,
-    head_dim) keys and values of the forward itself, one pair a layer, when `capture` is set."""
+    """Prefix of one forward. If `capture` is set, the forward's own keys and values (rows, num_kv_heads, num_tokens,
+    head_dim) are added to `captured`, one pair per layer."""
 
     prefix: LayerCache | None
     capture: bool = False
@@ -74,7 +74,7 @@ def _forward(
 
 
 def by_definition(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """The plain form: every row sees the prefix and its own tokens up to the query's."""
+    """The plain form: each query attends to the prefix and to its row's tokens up to its own position."""
     key, value = (torch.cat([p.expand(len(query), -1, -1, -1), x], 2) for x, p in zip(own, prefix, strict=True))
     seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
     seen = seen.tril(prefix[0].shape[1])
@@ -83,7 +83,7 @@ def by_definition(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tenso
 
 
 def by_device(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """The fast form: PyTorch's CPU flash kernel where it takes these, matrix products elsewhere."""
+    """The fast form: PyTorch's CPU flash kernel if it supports these tensors, else matrix products."""
     fits = query.device.type == "cpu" and query.shape[-1] == own[1].shape[-1]
     flash = private_operator(FLASH, WITHOUT_FLASH) if fits else None
     return by_products(query, own, prefix, scaling) if flash is None else _by_kernel(flash, query, own, prefix, scaling)
@@ -96,7 +96,7 @@ def _by_kernel(
     prefix: tuple[Tensor, Tensor],
     scaling: float,
 ) -> Tensor:
-    """`flash`: the kernel, which returns the log-sum-exps too."""
+    """The form with the CPU kernel `flash`, which also returns the log-sum-exps."""
     (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
     key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
     near, near_lse = flash(query, key, value, 0.0, True, scale=scaling)
@@ -108,7 +108,7 @@ def _by_kernel(
 
 
 def by_products(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """By matrix products, on any device, in blocks of queries of at most `MAX_SCORES` scores."""
+    """The form with matrix products, for any device, in blocks of queries with at most `MAX_SCORES` scores."""
     (key, value), (rows, heads, num_tokens, _) = own, query.shape
     size = max(1, MAX_SCORES // (rows * heads * (prefix[0].shape[1] + num_tokens)))
     query = query * scaling
@@ -120,7 +120,7 @@ def by_products(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor,
 
 
 def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], first: int) -> Tensor:
-    """Attention of the queries at positions first.. of their rows; query (rows, heads, block, head_dim), scaled."""
+    """Attention of the queries from position `first` of each row; query: (rows, heads, block, head_dim), scaled."""
     (key, value), (prefix_key, prefix_value) = own, prefix
     rows, heads, block, width = query.shape
     kv_heads = key.shape[1]
@@ -138,9 +138,9 @@ def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tens
 
 
 FORMS: dict[str, Attend] = {"fast": by_device, "plain": by_definition}
-"""By the values of `learner.kernels`."""
+"""The forms by value of `learner.kernels`."""
 NAMES = {kernels: f"squelch_shared_prefix_{kernels}" for kernels in FORMS}
-"""Under which transformers finds each; the prefix travels as the model's keyword `shared_prefix`."""
+"""The name of each form in transformers; the prefix is passed as the model's keyword `shared_prefix`."""
 
 for kernels, attend in FORMS.items():
     AttentionInterface.register(NAMES[kernels], partial(_forward, attend))

@@ -1,15 +1,15 @@
-"""The scorer's figures: how far a step's reasoning depends on its input. Imports neither torch nor Ray.
+"""The scorer: measures how much a step's reasoning depends on its input. Imports neither torch nor Ray.
 
-`Scorer` is the logic; `actors.scorer.actor` is its Ray shell, `actors.scorer.pace` decides when a step is scored.
+`Scorer` is the logic; `actors.scorer.actor` is its Ray actor; `actors.scorer.pace` decides which steps are scored.
 
 Invariants:
 
-- One matrix, one version q: the weights that were given with the step. The newest version that sampled in the window
-  must be within `max_staleness` of q, else the step is refused; turns older than q - max_staleness are excluded and
-  counted.
-- Every key of every scope is there at every scoring; what is not known is NaN, and why is counted.
-- Figures depend on the step, the seed and the window only. State: the moving averages, the regime's baseline, and
-  which turns and environments have been reported.
+- A matrix is computed under one version q, that of the weights given with the step. A step is refused if the newest
+  version that sampled in the window is more than `max_staleness` from q. Turns older than q - max_staleness are
+  excluded and counted.
+- Every scoring has every key of every scope; unknown metrics are NaN, and excluded reasonings are counted by reason.
+- Metrics depend on the step, the seed, the window and the scorer's state only. The state is the moving averages, the
+  regime's baseline, and the set of turns and environments reported so far.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ UNKNOWN = (
     | Uncertainty(0, {}, {}).metrics()
     | {"num_samples": 0.0, "pairs_ratio": math.nan}
 )
-"""A scope's figures when nothing could be scored."""
+"""A scope's metrics if nothing could be scored."""
 
 
 class Engine(Protocol):
-    """What `Scorer` needs of `actors.scorer.cross_scoring.CrossScorer`."""
+    """The part of `actors.scorer.cross_scoring.CrossScorer` that `Scorer` uses."""
 
     context_length: int
 
@@ -61,13 +61,15 @@ class Engine(Protocol):
         reasonings: Sequence[np.ndarray],
         wanted: np.ndarray | None = None,
         identities: Sequence[np.ndarray] | None = None,
-    ) -> np.ndarray: ...
+    ) -> np.ndarray:
+        """As `CrossScorer.matrix`."""
+        ...
 
 
 class Scorer:
-    """Figures of one window after another under the engine's current weights.
+    """Metrics of consecutive windows under the engine's current weights.
 
-    `text` decodes ids for the outside judge (actors/diagnosis/grounding.py); without it nothing is judged.
+    `text` decodes ids for the judge (`actors.diagnosis.grounding`); without it nothing is judged.
     """
 
     def __init__(
@@ -83,23 +85,23 @@ class Scorer:
         self._ema = {scope: EmaState(config.ema_alpha) for scope in SCOPES}
         self._regime = {scope: RegimeGauge() for scope in SCOPES}
         self._parts: set[str] = set()
-        """Turns and environments reported so far: they stay, as NaN, when a window has none."""
+        """Turns and environments reported so far; each is reported again, as NaN, if a window does not have it."""
 
     def score(
         self, step: int, version: int, groups: Groups, environments: Mapping[str, str] | None = None
     ) -> dict[str, float]:
-        """Flat figures of a step's window, by the keys of the metric registry; `version` is that of the weights,
-        `environments` the environment's name by group id.
+        """Metrics of a step's window by the registry's flat keys. `version`: policy version of the weights;
+        `environments`: the environment's name by group id.
 
-        Every key is there every time; a figure that is not known is NaN. Raises ValueError when the version is further
-        than max_staleness from the newest that sampled in the window, and for trajectories that show pictures.
+        Every key is always present; an unknown metric is NaN. Raises ValueError if `version` is more than max_staleness
+        from the newest version that sampled in the window, and for trajectories with pictures.
         """
         started, cpu = time.perf_counter(), time.thread_time()
         newest = newest_version(groups)
         if newest >= 0 and abs(version - newest) > self.max_staleness:
             raise ValueError(
-                f"step {step} is not scored: its newest tokens are of version {newest}, the scorer's weights of "
-                f"version {version}; max_staleness={self.max_staleness} allows no such distance"
+                f"step {step} is not scored: its newest tokens have version {newest} and the scorer's weights have "
+                f"version {version}, which is more than max_staleness={self.max_staleness} apart"
             )
         _refuse_pictures(step, groups)
         figures = {"scorer/version": float(version)}
@@ -119,7 +121,7 @@ class Scorer:
     def _scope(
         self, scope: str, draw: Draw, version: int, seed: tuple[int, ...], environments: Mapping[str, str]
     ) -> dict[str, float]:
-        """Figures of one scope, by full key, and of its parts."""
+        """Metrics of one scope and of its parts, by flat key."""
         excluded = Counter(draw.excluded)
         figures = UNKNOWN | {
             "num_prompts": float(len(draw.prompts)),
@@ -146,7 +148,8 @@ class Scorer:
         seed: tuple[int, ...],
         environments: Mapping[str, str],
     ) -> dict[str, float]:
-        """Turns of the trajectory scope; of the first turn, the judge's view and, in a mixed window, environments."""
+        """Metrics of a scope's parts. The trajectory scope's parts are its turns. The first-turn scope's parts are the
+        environments, if a window mixes several; the judge's shares are added."""
         if scope == "trajectory":
             return self._by_part("turn", matrix, draw, [str(turn + 1) for turn in draw.turns], seed)
         names = [environments.get(group, "") for group in draw.groups]
@@ -154,8 +157,8 @@ class Scorer:
         return self._judged(draw, names) | self._by_part("environment", matrix, draw, mixed, seed)
 
     def _matrix(self, draw: Draw, seed: tuple[int, ...]) -> tuple[np.ma.MaskedArray | None, float]:
-        """(L (num_samples, num_prompts), masked where `max_pairs` leaves a pair out; share of the pairs scored), or
-        (None, NaN) where there are no two prompts."""
+        """(L (num_samples, num_prompts), with pairs that `max_pairs` excludes masked; share of the pairs scored), or
+        (None, NaN) below two prompts."""
         num_samples, num_prompts = len(draw.reasonings), len(draw.prompts)
         if num_prompts < 2:
             return None, math.nan
@@ -169,7 +172,8 @@ class Scorer:
     def _measure(
         self, matrix: np.ma.MaskedArray, draw: Draw, ema: EmaState | None, seed: tuple[int, ...]
     ) -> dict[str, float]:
-        """Table 1, intervals and nulls of a matrix (num_samples, num_prompts); `num_excluded`: non-finite rows."""
+        """Table 1, intervals and nulls of a matrix (num_samples, num_prompts); `num_excluded` counts non-finite
+        rows."""
         if np.ma.is_masked(matrix):
             return self._estimate(matrix, draw, ema)
         matrix = matrix.data
@@ -183,8 +187,8 @@ class Scorer:
         return report.metrics() | sure.metrics() | counts | {"num_samples": float(report.num_samples)}
 
     def _estimate(self, matrix: np.ma.MaskedArray, draw: Draw, ema: EmaState | None) -> dict[str, float]:
-        """As `_measure`, of the pairs that are not masked; what needs all of them is left out. Reasonings that met no
-        other prompt are not used."""
+        """As `_measure`, but from the pairs that are not masked, and without metrics that need all pairs. Reasonings
+        that were scored under no other prompt are not used."""
         known = np.where(np.isfinite(matrix.data), True, matrix.mask).all(axis=1)
         used = known & ((~matrix.mask).sum(axis=1) > 1)
         counts = {"num_samples": float(used.sum()), "num_excluded": float((~known).sum())}
@@ -202,8 +206,8 @@ class Scorer:
     def _by_part(
         self, kind: str, matrix: np.ma.MaskedArray | None, draw: Draw, names: Sequence[str], seed: tuple[int, ...]
     ) -> dict[str, float]:
-        """Figures of each turn or environment among its own samples and columns, at no further scoring; `names`:
-        (num_samples,), or empty where there are no parts. A part of fewer than two prompts is NaN."""
+        """Metrics of each turn or environment among its own samples and columns, without further scoring; `names`:
+        (num_samples,), or empty if there are no parts. The metrics of a part with fewer than two prompts are NaN."""
         parts = [f"{kind}/{name}" for name in names]
         self._parts |= set(parts)
         flat: dict[str, float] = {}
@@ -218,7 +222,7 @@ class Scorer:
         return flat
 
     def _judged(self, draw: Draw, environments: Sequence[str]) -> dict[str, float]:
-        """The outside judge's shares over the reasonings of grid worlds; NaN where there is none to judge."""
+        """The judge's shares over the reasonings of grid worlds; NaN if there is none to judge."""
         shares, sizes = [], []
         for name in sorted(set(environments) if self._text is not None else ()):
             if (judge := judge_of(name)) is not None:
@@ -240,7 +244,7 @@ class Scorer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores the state from a checkpoint."""
         for scope in SCOPES:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])

@@ -94,7 +94,7 @@ def test_it_says_since_when_and_what_the_reward_does(slope: float, says: str) ->
         if step % 5 == 0:
             alarm.scoring(step, 1.5 if step <= 25 else 0.5, 0.1, True)
     assert alarm.raised and alarm.text() == (
-        f"input dependence falling since step 25, reward {says} (MI-Seq-Est 1.50 -> 0.50 nats a sequence)"
+        f"input dependence falling since step 25, reward {says} (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
     )
     figures = alarm.figures()
     assert figures["alarm/since"] == 25 and all(REGISTRY.series_of(key) for key in figures)

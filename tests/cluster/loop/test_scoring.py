@@ -43,7 +43,7 @@ def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> Non
     figures = {}
     for step in range(7, 14):
         figures = feed(watched, step, 0.5, 0.01 * step)
-    text = "input dependence falling since step 6, reward flat (MI-Seq-Est 1.50 -> 0.50 nats a sequence)"
+    text = "input dependence falling since step 6, reward flat (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
     assert said == [f"step    8  ALARM: {text}"], "two scorings after the fall, two rewards: no trend yet"
     assert [(e["name"], e["since"], e["step"]) for e in events] == [("input_dependence_falling", 6, 8)]
     assert (figures["alarm/raised"], figures["alarm/since"], figures["alarm/reward_trend"]) == (1.0, 6.0, 1.0)
