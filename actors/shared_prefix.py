@@ -10,7 +10,7 @@ The questions are the same everywhere. The computation that a shared prefix save
   them into a forest in which every token attends along its path (`learner.kernels.packing`).
 - The scorer needs no gradient, and has more pairs of prompt and reasoning than fit one pass: it keeps the keys and
   values of a prefix from one pass to the next (`actors.scorer.cross_scoring`).
-- The warm-up gives every batch the system message's keys and values, with their gradient (`learner.warmup`).
+- The warm-up gives every batch the system message's keys and values, with their gradient (`learner.warmup.training`).
 """
 
 from __future__ import annotations

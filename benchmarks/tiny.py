@@ -29,9 +29,10 @@ from cluster.config import RunConfig, load
 from envs.config import EnvironmentConfig
 from envs.grid_worlds.base import GridEnv
 from envs.registry import environment_class, environment_names
-from learner.warmup import tiny, tiny_eval
+from learner.warmup import tiny, tiny_eval, training
 from learner.warmup.demonstrations import encode, transcripts
 from learner.warmup.tiny_eval import Played
+from learner.warmup.tiny_recipe import recipe_for
 
 NUM_PROMPTS = 32
 """Prompts among which the first turn's reasoning must find its own."""
@@ -95,15 +96,15 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
 def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedModel:
     """The policy after `NUM_STEPS` more steps of imitation on fresh demonstrations, at its last learning rate."""
     model, codec = tiny_eval.load(directory)
-    recipe = tiny.recipe_for(environment.name)
+    recipe = recipe_for(environment.name)
     source = transcripts(environment, recipe.quality, tiny.DEMONSTRATION_SEED + CONTINUED_SEED)
-    optimizer = tiny.Optimizer(model, recipe)
+    optimizer = training.Optimizer(model, recipe)
     model.train()
     for _ in range(NUM_STEPS):
         episodes = [encode(codec, next(source)) for _ in range(EPISODES_PER_STEP)]
-        prefix = tiny.shared_prefix(episodes)
+        prefix = training.shared_prefix(episodes)
         for part in range(UPDATES_PER_STEP):
-            tiny.batch_loss(model, episodes[part::UPDATES_PER_STEP], codec.pad_id, prefix).backward()
+            training.batch_loss(model, episodes[part::UPDATES_PER_STEP], codec.pad_id, prefix).backward()
             optimizer.step(recipe.final_learning_rate)
     return model.eval()
 

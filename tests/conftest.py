@@ -71,7 +71,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A FrozenLake policy after a very short warm-up: it knows the format and little else. All processes of one test
     run share it."""
-    from learner.warmup.tiny import build_tiny, recipe_for
+    from learner.warmup.tiny import build_tiny
+    from learner.warmup.tiny_recipe import recipe_for
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -32,7 +32,8 @@ from learner.kernels.packing import pack
 from learner.policy.model import Policy, shard
 from learner.trainer import Trainer
 from learner.warmup.demonstrations import Demonstration, Transcript, encode
-from learner.warmup.tiny import TinyRecipe, new_model, recipe_for, write_tokenizer
+from learner.warmup.tiny import new_model, write_tokenizer
+from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
 
 Groups = list[tuple[str, list[Trajectory]]]
 LAYERS = {"width": 128, "layers": 4, "hidden": 384, "heads": 4}

@@ -129,11 +129,9 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     if config.model.path != "tiny":
         return check_model(Path(config.model.path), config, say)
     _check_demonstrator(config.environment.name)
-    from learner.warmup.tiny import (  # imports torch, which a given model does not need here
-        build_digest,
-        build_tiny,
-        recipe_for,
-    )
+    # imports torch, which a given model does not need here
+    from learner.warmup.tiny import build_digest, build_tiny
+    from learner.warmup.tiny_recipe import recipe_for
 
     recipe = recipe_for(config.environment.name)
     digest = build_digest(config.environment, config.model.tiny_seed, recipe)

@@ -10,7 +10,8 @@ import pytest
 
 from actors.archive.reader import read_groups, read_metrics
 from envs.registry import environment_names
-from learner.warmup.tiny import build_tiny, recipe_for
+from learner.warmup.tiny import build_tiny
+from learner.warmup.tiny_recipe import recipe_for
 from tests.e2e.support import Run, summary
 
 ENVIRONMENTS = ("Countdown", "DeepCoder", "MetaMathQA", "SearchQA", "WebShop")

@@ -18,7 +18,8 @@ from envs.registry import environment_class, environment_names, make
 from envs.splits import split_of
 from envs.template import SortWords
 from learner.warmup.demonstrations import encode, transcripts
-from learner.warmup.tiny import TEXT_RECIPE, build_tiny, recipe_for
+from learner.warmup.tiny import build_tiny
+from learner.warmup.tiny_recipe import TEXT_RECIPE, recipe_for
 
 PATH = "envs.template:SortWords"
 CONFIG = EnvironmentConfig(name=PATH)

@@ -1,0 +1,179 @@
+"""The warm-up's training: a small causal model learns to say what demonstrations said, each seen once.
+
+Invariants:
+
+- The loss covers demonstrated tokens only, predicted from exactly what a rollout would have been fed.
+- Weights follow from (model, demonstrations, recipe, seed), to the byte, whatever the number of torch's threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import DynamicCache, Qwen2ForCausalLM
+
+from actors.shared_prefix import common_length
+from learner.warmup.demonstrations import Demonstration
+from learner.warmup.tiny_recipe import TinyRecipe
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY = 100
+"""Optimizer steps between two lines of the log."""
+SHARDS = 2
+"""Parts of a batch computed side by side. Fixed, not the number of cores: the weights depend on it by rounding."""
+POOL_BATCHES = 24
+"""Batches' worth of demonstrations that are sorted by length together."""
+
+
+def batches(
+    demonstrations: list[Demonstration], batch_tokens: int, rng: np.random.Generator
+) -> Iterator[list[Demonstration]]:
+    """One pass over the demonstrations in random order, in batches of similar length.
+
+    A batch holds at most `batch_tokens` tokens, padding included (one sequence longer than that is a batch alone).
+    """
+    order = rng.permutation(len(demonstrations))
+    mean = sum(len(one.token_ids) for one in demonstrations) / len(demonstrations)
+    pool_size = max(int(POOL_BATCHES * batch_tokens / mean), 1)
+    for first in range(0, len(order), pool_size):
+        pool = sorted((demonstrations[i] for i in order[first : first + pool_size]), key=lambda d: len(d.token_ids))
+        cut: list[list[Demonstration]] = [[]]
+        for one in pool:
+            if (len(cut[-1]) + 1) * len(one.token_ids) > batch_tokens and cut[-1]:
+                cut.append([])
+            cut[-1].append(one)
+        for index in rng.permutation(len(cut)):
+            yield cut[index]
+
+
+def shared_prefix(demonstrations: list[Demonstration]) -> int:
+    """Number of leading tokens that all sequences have in common and that none demonstrates: the system message."""
+    fed = int(demonstrations[0].loss_mask.argmax()) - 1
+    return min(fed, common_length([one.token_ids for one in demonstrations]))
+
+
+def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int, prefix: int) -> torch.Tensor:
+    """Mean negative log-likelihood (nats) of the batch's demonstrated tokens; a scalar.
+
+    The first `prefix` tokens, the same in every row, go through the model once for the whole batch. Padding is on the
+    right, where causal attention never looks, so no attention mask is needed.
+    """
+    width = max(len(one.token_ids) for one in batch)
+    ids = np.full((len(batch), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(batch), width), dtype=bool)
+    for row, one in enumerate(batch):
+        ids[row, : len(one.token_ids)] = one.token_ids
+        mask[row, : len(one.loss_mask)] = one.loss_mask
+    tokens, wanted = torch.from_numpy(ids), torch.from_numpy(mask)[:, prefix + 1 :]
+    cache = DynamicCache(config=model.config)
+    if prefix:
+        model.model(input_ids=tokens[:1, :prefix], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(batch))
+    hidden = model.model(input_ids=tokens[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state[:, :-1]
+    logits = model.lm_head(hidden[wanted])  # only where a token was demonstrated: under half of the positions
+    return functional.cross_entropy(logits, tokens[:, prefix + 1 :][wanted])
+
+
+def learning_rate_factor(progress: float, recipe: TinyRecipe) -> float:
+    """Share of the peak learning rate at `progress` in [0, 1] of the tokens: a linear rise, then half a cosine."""
+    if progress < recipe.warmup_share:
+        return progress / recipe.warmup_share
+    fall = min((progress - recipe.warmup_share) / (1 - recipe.warmup_share), 1.0)
+    low = recipe.final_learning_rate
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * fall))
+
+
+class Optimizer:
+    """Muon for the layers' matrices, AdamW for the rest, on one schedule.
+
+    With Muon the policy reads coordinates off the board after half the tokens that AdamW alone needs.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, recipe: TinyRecipe) -> None:
+        self._recipe = recipe
+        matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in chosen]
+        decay, rate = recipe.weight_decay, recipe.matrix_learning_rate
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, ns_steps=4, adjust_lr_fn="match_rms_adamw")
+        adam = torch.optim.AdamW(rest, lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0)
+        self._parts = ((muon, rate), (adam, recipe.learning_rate))
+        self._parameters = [*matrices, *rest]
+
+    def step(self, factor: float) -> None:
+        """One clipped step at `factor` times the peak learning rates; clears the gradients."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.max_grad_norm)
+        for part, peak in self._parts:
+            for group in part.param_groups:
+                group["lr"] = peak * factor
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+
+class Gradients:
+    """Gradients of one batch, computed in `SHARDS` parts side by side, one torch thread each.
+
+    Parts and their order are fixed, so the weights are the same bytes on any number of cores; and no part waits for
+    another within an operation, which on busy cores costs torch's own threads more than they gain.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, pad_id: int, prefix: int) -> None:
+        self._model, self._pad_id, self._prefix = model, pad_id, prefix
+        self._parameters = list(model.parameters())
+        self._workers = ThreadPoolExecutor(SHARDS, initializer=torch.set_num_threads, initargs=(1,))
+
+    def backward(self, batch: list[Demonstration]) -> float:
+        """Set `.grad` of every parameter to the gradient of the batch's loss; returns the loss (nats)."""
+        parts = [batch[shard::SHARDS] for shard in range(min(SHARDS, len(batch)))]
+        counts = [int(sum(one.loss_mask.sum() for one in part)) for part in parts]
+        shares = [count / sum(counts) for count in counts]
+        losses, gradients = zip(*self._workers.map(self._part, parts, shares), strict=True)
+        for parameter, *pieces in zip(self._parameters, *gradients, strict=True):
+            parameter.grad = torch.stack(pieces).sum(0)
+        return sum(losses)
+
+    def _part(self, part: list[Demonstration], share: float) -> tuple[float, tuple[torch.Tensor, ...]]:
+        loss = share * batch_loss(self._model, part, self._pad_id, self._prefix)
+        return loss.item(), torch.autograd.grad(loss, self._parameters)
+
+    def close(self) -> None:
+        self._workers.shutdown()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Sets torch's threads to 1, and back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def warm_up(
+    model: Qwen2ForCausalLM, demonstrations: list[Demonstration], recipe: TinyRecipe, seed: int, pad_id: int
+) -> tuple[list[float], int]:
+    """Train on every demonstration once; returns (loss of each optimizer step, tokens seen)."""
+    optimizer, rng = Optimizer(model, recipe), np.random.default_rng(seed)
+    total = sum(len(one.token_ids) for one in demonstrations)
+    losses: list[float] = []
+    seen = 0
+    model.train()
+    with one_torch_thread(), closing(Gradients(model, pad_id, shared_prefix(demonstrations))) as gradients:
+        for batch in batches(demonstrations, recipe.batch_tokens, rng):
+            losses.append(gradients.backward(batch))
+            optimizer.step(learning_rate_factor(seen / total, recipe))
+            seen += sum(len(one.token_ids) for one in batch)
+            if len(losses) % LOG_EVERY == 0:
+                logger.info("warm-up: %d of %d tokens, loss %.3f", seen, total, losses[-1])
+    model.eval()
+    return losses, seen
