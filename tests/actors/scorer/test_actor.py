@@ -101,7 +101,7 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
         stale = WeightBundle(4, bundle.chunks, bundle.checksum, bundle.probe_ids, log_probs)
         with pytest.raises(RuntimeError, match="version 4 fail the scorer's parity probe"):
             ray.get(scorer.score.remote(2, stale, tables), timeout=CALL_TIMEOUT_S)
-    with pytest.raises(ValueError, match="newest tokens are of version 9"):
+    with pytest.raises(ValueError, match="newest tokens have version 9"):
         ray.get(
             scorer.score.remote(2, bundle, [ray.put(to_table(Group(ticket("a"), "k", [trajectory(0, 5, 9)])))]),
             timeout=CALL_TIMEOUT_S,
