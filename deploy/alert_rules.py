@@ -18,7 +18,7 @@ _UNFINISHED = f"{series('squelch_step')} < {series('squelch_planned_steps')}"
 
 @dataclass(frozen=True)
 class AlertRule:
-    """One rule: fires when `expr` has held for `hold`. `advice` says what it means and what to look at."""
+    """One rule, which fires when `expr` has held for `hold`. `advice`: its meaning, and what to check."""
 
     name: str
     expr: str
@@ -36,7 +36,7 @@ RULES = (
         "critical",
         "Reasoning no longer depends on its input",
         "First-turn retrieval accuracy is below 1.5 times chance: template collapse, whatever the entropy says. "
-        "Look at the filter's kept mass and at the regularisers; go back to the best checkpoint.",
+        "Check the filter's kept mass and the regularisers; go back to the best checkpoint.",
     ),
     AlertRule(
         "SquelchDependenceFalling",
@@ -45,8 +45,8 @@ RULES = (
         "warning",
         "Input dependence of the reasoning is falling",
         "The change-point alarm on MI-Seq-Est: since step squelch_dependence_falling_since_step the estimate has left "
-        "the run's best level by more than noise, whatever the reward does (squelch_dependence_reward_trend). Look at "
-        "the regime, at the filter's kept mass and at the regularisers before the reward falls.",
+        "the run's best level by more than noise, whatever the reward does (squelch_dependence_reward_trend). Check "
+        "the regime, the filter's kept mass and the regularisers before the reward falls.",
     ),
     AlertRule(
         "SquelchNoSignal",
@@ -54,7 +54,7 @@ RULES = (
         "0m",
         "warning",
         "The filter selected nothing for three steps in a row",
-        "Every task fails or succeeds throughout. Change the tasks' difficulty, or raise the group size.",
+        "All trajectories of a task fail, or all succeed. Change the tasks' difficulty, or raise the group size.",
     ),
     AlertRule(
         "SquelchCollapsed",
@@ -70,7 +70,7 @@ RULES = (
         "5m",
         "warning",
         "Less than half of the turns are well formed",
-        "Rewards then measure form. Look at the turn's token limit and at a few archived groups.",
+        "Rewards then reflect mainly the format. Check the turn's token limit and a few archived groups.",
     ),
     AlertRule(
         "SquelchActorDown",
@@ -78,7 +78,7 @@ RULES = (
         "1m",
         "critical",
         "{{ $labels.actor }} does not answer its health check",
-        "It is replaced while restarts are left; see squelch_actor_restarts_total and the actor's log.",
+        "The actor is replaced if restarts are left; see squelch_actor_restarts_total and the actor's log.",
     ),
     AlertRule(
         "SquelchWeightsDiffer",
@@ -86,7 +86,7 @@ RULES = (
         "0m",
         "critical",
         "{{ $labels.worker }} did not load the weights that were published",
-        "What it samples from then on is not the learner's policy.",
+        "From then on it samples from another policy than the learner's.",
     ),
     AlertRule(
         "SquelchStalled",
@@ -94,7 +94,8 @@ RULES = (
         "0m",
         "warning",
         "No training step finished in the last 15 minutes",
-        "See who waits for whom; every time-out names the late party in the log.",
+        "The log names the party that exceeded its time-out; the panel of waiting times shows which party waits for "
+        "which.",
     ),
     AlertRule(
         "SquelchEndpointDown",
@@ -102,13 +103,13 @@ RULES = (
         "2m",
         "warning",
         "Prometheus cannot reach the run's metrics",
-        "The run has ended, or its process is gone.",
+        "The run has ended, or its process has died.",
     ),
 )
 
 
 def rules_file() -> dict[str, Any]:
-    """The rules as Prometheus reads them."""
+    """The rules in the structure of a Prometheus rules file."""
     return {"groups": [{"name": "squelch", "rules": [_rule(rule) for rule in RULES]}]}
 
 

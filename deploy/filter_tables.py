@@ -1,4 +1,4 @@
-"""The tables of docs/filter.md that are generated: one row for each statistic and each rule of the filter. Pure."""
+"""Generates the tables of docs/filter.md, with one row for each statistic and each rule of the filter. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.filter.scores import STATISTICS
 
 
 def with_tables(page: str) -> str:
-    """The page with its generated tables as they should be. ValueError when the page lacks a table's marks."""
+    """The page with up-to-date tables. ValueError if the page lacks the marks of a table."""
     return _replaced(_replaced(page, "statistics", _statistics()), "rules", _rules())
 
 

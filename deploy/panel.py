@@ -1,4 +1,4 @@
-"""What a dashboard panel is made of: queries whose names and labels are checked against the metric registry. Pure."""
+"""Panels of the dashboard and their queries, whose names and labels are checked against the metric registry. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from cluster.metrics import REGISTRY
 
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
-"""Labels that Prometheus adds, or a histogram's buckets carry."""
+"""Labels that Prometheus adds, and the label of a histogram's buckets."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """One PromQL expression of a panel. A run of a few steps must give it a value, unless `empty_when` says in which
-    healthy run it has none."""
+    """One PromQL expression of a panel. It must have a value after a few steps of any healthy run, except in the case
+    that `empty_when` names."""
 
     expr: str
     legend: str
@@ -23,7 +23,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `unit` is Grafana's name of the unit, `stack` draws the series on top of each other."""
+    """One panel. `unit`: Grafana's name of the unit; `stack`: whether series are stacked; `low`, `high`: limits of the
+    axis."""
 
     title: str
     help: str
@@ -37,6 +38,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
+    """A titled row of panels."""
+
     title: str
     panels: tuple[Panel, ...]
 
@@ -47,7 +50,8 @@ def series(name: str, **labels: str) -> str:
 
 
 def selector(name: str, *matchers: str, **labels: str) -> str:
-    """`name{matchers, labels}`; a name, label or closed label value that the registry lacks is a ValueError."""
+    """The PromQL selector `name{matchers, labels}`. ValueError if the registry lacks the name or a label, or the value
+    of a label whose values are fixed."""
     spec = REGISTRY.spec(_family(name))
     for label, value in labels.items():
         at = spec.labels.index(label) if label in spec.labels else -1
@@ -60,7 +64,7 @@ def selector(name: str, *matchers: str, **labels: str) -> str:
 
 
 def _family(name: str) -> str:
-    """The metric that a histogram's series belongs to."""
+    """The metric to which a histogram's series belongs; other names are returned unchanged."""
     for suffix in ("_bucket", "_count", "_sum"):
         if name.endswith(suffix):
             return name.removesuffix(suffix)
@@ -68,10 +72,10 @@ def _family(name: str) -> str:
 
 
 def panel_query(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
-    """The metric as it is."""
+    """A query for the metric's value."""
     return Query(series(name, **labels), legend, empty_when)
 
 
 def rate_query(name: str, legend: str, **labels: str) -> Query:
-    """A counter by second."""
+    """A query for a counter's rate per second."""
     return Query(f"rate({series(name, **labels)}[$__rate_interval])", legend)

@@ -1,7 +1,7 @@
-"""What the dashboard shows: rows of panels, as data. Names and labels are checked against the metric registry here.
+"""The dashboard's rows of panels, as data. Names and labels are checked against the metric registry on import.
 
-A healthy run fills every query but those that say when it does not; tests hold them to that against a real Prometheus.
-Pure: imports the registry only.
+In a healthy run every query has a value, except in the case that its `empty_when` names; a test checks this with a real
+Prometheus. Pure: imports only the registry.
 """
 
 from __future__ import annotations
@@ -28,14 +28,24 @@ _P90 = f"sum by (le) (rate({series('squelch_step_duration_seconds_bucket')}[$__r
 NOW = Row(
     "Now",
     (
-        _stat("Progress", "Steps made of those planned.", Query(f"{_STEP} / {_PLANNED}", "done"), unit="percentunit"),
+        _stat(
+            "Progress",
+            "Completed steps divided by planned steps.",
+            Query(f"{_STEP} / {_PLANNED}", "done"),
+            unit="percentunit",
+        ),
         _stat(
             "Validation success",
-            "On the fixed validation tasks.",
+            "Success on the fixed validation tasks.",
             _q("squelch_validation_success_ratio", "success"),
             unit="percentunit",
         ),
-        _stat("Kept mass", "Of the reward variance.", _q("squelch_kept_mass_ratio", "kept"), unit="percentunit"),
+        _stat(
+            "Kept mass",
+            "Share of the window's reward variance that the filter kept.",
+            _q("squelch_kept_mass_ratio", "kept"),
+            unit="percentunit",
+        ),
         _stat(
             "Retrieval over chance",
             "First-turn retrieval accuracy in multiples of chance; 1 means that reasoning ignores its input.",
@@ -46,7 +56,12 @@ NOW = Row(
             ),
         ),
         _stat("Step", "Mean wall seconds of a training step.", Query(_MEAN_STEP, "mean"), unit="s"),
-        _stat("Time left", "At the mean step.", Query(f"({_PLANNED} - {_STEP}) * {_MEAN_STEP}", "left"), unit="s"),
+        _stat(
+            "Time left",
+            "Remaining steps times the mean step.",
+            Query(f"({_PLANNED} - {_STEP}) * {_MEAN_STEP}", "left"),
+            unit="s",
+        ),
     ),
 )
 
@@ -68,18 +83,18 @@ LEARNING = Row(
         ),
         Panel(
             "Gain over the first validation",
-            "On the same tasks, with its 95% interval. An interval above 0 is learning that can be told from noise.",
+            "Gain on the same tasks, with its 95% interval. If the interval is above 0, the gain is more than noise.",
             (_q("squelch_validation_gain_ratio", "{{bound}}"),),
             unit="percentunit",
         ),
         Panel(
             "Mean reward",
-            "Episode return without format penalty, of all, kept and dropped groups.",
+            "Mean episode return without format penalty, of all, kept and dropped groups.",
             (_q("squelch_reward_mean", "{{groups}}"),),
         ),
         Panel(
             "Tasks by reward band",
-            "Only mixed tasks carry a signal for the policy gradient.",
+            "Shares of groups in which no, some or all trajectories succeed. Only mixed groups give a policy gradient.",
             (_q("squelch_tasks_ratio", "{{band}}"),),
             unit="percentunit",
             stack=True,
@@ -88,7 +103,7 @@ LEARNING = Row(
         ),
         Panel(
             "Form",
-            "Well-formed turns, and episodes that ran out of turns.",
+            "Share of well-formed turns, and of episodes that reached the turn limit.",
             (_q("squelch_format_valid_ratio", "format valid"), _q("squelch_truncated_ratio", "out of turns")),
             unit="percentunit",
             low=0,
@@ -96,7 +111,7 @@ LEARNING = Row(
         ),
         Panel(
             "Length",
-            "Mean reasoning tokens a turn, and turns a trajectory.",
+            "Mean reasoning tokens per turn, and turns per trajectory.",
             (_q("squelch_reasoning_length_tokens", "reasoning tokens"), _q("squelch_turns_mean", "turns")),
             low=0,
         ),
@@ -121,7 +136,7 @@ LEARNING = Row(
         ),
         Panel(
             "Entropy, KL, mismatch",
-            "Entropy of the policy; KL to the reference (when on); learner against rollout at step start.",
+            "Entropy of the policy; KL to the reference (if on); mismatch of learner and sampler at step start.",
             (
                 _q("squelch_learner_entropy_nats", "entropy"),
                 _q("squelch_rollout_entropy_nats", "surprisal of samples"),
@@ -132,8 +147,8 @@ LEARNING = Row(
         ),
         Panel(
             "Learner against rollout",
-            "Effective sample size of the weights; tokens whose ratio is outside 0.9 to 1.1, left out for "
-            "their mismatch, or with advantage 0.",
+            "Effective sample size of the importance weights; shares of tokens whose ratio is outside 0.9 to 1.1, that "
+            "the mismatch mask excludes, or whose advantage is 0.",
             (
                 _q("squelch_learner_effective_sample_size_ratio", "effective sample size"),
                 _q("squelch_learner_mismatch_outside_ratio", "outside 0.9 to 1.1"),
@@ -146,7 +161,7 @@ LEARNING = Row(
         ),
         Panel(
             "Critic",
-            "PPO only: share of the returns' variance that the values explain, mean value, loss.",
+            "PPO only: share of the returns' variance that the critic explains, mean value, and loss.",
             (
                 _q("squelch_learner_explained_variance", "explained variance", NO_CRITIC),
                 _q("squelch_learner_value_mean", "value", NO_CRITIC),
@@ -161,7 +176,7 @@ FILTER = Row(
     (
         Panel(
             "Reward variance",
-            "Mean over the step's groups. When it falls, so does the signal.",
+            "Mean over the step's groups. If it falls, the gradient's signal falls too.",
             (_q("squelch_reward_variance_mean", "mean"),),
             low=0,
         ),
@@ -175,14 +190,14 @@ FILTER = Row(
         ),
         Panel(
             "Groups by decision",
-            "Of the last step.",
+            "Groups of the last step by the filter's decision.",
             (_q("squelch_step_groups", "{{decision}}"),),
             stack=True,
             low=0,
         ),
         Panel(
             "Groups without variance",
-            "Share of the window; they teach nothing, and their gradient is only regularisers.",
+            "Share of the window's groups whose task gradient is 0; they contribute only the regularisers' gradient.",
             (
                 Query(
                     f"{series('squelch_zero_variance_groups')} / {series('squelch_window_groups')}",
@@ -195,32 +210,32 @@ FILTER = Row(
         ),
         Panel(
             "Steps without signal, refills",
-            "Steps in a row in which nothing was selected; rounds that asked for further groups.",
+            "Steps in a row in which the filter selected nothing; rounds that played further groups.",
             (_q("squelch_no_signal_streak", "no signal"), _q("squelch_refill_rounds", "refill rounds")),
             low=0,
         ),
         Panel(
             "Loss scale",
-            "Factor on the loss under filtering.",
+            "Factor on the loss of a filtered step.",
             (_q("squelch_loss_scale", "scale"),),
             low=0,
             high=1,
         ),
         Panel(
             "Gradient norms by bucket",
-            "Mean norm of a prompt's gradient, Q1 the lowest reward variance; only in runs with gradients.every.",
+            "Mean norm of a prompt's gradient; Q1 has the lowest reward variance. Needs gradients.every.",
             (_q("squelch_gradient_norm", "Q{{bucket}} {{part}}", NO_GRADIENTS),),
             low=0,
         ),
         Panel(
             "Gradient ratios by bucket",
-            "Dominance of the regulariser, signal to noise, tightness of Theorem H.2.",
+            "Regulariser over task gradient, signal over noise, and the tightness of Theorem H.2's bound.",
             (_q("squelch_gradient_ratio", "Q{{bucket}} {{ratio}}", NO_GRADIENTS),),
             low=0,
         ),
         Panel(
             "Reward variance by bucket",
-            "Of how many groups, and how far their returns differ.",
+            "Mean reward variance of each bucket, and the number of groups.",
             (
                 _q("squelch_gradient_reward_variance", "Q{{bucket}}", NO_GRADIENTS),
                 _q("squelch_gradient_groups", "groups", NO_GRADIENTS),
@@ -235,45 +250,45 @@ TIME = Row(
     (
         Panel(
             "Seconds by part",
-            "Of the last step; parts may overlap when staleness is allowed.",
+            "Seconds of the last step by part; parts may overlap if staleness is allowed.",
             (_q("squelch_step_part_seconds", "{{part}}"),),
             unit="s",
             low=0,
         ),
         Panel(
             "Share of wall time",
-            "Seconds of each part a second.",
+            "Seconds of each part per second of wall time.",
             (_rate("squelch_part_seconds_total", "{{part}}"),),
             unit="percentunit",
             low=0,
         ),
         Panel(
-            "Who waits for whom",
-            "Seconds a second that one party stood idle for another.",
+            "Waiting times",
+            "Seconds per second that one party waited for another.",
             (_rate("squelch_wait_seconds_total", "{{waiter}} for {{waited_for}}"),),
             unit="percentunit",
             low=0,
         ),
         Panel(
             "Step duration",
-            "Last, mean, and 90th percentile.",
+            "Seconds of the last step, mean, and 90th percentile.",
             (
                 _q("squelch_step_part_seconds", "last", part="step"),
                 Query(_MEAN_STEP, "mean"),
-                Query(f"histogram_quantile(0.9, {_P90})", "90%", "no step ended lately"),
+                Query(f"histogram_quantile(0.9, {_P90})", "90%", "no step ended recently"),
             ),
             unit="s",
             low=0,
         ),
         Panel(
             "Tokens",
-            "Tokens a second: sampled in the last step, and by kind over time.",
+            "Tokens per second: sampled in the last step, and by kind over time.",
             (_q("squelch_tokens_per_second", "sampled, last step"), _rate("squelch_tokens_total", "{{kind}}")),
             low=0,
         ),
         Panel(
             "Learner's step",
-            "Seconds by part.",
+            "Seconds of the learner's last step by part.",
             (_q("squelch_learner_part_seconds", "{{part}}"),),
             unit="s",
             stack=True,
@@ -287,36 +302,36 @@ HEALTH = Row(
     (
         Panel(
             "Tickets by state",
-            "Issued is the sum of the others after every event; the open ones are 0 at the end.",
+            "Number of issued tickets, which equals the sum of the other states. Open states are 0 at the end.",
             (_q("squelch_tickets", "{{state}}"),),
             low=0,
         ),
         Panel(
             "Tickets that ended untrained",
-            "By reason.",
+            "Dropped and failed tickets by reason.",
             (_q("squelch_ended_tickets", "{{state}}: {{reason}}", "every group was kept"),),
             low=0,
         ),
         Panel(
             "Failed trajectories",
-            "By reason.",
+            "Number of failed trajectories by reason.",
             (_q("squelch_trajectory_failures_total", "{{reason}}"),),
             low=0,
         ),
         Panel(
             "Staleness",
-            "Versions between the learner and the oldest that sampled a token of the step.",
+            "Learner's version minus the oldest version that sampled a token, largest and mean over the step's groups.",
             (_q("squelch_staleness_max_versions", "largest"), _q("squelch_staleness_mean_versions", "mean")),
             low=0,
         ),
         Panel(
             "Policy versions",
-            "Published, and what each rollout worker samples from.",
+            "The published version, and the version from which each rollout worker samples.",
             (_q("squelch_policy_version", "published"), _q("squelch_worker_policy_version", "{{worker}}")),
         ),
         Panel(
             "Weight update",
-            "Seconds of the last one: gathered and sent by the learner, then by rollout worker.",
+            "Seconds of the last update: gathering and sending by the learner, then loading by rollout worker.",
             (
                 _q("squelch_publish_seconds", "learner {{part}}"),
                 _q("squelch_weight_update_seconds", "{{worker}} {{part}}"),
@@ -326,7 +341,7 @@ HEALTH = Row(
         ),
         Panel(
             "Weight parity",
-            "Difference of log-probabilities between rollout worker and learner on the probe, after an update.",
+            "Difference of log-probabilities between rollout worker and learner on the parity probe after an update.",
             (
                 _q("squelch_weight_parity_nats", "{{worker}}, mean"),
                 _q("squelch_weight_parity_max_nats", "{{worker}}, largest"),
@@ -336,7 +351,7 @@ HEALTH = Row(
         ),
         Panel(
             "Actors up",
-            "1 while an actor answers its health check, and while its weights are those published.",
+            "1 while an actor answers its health check, and while its weights equal the published weights.",
             (
                 _q("squelch_actor_up", "{{actor}}"),
                 _q("squelch_weight_checksum_ok", "checksum, {{worker}}"),
@@ -346,13 +361,13 @@ HEALTH = Row(
         ),
         Panel(
             "Restarts",
-            "Times that an actor was started again.",
+            "Restarts of an actor.",
             (_q("squelch_actor_restarts_total", "{{actor}}", "nothing died"),),
             low=0,
         ),
         Panel(
             "Memory of the coordinator's process",
-            "Resident.",
+            "Resident memory in bytes.",
             (Query(f"process_resident_memory_bytes{{{INSTANCE}}}", "resident"),),
             unit="bytes",
             low=0,

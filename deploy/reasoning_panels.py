@@ -1,4 +1,4 @@
-"""The dashboard's row on the scorer: does reasoning depend on the input. Pure: imports the registry only."""
+"""The dashboard's row on the dependence of reasoning on its input. Pure: imports only the registry."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REASONING = Row(
     (
         Panel(
             "Retrieval accuracy",
-            "Share of reasonings whose own input explains them best, with its 95% interval over prompts. At chance, "
-            "and at the null (prompts dealt out at random, one deal in twenty), reasoning is a template.",
+            "Share of reasonings whose own prompt is the most likely, with its 95% interval over prompts. At chance, "
+            "or below the null's 95% point (prompts assigned at random), reasoning is a template.",
             (
                 _q("squelch_retrieval_accuracy_ratio", SCOPE),
                 _q("squelch_retrieval_accuracy_interval_ratio", BOUND),
@@ -29,7 +29,7 @@ REASONING = Row(
         ),
         Panel(
             "Recall at k, first turn",
-            "Share of reasonings whose own input is among the k that explain them best, with 95% intervals.",
+            "Share of reasonings whose own prompt is among the k most likely, with 95% intervals.",
             (
                 _q("squelch_recall_ratio", "k = {{k}}", scope="first_turn"),
                 _q("squelch_recall_interval_ratio", "k = {{k}}, {{bound}}", FEW_PROMPTS, scope="first_turn"),
@@ -40,16 +40,16 @@ REASONING = Row(
         ),
         Panel(
             "Retrieval accuracy against H(Z|X)",
-            "Collapse: retrieval falls while entropy stays. Diversity within an input hides it; this panel does not.",
+            "In template collapse retrieval falls while H(Z|X) stays high, so that entropy alone does not show it.",
             (
                 _q("squelch_retrieval_accuracy_ratio", "retrieval", scope="first_turn"),
-                _q("squelch_conditional_entropy_nats", "H(Z|X), nats a token", scope="first_turn"),
+                _q("squelch_conditional_entropy_nats", "H(Z|X), nats per token", scope="first_turn"),
             ),
             low=0,
         ),
         Panel(
             "Entropies",
-            "H(Z) less H(Z|X) is the information that reasoning holds on its input; with 95% intervals over prompts.",
+            "H(Z) - H(Z|X) is the information that reasoning has about its input; with 95% intervals over prompts.",
             (
                 _q("squelch_conditional_entropy_nats", f"H(Z|X), {SCOPE}"),
                 _q("squelch_conditional_entropy_interval_nats", f"H(Z|X), {BOUND}"),
@@ -59,8 +59,8 @@ REASONING = Row(
             unit="suffix: nats",
         ),
         Panel(
-            "MI estimate a token",
-            "MI-Est of Table 1 with its 95% interval over prompts, and its null; 0 under collapse.",
+            "MI estimate per token",
+            "MI-Est of Table 1 with its 95% interval over prompts, and its null; 0 in template collapse.",
             (
                 _q("squelch_mi_est_nats", SCOPE),
                 _q("squelch_mi_est_interval_nats", BOUND),
@@ -69,8 +69,8 @@ REASONING = Row(
             unit="suffix: nats",
         ),
         Panel(
-            "MI estimate a sequence",
-            "MI-Seq-Est of Table 1 with its 95% interval over prompts, its null, and the most it can be.",
+            "MI estimate per sequence",
+            "MI-Seq-Est of Table 1 with its 95% interval over prompts, its null, and its upper bound.",
             (
                 _q("squelch_mi_seq_est_nats", SCOPE),
                 _q("squelch_mi_seq_est_interval_nats", BOUND),
@@ -82,7 +82,7 @@ REASONING = Row(
         ),
         Panel(
             "MI z-scores",
-            "MI-Est in standard deviations of the marginals: of this batch, and of their moving average.",
+            "MI-Est divided by the standard deviation of the marginals, in this batch or as a moving average.",
             (
                 _q("squelch_mi_zscore", f"z, {SCOPE}"),
                 _q("squelch_mi_zscore_interval", f"z, {BOUND}"),
@@ -91,22 +91,22 @@ REASONING = Row(
             ),
         ),
         Panel(
-            "Is it told from chance",
-            "p-value of input dependence: above 0.05 the figures could be those of reasoning that ignores its input.",
+            "p-value of input dependence",
+            "Above 0.05 the figures do not differ significantly from reasoning that ignores its input.",
             (_q("squelch_dependence_p_value", f"{{{{figure}}}}, {SCOPE}"),),
             low=0,
             high=1,
         ),
         Panel(
             "Regime",
-            "Of section 2.2, against the run's own baseline, chance and null: 1 where reasoning is now.",
+            "1 for the present regime (section 2.2), judged against the run's own baseline, chance and null.",
             (_q("squelch_reasoning_regime", "{{regime}}", scope="first_turn"),),
             low=0,
             high=1,
         ),
         Panel(
-            "Early warning",
-            "Change-point statistic of MI-Seq-Est; above 4 the alarm is raised: since when, and what reward does.",
+            "Alarm",
+            "Change-point statistic of MI-Seq-Est, which raises the alarm above 4; start of the fall; reward's trend.",
             (
                 _q("squelch_dependence_cusum", "statistic"),
                 _q("squelch_dependence_alarm", "alarm"),
@@ -117,7 +117,7 @@ REASONING = Row(
         ),
         Panel(
             "MI by turn",
-            "MI-Est among the contexts of one turn, with its 95% interval: which turns stop reacting.",
+            "MI-Est among the contexts of one turn, with its 95% interval: shows the turns that ignore their context.",
             (
                 _q("squelch_turn_reasoning", "turn {{turn}}", figure="mi_est"),
                 _q("squelch_turn_reasoning", "turn {{turn}}, low", FEW_PROMPTS, figure="mi_est_low"),
@@ -127,7 +127,7 @@ REASONING = Row(
         ),
         Panel(
             "By environment",
-            "MI-Est of each environment's first turns, where a window mixes several.",
+            "MI-Est of each environment's first turns, if a window mixes environments.",
             (
                 _q(
                     "squelch_environment_reasoning",
@@ -139,16 +139,16 @@ REASONING = Row(
             unit="suffix: nats",
         ),
         Panel(
-            "Outside judge",
-            "Grid worlds: share of reasonings that name coordinates, name them right, and would be right elsewhere.",
+            "Judge",
+            "Grid worlds: shares of reasonings that name coordinates, name true ones, and would be true elsewhere.",
             (_q("squelch_judge_ratio", "{{figure}}", "tasks have no coordinates"),),
             unit="percentunit",
             low=0,
             high=1,
         ),
         Panel(
-            "What was scored",
-            "Prompts and reasonings in the matrix; share of tokens sampled by other versions, and of the pairs scored.",
+            "Size of the score matrix",
+            "Prompts and reasonings in the matrix; shares of tokens that other versions sampled, and of pairs scored.",
             (
                 _q("squelch_scored_prompts", f"prompts, {SCOPE}"),
                 _q("squelch_scored_reasonings", f"reasonings, {SCOPE}"),
@@ -160,7 +160,7 @@ REASONING = Row(
         ),
         Panel(
             "Left out of the score matrix",
-            "Reasonings by reason.",
+            "Number of reasonings left out, by reason.",
             (
                 _q("squelch_excluded_reasonings", f"all, {SCOPE}"),
                 _q("squelch_unscored_reasonings", f"{{{{reason}}}}, {SCOPE}"),
@@ -178,7 +178,7 @@ REASONING = Row(
         ),
         Panel(
             "Scorings",
-            "Done, skipped because the scorer was behind, refused for age, late, failed.",
+            "Scorings by outcome: done, skipped because the scorer was behind, refused for age, late, or failed.",
             (_q("squelch_scorings_total", "{{outcome}}"),),
             low=0,
         ),

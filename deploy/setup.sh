@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment (cpu or gpu), or what the tests need besides it (test). Repeating it costs nothing:
-# a stamp in the environment holds the digest of what was asked for.
+# Sets up the virtual environment (cpu or gpu), or the tests' further programs (test). A repeated call returns at once:
+# a stamp in the environment holds the digest of the set-up's inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-cpu}
@@ -27,14 +27,14 @@ setup_environment() {
     fi
     "${pip[@]}" -e ".[$kind,test]"
     if [ "$kind" = cpu ]; then
-        # vLLM pulls in CUDA builds of these, which do not load beside the CPU torch and break `import transformers`.
-        # Text models need none of them.
+        # vLLM installs CUDA builds of these packages, which do not load with the CPU torch and break
+        # `import transformers`. Text models do not need them.
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
     fi
     echo "$want" > "$stamp"
 }
 
-# The sandbox of model-written programs (docs/sandbox.md); only DeepCoder needs it, so its absence stops nothing here.
+# The sandbox for programs that a model wrote (docs/sandbox.md). Only DeepCoder needs it, so set-up continues without it.
 setup_sandbox() {
     command -v bwrap >/dev/null && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -42,7 +42,7 @@ setup_sandbox() {
             apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; } && return
     fi
     echo "setup: bubblewrap is not installed; DeepCoder's programs run in a weaker sandbox or not at all" \
-        "(as root on Debian: apt-get install bubblewrap; squelch doctor tells what is there)" >&2
+        "(as root on Debian: apt-get install bubblewrap; squelch doctor names the sandbox that works)" >&2
 }
 
 setup_tests() {
@@ -51,7 +51,7 @@ setup_tests() {
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus >/dev/null
     else
-        echo "setup: prometheus is not installed; tests that need it will say that they are skipped" \
+        echo "setup: prometheus is not installed; tests that need it are skipped with a message" \
             "(as root on Debian: apt-get install prometheus)" >&2
     fi
 }

@@ -2,8 +2,8 @@
 
     python -m deploy.watch_picture runs/frozenlake docs/watch.svg
 
-The picture shows the run's folder at the moment of the call, exactly as a terminal would; a call during training shows
-a run in progress. The SVG loads nothing from the network: GitHub shows it without fetching a font.
+The picture shows the run's folder at the time of the call, exactly as a terminal would; a call during training shows a
+run in progress. The SVG loads nothing from the network, not even a font.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from cluster.runs.folder import RunFolder
 from cluster.runs.status import read_status
 
 WIDTH = 112
-"""Columns of the terminal that is drawn; the longest figure and its sparkline fit."""
+"""Columns of the drawn terminal, wide enough for the longest figure and its sparkline."""
 WEB_FONT = re.compile(r" *@font-face \{.*?\}\n", re.DOTALL)
-"""Rich names two web fonts. Without them the viewer's monospace font stands in, and each text keeps its length."""
+"""Rich's references to two web fonts. Without them the viewer uses its monospace font, and texts keep their length."""
 
 
 def picture(shown: RenderableType, title: str) -> str:
-    """What a terminal of `WIDTH` columns shows, as an SVG. The same content gives the same text."""
+    """The output of a terminal with `WIDTH` columns as an SVG. Equal content gives equal text."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(shown)
     return WEB_FONT.sub("", console.export_svg(title=title, unique_id="squelch-watch"))
 
 
 def main() -> None:
-    """Draws one run's folder."""
+    """Draws the view of one run's folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the run's folder, for example runs/frozenlake")
     parser.add_argument("out", type=Path, help="the SVG to write")
