@@ -10,7 +10,6 @@ from types import ModuleType
 
 import actors.diagnosis.metrics
 import actors.filter.metrics
-import actors.metrics.build_info
 import actors.play.metrics
 import actors.rollout.metrics
 import actors.scorer.metrics
@@ -175,6 +174,9 @@ METRICS: Table = {
             open=True,
         ),
         MetricSpec(
+            "squelch_build_info", "gauge", "Always 1; the labels say what runs", labels=("version", "python"), open=True
+        ),
+        MetricSpec(
             "squelch_run_info",
             "gauge",
             "Always 1; the labels say which run this is",
@@ -193,7 +195,6 @@ COMPONENTS: tuple[ModuleType, ...] = (
     learner.metrics,
     learner.decomposition.metrics,
     actors.rollout.metrics,
-    actors.metrics.build_info,
 )
 """Modules with a table `METRICS`, in the order of a training step."""
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 DISTRIBUTION = "squelch-rl"
+
+
+def installed_version() -> str:
+    """The distribution's version; `source` where the code runs from a tree that is not installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "source"
 
 
 def checkout() -> Path | None:

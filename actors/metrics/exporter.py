@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from actors.config import RecorderConfig
-from actors.metrics.build_info import build_labels
 from actors.metrics.registry import Registry
 from actors.metrics.series import Flat, MetricStore
 from actors.metrics.specification import MetricSpec
@@ -56,7 +55,6 @@ class Recorder:
         except OSError as error:
             raise ValueError(_explain(self._config, error)) from error
         self.port = self._server.server_address[1]
-        self.set("squelch_build_info", 1, **build_labels())
 
     @property
     def url(self) -> str:

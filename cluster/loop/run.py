@@ -20,6 +20,7 @@ docs/architecture.md has a diagram of the actors and of the data between them.
 from __future__ import annotations
 
 import asyncio
+import platform
 import signal
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
 from cluster.metrics import REGISTRY
+from cluster.package import installed_version
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.logs import log_folder, quiet, write_trace
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
@@ -116,6 +118,7 @@ def _open_recorder(config: RunConfig) -> Recorder:
         raise UserError(str(error)) from error
     names = {"run": config.name, "environment": config.environment.name, "filter": config.filter.rule}
     recorder.set("squelch_run_info", 1, **names)
+    recorder.set("squelch_build_info", 1, version=installed_version(), python=platform.python_version())
     return recorder
 
 

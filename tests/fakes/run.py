@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.metrics.series import MetricStore
 from cluster.config import RunConfig, load
 from cluster.control.ledger import Ledger
 from cluster.fleet.fleet import Fleet
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState, checkpoints, read_state
+from cluster.metrics import REGISTRY
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, FakeParties, World
 
@@ -39,11 +41,13 @@ def settings(folder: Path, *overrides: str) -> RunConfig:
 
 @dataclass
 class Sink:
-    """Takes a step's figures as the exporter does."""
+    """Takes a step's figures as the exporter does: a key or value that the registry refuses is an error."""
 
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    store: MetricStore = field(default_factory=lambda: MetricStore(REGISTRY))
 
     def step(self, step: int, flat: Any) -> None:
+        self.store.step({**flat, "step": step})
         self.figures[step] = dict(flat)
 
 

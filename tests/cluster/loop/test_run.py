@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import platform
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from cluster.control.parties import Refused
 from cluster.errors import UserError
 from cluster.loop import run
 from cluster.loop.state import LoopState, check_folder
+from cluster.package import installed_version
 from cluster.runs.ending import EndCause, Ending
 
 
@@ -138,3 +141,12 @@ def test_a_signal_that_came_as_the_start_up_ended_stops_the_run(before, said) ->
 
     asyncio.run(begin())
     assert reasons == said
+
+
+def test_the_endpoint_says_which_run_it_serves() -> None:
+    recorder = run._open_recorder(load("frozenlake", ["recorder.port=0", "name=mine", "filter.rule=top_k"]))
+    with urllib.request.urlopen(recorder.url, timeout=10) as reply:
+        text = reply.read().decode()
+    recorder.close()
+    assert 'squelch_run_info{environment="FrozenLake",filter="top_k",run="mine"} 1.0' in text
+    assert f'squelch_build_info{{python="{platform.python_version()}",version="{installed_version()}"}} 1.0' in text
