@@ -7,6 +7,7 @@ import torch
 
 from learner.batching import collate, to_rows
 from learner.config import OptimizerConfig
+from learner.kernels.choice import KERNELS
 from learner.policy.model import load_model
 from learner.tensors import inputs_of
 from learner.trainer import Trainer, learning_rate
@@ -70,6 +71,18 @@ def test_on_policy_the_ratio_is_one_and_the_mismatch_none(model_dir: Path) -> No
         metrics = trainer.train_step(1, on_policy(trainer, make_groups())).metrics
         assert abs(metrics["ratio_mean"] - 1) < 1e-5 and abs(metrics["ratio_max"] - 1) < 1e-4
         assert metrics["mismatch_abs"] < 1e-5 and metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_plain_kernels_take_the_step_that_the_fast_ones_take(model_dir: Path, algorithm: str) -> None:
+    found = []
+    for kernels in KERNELS:
+        trainer = Trainer(model_dir, make_config(algorithm=algorithm, kernels=kernels))
+        before = weights(trainer)
+        report = trainer.train_step(1, make_groups())
+        found.append((weights(trainer) - before, report.metrics["loss"]))
+    (fast, loss), (plain, other) = found
+    assert float((fast - plain).norm() / plain.norm()) < 1e-3 and loss == pytest.approx(other, abs=1e-5)
 
 
 def test_learning_raises_what_was_rewarded(model_dir: Path) -> None:
