@@ -1,9 +1,9 @@
-"""The index: one small row a group beside the parts, so that a run's groups are listed without their tokens.
+"""The group index: one small row per group, so that a run's groups can be listed without reading their tokens.
 
     groups/index-000100.parquet     the groups of steps 100 to 199, `INDEX_SCHEMA`, in order of step
 
-A block of `STEPS_PER_BLOCK` steps shares a file, which is written anew with each of its steps: 100,000 groups of 8 a
-step are 125 files. The index says nothing that the parts do not; a step whose rows are missing (an older run, or a
+A block of `STEPS_PER_BLOCK` steps shares a file, which is rewritten after each of its steps: 100,000 groups at 8 per
+step make 125 files. All index rows can be computed from the parts; a step whose rows are missing (an older run, or a
 crash between the part and the index) is read from its part.
 """
 
@@ -25,18 +25,18 @@ NEEDED = (
     *("loss_mask", "turns", "episode_return", "success", "truncated", "failure_cause", "worker"),
     *("score", "decision", "reason"),
 )
-"""Columns of the archive that a group's row is made from."""
+"""Columns of the archive from which a group's row is computed."""
 _SAME = ("step", "environment", "split", "task_seed", "task_key", "task_kind", "decision", "reason", "score", "worker")
 """Columns that all trajectories of a group share."""
 
 
 def block_of(step: int) -> int:
-    """The first step of the block that a step is in."""
+    """The first step of the block that contains `step`."""
     return step // STEPS_PER_BLOCK * STEPS_PER_BLOCK
 
 
 def index_rows(table: pa.Table) -> pa.Table:
-    """One row a group, in order of first appearance.
+    """One row per group, in order of first appearance.
 
     Args:
         table: trajectories with the columns `NEEDED` of the archive.
@@ -82,6 +82,6 @@ def _if_alive(row: dict[str, Any], name: str) -> Any:
 
 
 def replaced(block: pa.Table, step: int, rows: pa.Table) -> pa.Table:
-    """The block with `rows` as its rows of `step`, in order of step."""
+    """The block, in order of step, with its rows of `step` replaced by `rows`."""
     steps = block["step"]
     return pa.concat_tables([block.filter(pc.less(steps, step)), rows, block.filter(pc.greater(steps, step))])

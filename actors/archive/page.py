@@ -15,22 +15,22 @@ PAGE = Path(__file__).parents[2] / "docs" / "schema.md"
 HEAD = f"""\
 # The archive's schema
 
-A run's groups lie in `groups/step-NNNNNN.parquet`, one row a trajectory, and in `groups/index-NNNNNN.parquet`, one row
-a group for a hundred steps. Both are of **schema {VERSION}**: the metadata of their Parquet schema holds
-`{VERSION_KEY} = {VERSION}`, and so do `metrics.parquet` and, as `schema`, `summary.json`. `python -m
-actors.archive.page` writes this page from `actors/archive/schema.py`.
+A run's groups are in `groups/step-NNNNNN.parquet`, one row per trajectory, and in `groups/index-NNNNNN.parquet`, one
+row per group for a hundred steps. Both have **schema {VERSION}**: the metadata of their Parquet schema contains
+`{VERSION_KEY} = {VERSION}`. `metrics.parquet` states the version in the same way, `summary.json` under `schema`.
+`python -m actors.archive.page` writes this page from `actors/archive/schema.py`.
 
 - A file of a newer schema is refused with its name; read it with the version of Squelch that wrote it, or a newer one.
-- A file that states no version is of **version 0**: files of runs before schema 1, and files of other trainers. Every
-  reader turns it into schema 1 (last section).
-- A nullable column may be missing from a file; it is then read as null. Every other column must be there.
-- Positions count from 0 and ends are exclusive. Lists of one row have one entry a token, a turn, or a trajectory.
+- A file that states no version has **version 0**: files of runs before schema 1, and files of other trainers. Every
+  reader converts it to schema 1 (last section).
+- A nullable column may be missing from a file; it is then read as null. Every other column is required.
+- Positions count from 0 and ends are exclusive. Lists have one entry per token, per turn, or per trajectory.
 """
 
 TAIL = """\
 ## Version 0
 
-Version 0 states no version. It differs in the following; all else is as above.
+A file of version 0 states no version. It differs from schema 1 as follows; everything else is as above.
 
 | version 0 | schema 1 |
 |---|---|
@@ -41,7 +41,7 @@ Version 0 states no version. It differs in the following; all else is as above.
 | - | `turns.content_key`, `task_kind`, `version_spans`, `pictures` are null |
 | no index | the index is computed from the parts |
 
-Another trainer may write either version. A file that names its columns as schema 1 does must state the version.
+Another trainer may write either version. A file with the column names of schema 1 must state the version.
 """
 
 

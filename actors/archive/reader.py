@@ -1,8 +1,8 @@
-"""Reads what a run leaves behind, live or finished, and files of trajectories that any trainer wrote.
+"""Reads the files of a live or finished run, and trajectory files of any trainer.
 
-Every function takes a place: a run's folder (or, for groups, its `groups` folder or one Parquet file), or a store that
-holds a run. Groups come in schema 1, whatever version the file has; a newer version is refused with the file's name.
-Raises ArchiveError, which names the file and says what would be right. Imports neither Ray nor torch.
+Every function takes a place: a run folder (or, for groups, its `groups` folder or one Parquet file), or a store with a
+run. Groups are returned in schema 1 even if the file has version 0; a file of a newer version is refused. Errors are
+ArchiveErrors that name the file and say what would be right. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PART, _BLOCK = re.compile(r"(?:groups/)?step-(\d+)\.parquet"), re.compile(r"gro
 
 
 def part_key(step: int) -> str:
-    """`groups/step-000012.parquet`."""
+    """The key of a step's groups, e.g. `groups/step-000012.parquet`."""
     return f"{GROUPS}/step-{step:06d}.parquet"
 
 
 def block_key(first_step: int) -> str:
-    """`groups/index-000100.parquet`."""
+    """The key of an index file, e.g. `groups/index-000100.parquet`."""
     return f"{GROUPS}/index-{first_step:06d}.parquet"
 
 
@@ -53,15 +53,15 @@ def _numbered(store: Store, prefix: str, pattern: re.Pattern[str]) -> dict[int, 
 
 
 def read_groups(place: Place, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Groups of a run, or of one file that any trainer may have written.
+    """Groups of a run, or of one file of any trainer.
 
     Args:
-        steps: only these training steps; a file is read whole.
-        columns: only these columns of the schema; counting groups needs no tokens.
+        steps: only these training steps; ignored if `place` is a file.
+        columns: only these columns of the schema, e.g. none with tokens.
     Returns:
-        A table of `ARCHIVE_SCHEMA`, or of those columns; what a file need not hold is null where it is missing.
+        A table of `ARCHIVE_SCHEMA`, or of those columns; a missing nullable column is null.
     Raises:
-        ArchiveError: nothing there, damaged, of a newer schema, or columns missing; the message names the file.
+        ArchiveError: there are no groups, or a file is damaged, has a newer schema or lacks a column.
     """
     import pyarrow as pa
 
@@ -72,7 +72,7 @@ def read_groups(place: Place, steps: Sequence[int] | None = None, columns: Seque
 
 
 def group_steps(place: Place) -> list[int]:
-    """The steps of a run that are archived, ascending. ArchiveError where there is none."""
+    """The archived steps of a run, ascending. Raises ArchiveError if there is none."""
     store = as_store(place)
     steps = list(part_keys(store))
     if not steps:
@@ -87,7 +87,7 @@ def _files(place: Place, steps: Sequence[int] | None) -> list[tuple[Store, str]]
         if path.is_file():
             return [(LocalStore(path.parent), path.name)]
     store = as_store(place)
-    parts = part_keys(store) or _numbered(store, "step-", _PART)  # the `groups` folder itself may be given
+    parts = part_keys(store) or _numbered(store, "step-", _PART)  # the place may be the `groups` folder itself
     found = [(store, key) for step, key in parts.items() if steps is None or step in steps]
     if not found:
         raise ArchiveError(_nothing(store, steps, any_part=bool(parts)))
@@ -120,7 +120,7 @@ def _read_part(store: Store, key: str, names: Sequence[str]) -> pa.Table:
                 raise ArchiveError(_lacks(where, missing, version))
             table = file.read(columns=[name for name in wanted if name in there])
     except (pa.ArrowInvalid, OSError) as error:
-        raise ArchiveError(f"{where} is not a whole Parquet file: {error}. Write it again, or leave it out.") from error
+        raise ArchiveError(f"{where} is a damaged Parquet file: {error}. Write it again, or remove it.") from error
     fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
     try:
         return version0.upgraded(table, names) if version == 0 else _with_nulls(table, fields).cast(fields)
@@ -129,7 +129,7 @@ def _read_part(store: Store, key: str, names: Sequence[str]) -> pa.Table:
 
 
 def _with_nulls(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The wanted columns; one that the file need not hold is null where it is missing."""
+    """The wanted columns; a missing nullable column is null."""
     import pyarrow as pa
 
     for field in wanted:
@@ -146,7 +146,7 @@ def _version(schema: pa.Schema, where: str) -> int:
 
 
 def check_version(stated: object, where: str) -> None:
-    """Refuses a JSON file of a run that states a newer schema."""
+    """Raises ArchiveError if the version `stated` in a JSON file is newer than this schema's, or no version."""
     try:
         checked_version(stated, where)
     except ValueError as error:
@@ -159,7 +159,8 @@ def _lacks(where: str, missing: Sequence[str], version: int) -> str:
 
 
 def read_index(place: Place) -> pa.Table:
-    """One row a group of a run, in order of step (`INDEX_SCHEMA`); a step that no index holds is read from its part."""
+    """One row per group of a run, in order of step (`INDEX_SCHEMA`); a step that is in no index is read from its
+    part."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -192,11 +193,11 @@ def read_block(store: Store, key: str) -> pa.Table:
         _version(table.schema, where)
         return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
     except (pa.ArrowInvalid, OSError, KeyError) as error:
-        raise ArchiveError(f"{where} is no index of groups: {error}. Delete it; it is made from the parts.") from error
+        raise ArchiveError(f"{where} is no group index: {error}. Delete it: it is rebuilt from the parts.") from error
 
 
 def read_metrics(place: Place) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`, in order; a last line that is being written or was torn is left out."""
+    """The lines of `metrics.jsonl`, in order, without an incomplete last line."""
     return _read_lines(as_store(place), METRICS)
 
 
@@ -206,7 +207,7 @@ def read_events(place: Place) -> list[dict[str, Any]]:
 
 
 def last_event(place: Place, tail_bytes: int = 8192) -> dict[str, Any] | None:
-    """The span that ended last, read from the file's tail; None when there is none."""
+    """The span that ended last, read from the last `tail_bytes` of the file; None if there is none."""
     store = as_store(place)
     found = store.stat(EVENTS)
     if found is None:

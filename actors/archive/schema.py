@@ -1,7 +1,7 @@
 """Schema 1 of the archive: every column with its type, unit and meaning. docs/schema.md is generated from this module.
 
 A file without a version is read by `actors.archive.version0`; a file of a newer version is refused. A change of a
-column's name, type or meaning is a new version; schema 1 has nullable columns for what later capabilities record.
+column's name, type or meaning needs a new version; schema 1 has nullable columns for data that later releases record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from actors.archive.version import VERSION, VERSION_KEY
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `nullable`: null has the meaning that `meaning` states; other columns always hold a value."""
+    """One column. `nullable`: the column may be null, with the meaning stated in `meaning`; other columns never are."""
 
     name: str
     type: pa.DataType
@@ -25,7 +25,8 @@ class Column:
 
     @property
     def field(self) -> pa.Field:
-        """Arrow's field. It allows nulls everywhere, so that a foreign file is refused with a reason, not by Arrow."""
+        """Arrow's field. It always allows nulls, so that the reader rather than Arrow refuses a file of another
+        trainer."""
         return pa.field(self.name, self.type)
 
 
@@ -38,17 +39,17 @@ TURN = (
     Column("sample_end", pa.int32(), "One past the last sampled position", "index in token_ids"),
     Column("reasoning_start", pa.int32(), "First position of the reasoning Z", "index in token_ids"),
     Column("reasoning_end", pa.int32(), "One past the last position of the reasoning", "index in token_ids"),
-    Column("reward", pa.float64(), "Sum of the environment's rewards in this turn, format penalty left out", "reward"),
+    Column("reward", pa.float64(), "Sum of the environment's rewards in this turn, without format penalty", "reward"),
     Column("format_penalty", pa.float64(), "Penalty for a badly formatted turn, 0 or negative", "reward"),
     Column("format_valid", pa.bool_(), "The turn follows the answer format"),
-    Column("hit_token_limit", pa.bool_(), "The turn was cut at its token limit; the episode went on"),
+    Column("hit_token_limit", pa.bool_(), "The turn was cut at its token limit; the episode continued"),
     Column("num_actions", pa.int32(), "Actions executed", "actions"),
     Column("version_min", pa.int32(), "Oldest policy version that sampled a token of the turn", "policy version"),
     Column("version_max", pa.int32(), "Newest policy version that sampled a token of the turn", "policy version"),
     Column(
         "content_key",
         pa.string(),
-        "Digest of all that the turn's prompt X shows, ids and pictures (`actors.content.content_key`); null where the "
+        "Digest of the content of the turn's prompt X, ids and pictures (`actors.content.content_key`); null if the "
         "writer did not compute it",
         "32 hexadecimal digits",
         nullable=True,
@@ -57,16 +58,16 @@ TURN = (
 
 VERSION_SPAN = (
     Column("start", pa.int32(), "First position of a run of sampled tokens", "index in token_ids"),
-    Column("end", pa.int32(), "One past its last position", "index in token_ids"),
-    Column("version", pa.int32(), "The policy version that sampled them", "policy version"),
+    Column("end", pa.int32(), "One past the run's last position", "index in token_ids"),
+    Column("version", pa.int32(), "The policy version that sampled the run", "policy version"),
 )
 
 PICTURE = (
     Column("position", pa.int32(), "First position of the ids that stand for the picture", "index in token_ids"),
-    Column("media_type", pa.string(), "Of the encoded bytes, e.g. `image/png`"),
+    Column("media_type", pa.string(), "Media type of the encoded bytes, e.g. `image/png`"),
     Column("digest", pa.string(), "BLAKE2b of the encoded bytes", "32 hexadecimal digits"),
-    Column("data", pa.binary(), "The encoded bytes; null where only the reference is kept", "bytes", nullable=True),
-    Column("reference", pa.string(), "Key of the bytes in the run's store; null where they are here", nullable=True),
+    Column("data", pa.binary(), "The encoded bytes; null if only the reference is stored", "bytes", nullable=True),
+    Column("reference", pa.string(), "Key of the bytes in the run's store; null if `data` has them", nullable=True),
 )
 
 TRAJECTORY = (
@@ -77,11 +78,11 @@ TRAJECTORY = (
     Column("split", pa.string(), "`train` or `validation`"),
     Column("task_seed", pa.int64(), "Seed that determines the task"),
     Column("task_options", pa.string(), "Options of the environment", "JSON object"),
-    Column("task_key", pa.string(), "Digest of the task's content, empty where the task could not be started"),
+    Column("task_key", pa.string(), "Digest of the task's content, empty if the task could not be started"),
     Column(
         "task_kind",
         pa.string(),
-        "Kind of the task, as its environment declares it; null where it declares none",
+        "Kind of the task, as its environment declares it; null if it declares none",
         nullable=True,
     ),
     Column("token_ids", pa.list_(pa.int32()), "The exact ids that were fed and sampled, in order", "token ids"),
@@ -89,7 +90,7 @@ TRAJECTORY = (
     Column(
         "log_probs",
         pa.list_(pa.float32()),
-        "At sampled ids, the log-probability under the distribution they were drawn from; 0 elsewhere",
+        "At sampled ids, the log-probability under the distribution that they were drawn from; 0 elsewhere",
         "nats",
     ),
     Column("turns", pa.list_(_struct(TURN)), "The turns in order, see below"),
@@ -97,18 +98,18 @@ TRAJECTORY = (
         "version_spans",
         pa.list_(_struct(VERSION_SPAN)),
         "Runs of sampled tokens and the policy version that sampled each, in order, see below; together they cover the "
-        "sampled tokens; null where not recorded",
+        "sampled tokens; null if not recorded",
         nullable=True,
     ),
     Column(
         "pictures",
         pa.list_(_struct(PICTURE)),
-        "Pictures shown, in order, see below; null where there is none",
+        "Pictures in the trajectory, in order, see below; null if there is none",
         nullable=True,
     ),
-    Column("episode_return", pa.float64(), "Sum of the rewards, format penalty left out", "reward"),
+    Column("episode_return", pa.float64(), "Sum of the rewards, without format penalty", "reward"),
     Column("format_penalty", pa.float64(), "Sum of the turns' format penalties, 0 or negative", "reward"),
-    Column("success", pa.bool_(), "The environment says that the task was solved"),
+    Column("success", pa.bool_(), "The environment reports that the task was solved"),
     Column(
         "truncated",
         pa.bool_(),
@@ -118,25 +119,25 @@ TRAJECTORY = (
     Column(
         "bootstrap_last_state",
         pa.bool_(),
-        "The episode was cut off with turns left, so that its last state still has value; never at the turn limit",
+        "The episode was ended from outside with turns left, so its last state has value; false at the turn limit",
     ),
     Column(
         "failure_cause",
         pa.string(),
-        "Why the trajectory failed (`actors.failures.FailureCause`); null where it did not. A failed trajectory is "
-        "never learned from",
+        "Why the trajectory failed (`actors.failures.FailureCause`); null if it did not. The learner never uses a "
+        "failed trajectory",
         nullable=True,
     ),
-    Column(
-        "failure_detail", pa.string(), "The failure in words, may be empty; null where it did not fail", nullable=True
-    ),
+    Column("failure_detail", pa.string(), "The failure in words, may be empty; null if it did not fail", nullable=True),
     Column("worker", pa.string(), "Rollout worker that sampled the trajectory"),
 )
 
 DECISION = (
-    Column("score", pa.float64(), "The filter's statistic of the group; null where it has none", nullable=True),
+    Column(
+        "score", pa.float64(), "The filter's statistic of the group; null if the filter computed none", nullable=True
+    ),
     Column("decision", pa.string(), "`kept`, `dropped` or `refused`; null in a file without decisions", nullable=True),
-    Column("reason", pa.string(), "Why, in words; null in a file without decisions", nullable=True),
+    Column("reason", pa.string(), "The decision's reason; null in a file without decisions", nullable=True),
     Column("filter", pa.string(), "The rule and its settings; null in a file without decisions", nullable=True),
 )
 
@@ -147,10 +148,10 @@ INDEX = (
     Column("split", pa.string(), "`train` or `validation`"),
     Column("task_seed", pa.int64(), "Seed that determines the task"),
     Column("task_key", pa.string(), "Digest of the task's content"),
-    Column("task_kind", pa.string(), "Kind of the task; null where its environment declares none", nullable=True),
+    Column("task_kind", pa.string(), "Kind of the task; null if its environment declares none", nullable=True),
     Column("decision", pa.string(), "`kept`, `dropped` or `refused`; null in a file without decisions", nullable=True),
-    Column("reason", pa.string(), "Why, in words; null in a file without decisions", nullable=True),
-    Column("score", pa.float64(), "The filter's statistic; null where it has none", nullable=True),
+    Column("reason", pa.string(), "The decision's reason; null in a file without decisions", nullable=True),
+    Column("score", pa.float64(), "The filter's statistic; null if the filter computed none", nullable=True),
     Column(
         "reward_variance",
         pa.float64(),
@@ -159,32 +160,36 @@ INDEX = (
         nullable=True,
     ),
     Column(
-        "mean_return", pa.float64(), "Mean return of those; null where every trajectory failed", "reward", nullable=True
+        "mean_return",
+        pa.float64(),
+        "Mean return of the trajectories that did not fail; null if all failed",
+        "reward",
+        nullable=True,
     ),
-    Column("returns", pa.list_(pa.float64()), "Return of each trajectory by its index; null where it failed", "reward"),
-    Column("successes", pa.list_(pa.bool_()), "Success of each trajectory; null where it failed"),
+    Column("returns", pa.list_(pa.float64()), "Return of each trajectory by its index; null if it failed", "reward"),
+    Column("successes", pa.list_(pa.bool_()), "Success of each trajectory; null if it failed"),
     Column("lengths", pa.list_(pa.int32()), "Sampled tokens of each trajectory", "tokens"),
     Column("num_turns", pa.list_(pa.int32()), "Turns of each trajectory", "turns"),
     Column("failure_causes", pa.list_(pa.string()), "Cause of each failed trajectory, in order"),
-    Column("num_trajectories", pa.int32(), "Trajectories of the group, failed ones included"),
+    Column("num_trajectories", pa.int32(), "Trajectories of the group, including failed ones"),
     Column("num_failures", pa.int32(), "Failed trajectories"),
     Column("num_truncated", pa.int32(), "Trajectories that a limit ended"),
-    Column("num_tokens", pa.int64(), "All tokens of the group, fed ones included", "tokens"),
+    Column("num_tokens", pa.int64(), "All tokens of the group, fed and sampled", "tokens"),
     Column(
         "version_min",
         pa.int32(),
-        "Oldest policy version that sampled a token; null where none was sampled",
+        "Oldest policy version that sampled a token; null if none was sampled",
         "policy version",
         nullable=True,
     ),
     Column(
         "version_max",
         pa.int32(),
-        "Newest policy version that sampled a token; null where none was sampled",
+        "Newest policy version that sampled a token; null if none was sampled",
         "policy version",
         nullable=True,
     ),
-    Column("worker", pa.string(), "Rollout worker that the group stayed on"),
+    Column("worker", pa.string(), "Rollout worker that sampled the whole group"),
 )
 
 
@@ -193,10 +198,10 @@ def _schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 TRAJECTORY_SCHEMA = _schema(TRAJECTORY)
-"""One row a trajectory: how groups travel between actors."""
+"""One row per trajectory: the form in which actors pass groups to each other."""
 ARCHIVE_SCHEMA = _schema((*TRAJECTORY, *DECISION))
-"""One row a trajectory, with what the filter decided on its group: how groups rest."""
+"""One row per trajectory with the filter's decision on its group: the form in which groups are archived."""
 OPTIONAL = frozenset(column.name for column in (*TRAJECTORY, *DECISION) if column.nullable)
-"""Columns of the archive that a file may lack: they are read as null."""
+"""Columns that may be missing from a file of the archive; they are then read as null."""
 INDEX_SCHEMA = _schema(INDEX)
-"""One row a group: what lists a run's groups without their tokens."""
+"""One row per group, without tokens."""

@@ -1,7 +1,7 @@
-"""Where a run's files lie: a small protocol, and its implementation on a local folder.
+"""Storage of a run's files: a protocol, and its implementation on a local folder.
 
-A key is a relative POSIX path such as `groups/step-000012.parquet`. Only whole files go through a store; the lines of
-a live run (`metrics.jsonl`, `events.jsonl`) are appended on the disk of the process that runs it.
+A key is a relative POSIX path such as `groups/step-000012.parquet`. A store reads and writes whole files only; the
+lines of a live run (`metrics.jsonl`, `events.jsonl`) are appended to files on the disk of the run's process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from actors.process.disk import whole_file
 
 
 class ArchiveError(ValueError):
-    """The archive cannot be written or read; the message names the file and what would be right."""
+    """The archive cannot be written or read; the message names the file and says what would be right."""
 
 
 @dataclass(frozen=True)
 class Stat:
-    """What changes when a file does."""
+    """Size and time of a file; a change of the file changes them."""
 
     size: int
     """Bytes."""
@@ -32,46 +32,49 @@ class Stat:
 
 
 class Store(Protocol):
-    """Whole files by key. Every method but `where` raises OSError where the place refuses."""
+    """Whole files by key. Every method but `where` passes on the OSError of a failed access."""
 
     def put(self, key: str) -> AbstractContextManager[BinaryIO]:
-        """A file to write to; it replaces what is at `key` when the block ends, and nothing when the block raises."""
+        """A file to write to. It replaces the file at `key` when the `with` block ends, but not if the block raises."""
         ...
 
     def get(self, key: str) -> BinaryIO:
-        """The file's bytes, seekable; FileNotFoundError where there is none."""
+        """The file's bytes, seekable. Raises FileNotFoundError if there is no file."""
         ...
 
     def list(self, prefix: str = "") -> list[str]:
-        """The keys that begin with `prefix`, sorted; half-written files are not among them."""
+        """The keys that begin with `prefix`, sorted, without partly written files."""
         ...
 
     def delete(self, key: str) -> None:
-        """Removes a file; a key without one is no error."""
+        """Removes a file; does nothing if there is none."""
         ...
 
     def stat(self, key: str) -> Stat | None:
-        """None where there is no file."""
+        """The file's size and time; None if there is no file."""
         ...
 
     def where(self, key: str = "") -> str:
-        """The file's full name, for messages; the store's own without a key."""
+        """The file's full name, for messages; without a key, the store's name."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalStore:
-    """A store on a folder, which need not be there yet. Names that begin with a dot are not listed."""
+    """A store on a local folder, which need not exist yet. Names that begin with a dot are not listed."""
 
     folder: Path
 
     def put(self, key: str) -> AbstractContextManager[BinaryIO]:
+        """As `Store.put`."""
         return whole_file(self.path(key))
 
     def get(self, key: str) -> BinaryIO:
+        """As `Store.get`."""
         return open(self.path(key), "rb")
 
     def list(self, prefix: str = "") -> list[str]:
+        """As `Store.list`."""
         return sorted(self._keys("", prefix))
 
     def _keys(self, inside: str, prefix: str) -> Iterator[str]:
@@ -93,9 +96,11 @@ class LocalStore:
             return []
 
     def delete(self, key: str) -> None:
+        """As `Store.delete`."""
         self.path(key).unlink(missing_ok=True)
 
     def stat(self, key: str) -> Stat | None:
+        """As `Store.stat`."""
         try:
             found = self.path(key).stat()
         except FileNotFoundError:
@@ -103,10 +108,11 @@ class LocalStore:
         return Stat(found.st_size, found.st_mtime_ns)
 
     def where(self, key: str = "") -> str:
+        """As `Store.where`."""
         return str(self.folder / key)
 
     def path(self, key: str) -> Path:
-        """The file of a key. ValueError for a key that would lie outside the folder."""
+        """The path of a key's file. Raises ValueError for a key outside the folder."""
         pure = PurePosixPath(key)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts:
             raise ValueError(f"{key!r} is no key: a key is a relative path without `..`")
@@ -114,7 +120,7 @@ class LocalStore:
 
 
 def as_store(place: Path | str | Store) -> Store:
-    """The store at a place: a local folder's own where a path is given."""
+    """The store at a place: a `LocalStore` for a path, else the given store."""
     return LocalStore(Path(place)) if isinstance(place, (Path, str)) else place
 
 

@@ -1,8 +1,8 @@
-"""Version 0: files without a schema version, of runs before schema 1 and of other trainers, read as schema 1.
+"""Reads files of version 0 as schema 1. They state no schema version: runs before schema 1 and other trainers wrote
+them.
 
-What differs: a turn's `truncated` is `hit_token_limit`; `cut` is `bootstrap_last_state` (a file without it is read as
-one in which no episode was cut off); `failure` holds `cause` or `cause: detail`. What version 0 does not record
-is null.
+Differences: a turn's `truncated` is `hit_token_limit`; `cut` is `bootstrap_last_state`, and is read as false if it is
+missing; `failure` contains `cause` or `cause: detail`. Columns that version 0 does not have are null.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OLD_TURN = pa.struct(
 )
 _NEW = ("task_kind", "version_spans", "pictures")
 _SOURCES = {"failure_cause": "failure", "failure_detail": "failure", "bootstrap_last_state": "cut"}
-"""Columns of schema 1 that version 0 holds under another name."""
+"""Columns of schema 1 that have another name in version 0."""
 
 
 def _old_fields() -> list[pa.Field]:
@@ -41,12 +41,13 @@ OPTIONAL = {"cut", *(column.name for column in DECISION)}
 
 
 def sources(names: Sequence[str]) -> list[str]:
-    """The columns of version 0 from which these columns of schema 1 are made."""
+    """The columns of version 0 from which the columns `names` of schema 1 are computed."""
     return list(dict.fromkeys(_SOURCES.get(name, name) for name in names if name not in _NEW))
 
 
 def upgraded(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """A table of version 0 as the columns `names` of schema 1. pa.ArrowInvalid where a column's type does not fit."""
+    """The columns `names` of schema 1 from a table of version 0. Raises pa.ArrowInvalid if a column has a wrong
+    type."""
     columns = [_column(table, name).cast(ARCHIVE_SCHEMA.field(name).type) for name in names]
     fields = [ARCHIVE_SCHEMA.field(name) for name in names]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=ARCHIVE_SCHEMA.metadata))

@@ -1,16 +1,17 @@
-"""What a run leaves behind: every group in Parquet, metrics and spans as JSON lines.
+"""Writes a run's files: every group in Parquet, metrics and spans as JSON lines.
 
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd
-    runs/<name>/groups/index-000000.parquet      one row a group of steps 0 to 99 (`actors.archive.group_index`)
-    runs/<name>/metrics.jsonl                    one object a line and step; `metrics.parquet` is its copy at the end
-    runs/<name>/events.jsonl                     one span a line: actor, name, start, end (unix seconds), facts
+    runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`actors.archive.group_index`)
+    runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
+    runs/<name>/events.jsonl                     one span per line: actor, name, start, end (Unix seconds), facts
 
 Invariants:
 
-- A Parquet file is whole or absent (`actors.process.disk.whole_file`). A step written again (after a resume) replaces
-  its own part; its rows in the index follow the part, and a step without them is read from its part.
-- A line is appended whole or not at all; a line that a crash tore is dropped when the archive is opened again.
-- When a write fails (disk full, quota) nothing half-written stays and an ArchiveError names the file.
+- A Parquet file is complete or absent (`actors.process.disk.whole_file`). A step that is written again (after a resume)
+  replaces its own part. Its rows in the index are written after the part; a step without index rows is read from its
+  part.
+- A line is appended completely or not at all; an incomplete line after a crash is removed when the archive is opened.
+- If a write fails (disk full, quota), no partly written file remains, and an ArchiveError names the file.
 - JSON has no NaN: non-finite numbers are null in `metrics.jsonl`.
 
 One process owns a run's archive. Nothing waits, and nothing imports Ray.
@@ -50,21 +51,27 @@ from actors.process.disk import whole_file
 
 
 class DecisionLike(Protocol):
-    """What the filter decided about one group."""
+    """The filter's decision on one group, as the archive stores it."""
 
     @property
-    def score(self) -> float | None: ...
+    def score(self) -> float | None:
+        """The filter's statistic; None if the group was refused."""
+        ...
 
     @property
-    def decision(self) -> str: ...
+    def decision(self) -> str:
+        """`kept`, `dropped` or `refused`."""
+        ...
 
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """The decision's reason in words."""
+        ...
 
 
 class Archive:
-    """Writer of one run's folder; see the module's head for the files and what holds of them. Whole files go to
-    `store`, by default the folder's own; lines are appended in the folder."""
+    """Writer of one run's files; see the module's head. Parquet files are written to `store`, by default the run
+    folder; lines are always appended to files in the run folder."""
 
     def __init__(self, run_dir: Path | str, store: Store | None = None) -> None:
         self.run_dir = Path(run_dir)
@@ -81,12 +88,13 @@ class Archive:
         decisions: Mapping[str, DecisionLike],
         filter_text: str = "",
     ) -> None:
-        """Writes every group of a training step, then its rows of the index; a step written again replaces both.
+        """Writes all groups of a training step, then their rows in the index; both replace an earlier write of the
+        step.
 
         Args:
-            tables: one table of `TRAJECTORY_SCHEMA` a group.
+            tables: one table of `TRAJECTORY_SCHEMA` per group.
             decisions: by group id; each group needs one.
-            filter_text: the rule and its settings, kept in the column `filter`.
+            filter_text: the rule and its settings, stored in the column `filter`.
         """
         rows = [_with_decision(table, decisions, filter_text) for table in tables]
         whole = pa.concat_tables(rows) if rows else ARCHIVE_SCHEMA.empty_table()
@@ -101,18 +109,18 @@ class Archive:
             pq.write_table(table, file, compression="zstd", use_dictionary=text)
 
     def metrics(self, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
-        """Appends one line: `step`, `time` (unix seconds, now unless `at` says), and the step's flat figures."""
+        """Appends one line: `step`, `time` (Unix seconds, `at` or now), and the step's metrics by flat key."""
         when = time.time() if at is None else at
         self._metrics.append({"step": step, "time": when, **_without_stamp(values)})
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
-        """Appends one span: what `actor` did, or what it waited for, from `start` to `end` (unix seconds)."""
+        """Appends one span: the work, or the wait, `name` of `actor` from `start` to `end` (Unix seconds)."""
         if end < start:
             raise RuntimeError(f"event {name} of {actor} ends at {end}, before it starts at {start}")
         self._events.append({"actor": actor, "name": name, "start": start, "end": end, **facts})
 
     def truncate_after(self, step: int) -> None:
-        """Forgets what lies after `step`: the run is resumed there and those steps are made again."""
+        """Deletes all groups and metrics after `step`, because a resumed run repeats those steps."""
         kept = [line for line in read_metrics(self.run_dir) if line["step"] <= step]
         self._metrics.close()
         with writing(self.run_dir / METRICS), whole_file(self.run_dir / METRICS) as file:
@@ -134,7 +142,7 @@ class Archive:
             self._write(key, block.filter(pc.less_equal(block["step"], step)))
 
     def finish(self) -> bool:
-        """Writes `metrics.parquet` from the lines; False when there are none. The lines stay, for a resume."""
+        """Writes `metrics.parquet` from the lines; returns False if there are none. The lines stay, for a resume."""
         self.close()
         records = read_metrics(self.run_dir)
         if records:
@@ -142,12 +150,13 @@ class Archive:
         return bool(records)
 
     def close(self) -> None:
+        """Closes the files of lines."""
         self._metrics.close()
         self._events.close()
 
 
 class _LineFile:
-    """JSON lines, appended unbuffered: a line is in the file whole, or the file is as it was."""
+    """A file of JSON lines, appended unbuffered; after a failed write the file is unchanged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -156,6 +165,7 @@ class _LineFile:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (stays open as long as the archive)
 
     def append(self, record: Mapping[str, Any]) -> None:
+        """Appends one line. Raises ArchiveError if the write fails."""
         line, size = _line(record), self._file.tell()
         with writing(self._path):
             try:
@@ -170,6 +180,7 @@ class _LineFile:
             view = view[self._file.write(view) :]
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 
@@ -183,7 +194,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar as Python's own number."""
+    """A numpy scalar as a Python number."""
     if hasattr(value, "item"):
         return _finite(value.item())
     raise TypeError(f"{value!r} has no place in a JSON line; give a number, a text, a list or a dict")
@@ -221,7 +232,7 @@ def _with_decision(table: pa.Table, decisions: Mapping[str, DecisionLike], filte
 
 
 def _metrics_table(records: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """One row a step, one float64 column a key (null where a step lacks it); texts stay texts."""
+    """One row per step and one float64 column per key (null if a step lacks the key); text columns remain text."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     columns = {key: [record.get(key) for record in records] for key in keys}
     table = pa.table({key: _column(key, values) for key, values in columns.items()})
