@@ -1,4 +1,4 @@
-"""Settings of what runs as Ray actors. Imports neither Ray, torch nor vLLM: the command line reads this at start."""
+"""Settings of the Ray actors. Imports neither Ray, torch nor vLLM, because the command line imports this at start."""
 
 from typing import Literal
 
@@ -10,71 +10,75 @@ from envs.settings import Settings
 
 
 class SamplingConfig(Settings):
-    """How tokens are drawn. top_p = 1, top_k off and min_p = 0 are fixed, so that stored log-probabilities
-    are those of the distribution that was sampled from."""
+    """Sampling of tokens. top_p = 1, top_k off and min_p = 0 are fixed, so that the stored log-probabilities are those
+    of the distribution that was sampled from."""
 
     temperature: float = Field(1.0, gt=0)
     """Softmax temperature of training rollouts."""
     max_tokens_per_turn: int = Field(48, ge=1)
-    """Sampled tokens in one turn; a turn cut here is closed with masked ids and counts as badly formatted."""
+    """Most sampled tokens in one turn; a turn that is cut there is closed with masked ids and counts as badly
+    formatted."""
     group_size: int = Field(16, ge=1)
-    """G, trajectories per task (paper, section 4.1)."""
+    """G, the number of trajectories per task (paper, section 4.1)."""
 
 
 class EnvironmentActorConfig(Settings):
-    """Environment actors: they play tickets."""
+    """Environment actors, which play tickets."""
 
     count: int = Field(1, ge=1)
-    """Environment actors."""
+    """Number of environment actors."""
     num_cpus: float = Field(0.25, ge=0)
-    """Ray CPUs that each asks for."""
+    """Ray CPUs that each actor requests."""
     step_threads: int = Field(1, ge=1)
-    """Threads that environment steps run in; more than one pays for environments that wait, such as sandboxed code."""
+    """Threads for environment steps; more than one helps with environments that wait, such as sandboxed code."""
     step_timeout_s: float = Field(10.0, gt=0)
-    """Seconds one environment step or reset may take; past it that trajectory fails with reason `step_timeout`."""
+    """Most seconds for one environment step or reset; after them the trajectory fails with cause `step_timeout`."""
     generation_timeout_s: float = Field(120.0, gt=0)
-    """Seconds one turn's generation may take; past it that trajectory fails with reason `generation_timeout`."""
+    """Most seconds for the generation of one turn; after them the trajectory fails with cause `generation_timeout`."""
     episode_timeout_s: float = Field(300.0, gt=0)
-    """Seconds one episode may take; past it that trajectory fails with reason `episode_timeout`."""
+    """Most seconds for one episode; after them the trajectory fails with cause `episode_timeout`."""
 
 
 class RolloutConfig(Settings):
-    """Rollout workers: one vLLM engine each."""
+    """Rollout workers, with one vLLM engine each."""
 
     count: int = Field(1, ge=1)
-    """Rollout workers."""
+    """Number of rollout workers."""
     num_cpus: float = Field(0.5, ge=0)
-    """Ray CPUs that each asks for."""
+    """Ray CPUs that each worker requests."""
     num_gpus: float = Field(0.0, ge=0)
-    """Ray GPUs that each asks for; 0 runs vLLM's CPU build."""
+    """Ray GPUs that each worker requests; 0 runs vLLM's CPU build."""
     tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs over which vLLM splits the model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the rollout weights."""
     fp32_head: bool = False
-    """dtype below float32: the output head computes logits in float32; learner.fp32_head is the other side."""
+    """With a 16-bit dtype: compute the output head's logits in float32; learner.fp32_head does the same in the
+    learner."""
     max_model_len: int = Field(1024, ge=32)
-    """Context length in tokens: prompt and all turns."""
+    """Context length in tokens, for the prompt and all turns."""
     max_num_seqs: int = Field(256, ge=1)
-    """Sequences decoded together."""
+    """Most sequences that are decoded together."""
     kv_cache_gib: float = Field(1.0, gt=0)
-    """GiB of the key-value cache on CPU."""
+    """Size of the key-value cache on CPU, GiB."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    """Share of a GPU's memory that vLLM may use."""
     enforce_eager: bool = True
-    """Skip torch.compile and CUDA graphs. On CPU compilation costs more than it gives on tiny models."""
+    """Skip torch.compile and CUDA graphs. For tiny models on CPU compilation costs more time than it saves."""
     num_threads: int = Field(1, ge=1)
     """OpenMP threads of the engine on CPU."""
     start_timeout_s: float = Field(300.0, gt=0)
-    """Seconds until the engine must be ready."""
+    """Most seconds until the engine is ready."""
     update_timeout_s: float = Field(120.0, gt=0)
-    """Seconds one weight update may take, parity probe included."""
+    """Most seconds for one weight update, including the parity probe."""
     parity_bound: float | None = Field(None, gt=0)
-    """Largest mean absolute difference in log-probability (nats) between worker and learner on the probe; a
-    larger one fails the update. Unset: 0.001 for float32, 0.1 for the 16-bit types."""
+    """Largest allowed mean absolute difference in log-probability (nats) between worker and learner on the probe; a
+    larger difference fails the update. Unset: 0.001 for float32, 0.1 for the 16-bit types."""
     pause: Literal["keep", "wait"] = "keep"
-    """What happens to requests in flight at a weight update: `keep` continues them under the new weights (the turn
-    is stamped with both versions), `wait` lets them end first."""
+    """Treatment of requests in flight at a weight update: `keep` continues them under the new weights (the turn records
+    both versions), `wait` completes them first."""
     linger_s: float = Field(0.01, ge=0)
-    """Seconds that a finished sequence waits for others, so that calls carry lists."""
+    """Seconds that a finished sequence waits for others, so that one call returns several."""
 
     @model_validator(mode="after")
     def _fp32_head_does_something(self) -> "RolloutConfig":
@@ -84,34 +88,39 @@ class RolloutConfig(Settings):
 
 
 class FilterConfig(Settings):
-    """Which groups are learned from (paper, section 3.3 and appendix G; design decision 2)."""
+    """Selection of the groups that are learned from (paper, section 3.3 and appendix G; design decision 2)."""
 
     statistic: Literal[*STATISTICS] = "reward_variance"
-    """What groups are scored by, an entry of `actors.filter.scores.STATISTICS`."""
+    """Statistic by which groups are scored, an entry of `actors.filter.scores.STATISTICS`."""
     rule: Literal[*RULES] = "top_p"
-    """How groups are chosen by their scores, an entry of `actors.filter.rules.RULES`."""
+    """Rule by which groups are selected from their scores, an entry of `actors.filter.rules.RULES`."""
     rho: float = Field(0.9, gt=0, le=1)
     """top_p: kept mass. top_k: kept share of groups. min_p: share of the largest score."""
     band: tuple[float, float] = (0.0, 1.0)
-    """`band` rule: lower and upper quantile of the scores that are kept."""
+    """band: lower and upper quantile of the scores that are kept."""
     keep: Literal["largest", "smallest"] = "largest"
+    """Whether the groups with the largest or with the smallest scores are kept."""
     include_zero: bool = False
     """Whether groups whose |score| <= 1e-10 may be kept."""
     epsilon: float = Field(0.01, ge=0)
-    """top_p: absolute slack on the threshold, in the statistic's unit."""
+    """top_p: absolute tolerance of the threshold, in the statistic's unit."""
     compat: Literal["paper", "ragen"] = "paper"
-    """`ragen`: the authors' released code (std, format penalties inside the reward, at least one group for top_k)."""
+    """`paper`: as in the paper. `ragen`: as in the authors' released code (standard deviation of rewards with format
+    penalties, at least one group for top_k)."""
     window: Literal["whole", "sliding"] = "whole"
-    """Whole: a step's groups are ranked together. Sliding: each on arrival, against the last `window_size`."""
+    """whole: a step's groups are ranked together. sliding: each group is ranked on arrival, among the last
+    `window_size` groups."""
     window_size: int = Field(64, ge=1)
-    """Groups in the sliding window."""
+    """Number of groups in the sliding window."""
     refill: bool = False
-    """Ask for as many further groups as were dropped, up to `max_refill_rounds` times."""
+    """Play as many further groups as were dropped, up to `max_refill_rounds` times."""
     max_refill_rounds: int = Field(3, ge=0)
+    """Most refill rounds in one step."""
     on_no_signal: Literal["warn", "abort", "passthrough"] = "warn"
-    """When nothing is selected: skip the update, end the run, or learn from all valid groups."""
+    """If nothing is selected: skip the update (warn), end the run (abort), or learn from all valid groups
+    (passthrough)."""
     no_signal_limit: int = Field(5, ge=1)
-    """Steps in a row without signal after which the run ends whatever `on_no_signal` says."""
+    """Number of consecutive steps without signal after which the run ends under every `on_no_signal`."""
 
     @model_validator(mode="after")
     def _band_is_ordered(self) -> "FilterConfig":
@@ -122,41 +131,45 @@ class FilterConfig(Settings):
 
 
 class ScorerConfig(Settings):
-    """The scorer: how far reasoning depends on its input (paper, section 2.3, appendix F)."""
+    """The scorer, which measures how much reasoning depends on its input (paper, section 2.3, appendix F)."""
 
     enabled: bool = True
+    """Whether steps are scored."""
     model: str | None = None
     """Folder of a fixed causal model that scores instead of the policy (appendix F); it must have the policy's
     tokenizer. Unset: the weights that sampled the step."""
     compat: Literal["paper", "ragen"] = "paper"
     """Marginal of MI-Est, the z-scores and H(Z). `paper`: divided by |Z| after the mixture (Eq. 1); `ragen`: mixture of
-    per-token means, as the authors' code. Sequence estimates, retrieval, regime and alarm do not depend on it."""
+    per-token means, as in the authors' code. Sequence estimates, retrieval, regime and alarm are the same under
+    both."""
     every: int = Field(5, ge=1)
     """Steps between two scorings; step 1 is always scored."""
     num_cpus: float = Field(0.25, ge=0)
-    """Ray CPUs that the scorer asks for."""
+    """Ray CPUs that the scorer requests."""
     num_gpus: float = Field(0.0, ge=0, le=1)
-    """Ray GPUs that the scorer asks for: 0 scores on a CPU thread, 1 on a GPU of its own, less on a shared one."""
+    """Ray GPUs that the scorer requests: 0 scores on a CPU thread, 1 on its own GPU, a fraction on a shared GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the scorer's weights. Log-probabilities are float32 and their sums float64 either way."""
+    """Type of the scorer's weights. Log-probabilities are float32 and their sums float64 with both types."""
     max_prompts: int = Field(64, ge=2)
-    """First-turn scope: at most so many distinct prompts (N)."""
+    """First-turn scope: largest number of distinct prompts (N)."""
     samples_per_prompt: int = Field(8, ge=1)
-    """First-turn scope: reasonings drawn from each group (K)."""
+    """First-turn scope: number of reasonings drawn from each group (K)."""
     trajectory_draws: int = Field(32, ge=2)
-    """Trajectory scope: draws (uniform trajectory, then uniform turn), each its own column (N, K = 1)."""
+    """Trajectory scope: number of draws (uniform trajectory, then uniform turn), each with its own column (N, K =
+    1)."""
     max_pairs: int | None = Field(None, ge=64)
-    """Pairs (reasoning, prompt) scored in one scope; of a larger matrix each reasoning meets its own prompt and a
-    random few of the others (docs/reasoning.md, "Under a budget"). Unset: all pairs."""
+    """Most pairs (reasoning, prompt) scored in one scope. In a larger matrix each reasoning is scored under its own
+    prompt and a random subset of the others (docs/reasoning.md, "Under a budget"). Unset: all pairs."""
     token_budget: int = Field(16384, ge=64)
-    """Tokens in one scoring batch."""
+    """Most tokens in one scoring batch."""
     ema_alpha: float = Field(0.9, ge=0, lt=1)
     """alpha of MI-ZScore-EMA (section 2.3)."""
     half_width: float = Field(0.05, gt=0)
-    """Half width, nats per token, of the 95% interval of MI-Est for which the prompts needed are reported."""
+    """Half width, nats per token, of the 95% interval of MI-Est; the scorer reports how many prompts it needs."""
     zscore_epsilon: float = Field(1e-3, gt=0)
+    """Added to the standard deviation in the z-scores, nats per token."""
     timeout_s: float = Field(120.0, gt=0)
-    """Seconds one scoring may take before it is reported late."""
+    """Seconds after which a scoring is reported as late."""
 
     @model_validator(mode="after")
     def _budget_is_of_equation_1(self) -> "ScorerConfig":
@@ -169,6 +182,6 @@ class RecorderConfig(Settings):
     """Archive and metrics endpoint."""
 
     host: str = "127.0.0.1"
-    """Address the metrics endpoint listens on."""
+    """Address on which the metrics endpoint listens."""
     port: int = Field(9464, ge=0, le=65535)
-    """Port of `/metrics`; 0 takes a free one."""
+    """Port of `/metrics`; 0 selects a free port."""

@@ -1,7 +1,7 @@
-"""Groups measured: the score of each, its reward variance and mean return, or why it is refused (docs/filter.md).
+"""Measures groups: score, reward variance and mean return of each, or the reason why it is refused (docs/filter.md).
 
-Numpy in float64; importing this loads neither torch, Ray, vLLM nor pyarrow. A refused group (non-finite value, too few
-survivors) has NaN figures.
+Numpy in float64; imports neither torch, Ray, vLLM nor pyarrow. All values of a refused group (non-finite value, too few
+survivors) are NaN.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatistics:
-    """What a group's score is computed from. Arrays are (num_survivors,) float64; None where the source has none."""
+    """The data from which a group's score is computed. Arrays are (num_survivors,) float64; None if the source has
+    none."""
 
     group_id: str
     step: int
     group_size: int
-    """Trajectories that were asked for, failed ones included."""
+    """Number of trajectories that were to be played, including failed ones."""
     indices: tuple[int, ...]
     """Index in the group of each survivor."""
     returns: np.ndarray
-    """Episode returns, format penalty left out."""
+    """Episode returns, without format penalties."""
     penalties: np.ndarray | None = None
     """Format penalties, <= 0."""
     lengths: np.ndarray | None = None
-    """Sampled tokens."""
+    """Numbers of sampled tokens."""
     surprisals: np.ndarray | None = None
     """Mean -log p of the sampled tokens, nats."""
 
     @property
     def num_failed(self) -> int:
+        """Number of failed trajectories."""
         return self.group_size - len(self.indices)
 
     @classmethod
     def of(cls, summary: GroupSummary) -> GroupStatistics:
-        """From a group's summary, which holds survivors only."""
+        """The statistics of a group's summary, which contains survivors only."""
         return cls(
             summary.group_id,
             summary.step,
@@ -59,8 +61,8 @@ class GroupStatistics:
 
     @classmethod
     def from_row(cls, group_id: str, step: int, rewards: np.ndarray, **columns: np.ndarray | None) -> GroupStatistics:
-        """From one row of (group_size,) arrays; a NaN reward marks a failed trajectory. `columns` may hold
-        `penalties`, `lengths`, `surprisals`."""
+        """The statistics of one row of (group_size,) arrays; a NaN reward marks a failed trajectory. `columns` may
+        contain `penalties`, `lengths` and `surprisals`."""
         alive = np.flatnonzero(~np.isnan(rewards))
         parts = {key: None if value is None else np.asarray(value, np.float64)[alive] for key, value in columns.items()}
         returns = np.asarray(rewards, np.float64)[alive]
@@ -69,22 +71,22 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of n groups, in their order. `scores`, `variances`, `means`: (n,) float64, NaN where refused."""
+    """The values of n groups, in their order. `scores`, `variances`, `means`: (n,) float64, NaN for refused groups."""
 
     scores: np.ndarray
     variances: np.ndarray
-    """Sample variance (ddof = 1) of the returns, penalty left out, whatever the statistic; 0 for a lone survivor."""
+    """Sample variance (ddof = 1) of the returns without penalties, under every statistic; 0 for a single survivor."""
     means: np.ndarray
-    """Mean return, penalty left out."""
+    """Mean return without penalties."""
     refusals: list[str | None]
 
 
 def measure(
     groups: Sequence[GroupStatistics], statistic: str, compat: Compat = "paper", rule: str = "top_p"
 ) -> Measured:
-    """Scores of many groups; those with equally many survivors are reduced in one numpy call.
+    """Scores of many groups; groups with the same number of survivors are reduced in one numpy call.
 
-    Raises ValueError for an unknown statistic or rule, and where the groups lack the statistic's column.
+    Raises ValueError for an unknown statistic or rule, and if the groups lack the statistic's column.
     """
     entry, filters = look_up(STATISTICS, statistic, "statistic"), look_up(RULES, rule, "rule").filters
     figures = np.full((3, len(groups)), np.nan)
@@ -113,14 +115,16 @@ def score(statistic: str, group: GroupStatistics, compat: Compat = "paper") -> f
 
 
 def _survivors_needed(statistic: Statistic, filters: bool, group_size: int) -> int:
-    """Survivors below which a group is refused: two, or one where groups of one were asked for and suffice."""
+    """Smallest number of survivors of a group that is not refused: two, or one if one trajectory was to be played and
+    the statistic is defined for it."""
     return 2 if filters and statistic.needs_two else min(2, group_size)
 
 
 def _measure_equal(
     groups: Sequence[GroupStatistics], statistic: Statistic, compat: Compat
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """(score, variance, mean) as (3, n) of groups with equally many survivors, and the reasons of refused ones."""
+    """(3, n) scores, variances and means of groups with the same number of survivors, and the refused groups'
+    reasons."""
     returns = np.array([group.returns for group in groups], dtype=np.float64)
     values = returns if statistic.of == "returns" and compat == "paper" else _values(groups, statistic, compat)
     reduction = statistic.reduction(compat)
@@ -137,26 +141,27 @@ def _measure_equal(
 
 
 def _values(groups: Sequence[GroupStatistics], statistic: Statistic, compat: Compat) -> np.ndarray:
-    """What the statistic reduces, (num_groups, num_survivors) for groups of equal survivors."""
+    """The statistic's input, (num_groups, num_survivors), for groups with the same number of survivors."""
     if statistic.of == "returns":
         return np.array([_rewards(group, compat) for group in groups], dtype=np.float64)
     columns = [group.lengths if statistic.of == "lengths" else group.surprisals for group in groups]
     if any(column is None for column in columns):
         raise ValueError(
-            f"statistic {statistic.name} needs `{statistic.of}`, (num_groups, group_size), which the data do not have"
+            f"statistic {statistic.name} needs `{statistic.of}` of shape (num_groups, group_size); the file has no "
+            "such array"
         )
     return np.array(columns, dtype=np.float64)
 
 
 def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
-    """The rewards that are scored: returns; under `ragen` with the format penalties inside."""
+    """The rewards that are scored: returns, plus format penalties under `ragen`."""
     if compat == "ragen" and group.penalties is not None:
         return group.returns + group.penalties
     return group.returns
 
 
 def _why_refused(group: GroupStatistics, values: np.ndarray, returns: np.ndarray, statistic: str) -> str:
-    """Names the first trajectory whose reward, or other scored value, is not finite."""
+    """The reason: the first trajectory whose reward, or other scored value, is not finite."""
     for name, row in (("reward", returns), (statistic, values)):
         bad = np.flatnonzero(~np.isfinite(row))
         if len(bad):

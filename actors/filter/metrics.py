@@ -1,8 +1,8 @@
-"""The filter's metrics, and the figures of a step that feed them: every figure of groups is computed here and nowhere
-else, for the run, its checkpoint and `squelch filter` alike. Pure.
+"""The filter's metrics, and the values of a step that feed them. The run, its checkpoint and `squelch filter` all
+compute values over groups with the functions of this module. Pure.
 
-A refused group has no figures: it counts in the number of groups, and in no mean, sum or count of zeros. Sums are exact
-(`math.fsum`), so that no figure depends on the order of arrival.
+A refused group counts in the number of groups, but in no mean, sum or count of zeros. Sums are exact (`math.fsum`), so
+no value depends on the order of arrival.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METRICS = {
         MetricSpec(
             "squelch_reward_mean",
             "gauge",
-            "Mean episode return, format penalty left out, of all, kept and dropped groups",
+            "Mean episode return, without format penalty, of all, kept and dropped groups",
             labels=("groups",),
             seeds=product(("all", "kept", "dropped")),
             keys=REWARD_MEANS,
@@ -59,7 +59,7 @@ METRICS = {
         gauge(
             "squelch_zero_variance_groups", "zero_variance_groups", "Groups of the last step without reward variance"
         ),
-        gauge("squelch_loss_scale", "loss_scale", "Factor on the loss under filtering"),
+        gauge("squelch_loss_scale", "loss_scale", "Factor on the loss of a filtered step"),
         gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
         gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),
     ),
@@ -67,7 +67,7 @@ METRICS = {
 
 
 class Group(Protocol):
-    """One decided group. `score`, `variance` (of the returns) and `mean` (return) are NaN where it was refused."""
+    """One decided group. `score`, `variance` (of the returns) and `mean` (return) are NaN if it was refused."""
 
     verdict: str | None
     score: float
@@ -76,7 +76,7 @@ class Group(Protocol):
 
 
 def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: int) -> dict[str, float]:
-    """The figures of one step's groups by flat key; NaN where there is nothing to take a mean or a share of."""
+    """The metrics of one step's groups by flat key; a mean of no groups, or a share of 0, is NaN."""
     valid = [group for group in groups if group.verdict != "refused"]
     kept = [group.verdict == "kept" for group in groups]
     mass = kept_mass([group.variance for group in groups], kept)
@@ -96,9 +96,9 @@ def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: 
 
 
 def kept_mass(variances: Sequence[float], kept: Sequence[bool]) -> float | None:
-    """Share of the summed reward variance that the kept groups hold, in [0, 1]; None when the sum is 0.
+    """Share of the summed reward variance that the kept groups hold, in [0, 1]; None if the sum is 0.
 
-    `variances`: one a group, NaN where refused.
+    `variances`: one per group, NaN for a refused group.
     """
     total = math.fsum(variance for variance in variances if not math.isnan(variance))
     if total <= 0:
@@ -108,16 +108,16 @@ def kept_mass(variances: Sequence[float], kept: Sequence[bool]) -> float | None:
 
 
 def kept_fraction(kept: Sequence[bool]) -> float:
-    """Kept groups over all groups, refused ones counted; 0 without groups."""
+    """Kept groups divided by all groups, including refused ones; 0 without groups."""
     return sum(kept) / len(kept) if kept else 0.0
 
 
 def count_zero(values: Iterable[float]) -> int:
-    """How many are zero, |value| <= 1e-10; NaN is not."""
+    """Number of values that are zero, |value| <= 1e-10; NaN does not count."""
     return sum(abs(value) <= ZERO for value in values)
 
 
 def mean(values: Iterable[float]) -> float:
-    """Mean by an exact sum; NaN of nothing."""
+    """Mean from an exact sum; NaN without values."""
     given = list(values)
     return math.fsum(given) / len(given) if given else math.nan

@@ -1,8 +1,9 @@
 """The selection rules: one function and one table entry each (paper, section 3.3 and appendix G; docs/filter.md).
 
 To add a rule, write a function of the ranked groups and add an entry to `RULES`: settings, `squelch filter` and
-docs/filter.md take its name from here. Numpy is not imported here, because the settings check their names against this
-table and the command line must start fast: `actors.filter.selection.Ranked` has the array operations that rules share.
+docs/filter.md take its name from this table. This module does not import numpy, because settings check rule names
+against the table and the command line must start fast; `actors.filter.selection.Ranked` has the shared array
+operations.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ if TYPE_CHECKING:
     from actors.filter.selection import Ranked
 
 Picked = tuple["np.ndarray", float | None]
-"""Mask over the ranked scores, (m,) bool, and the threshold that the rule applied, in its own unit."""
+"""Mask over the ranked scores, (m,) bool, and the rule's threshold, in the rule's own unit."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to choose among ranked groups."""
+    """A rule that selects among ranked groups."""
 
     name: str
     pick: Callable[[Ranked, FilterConfig], Picked]
     settings: tuple[str, ...]
-    """Settings of the filter that this rule reads besides `statistic`, `keep` and `include_zero`."""
+    """The filter settings that this rule reads in addition to `statistic`, `keep` and `include_zero`."""
     keeps: str
-    """Which groups it keeps, for people; a noun phrase."""
+    """Description of the groups that the rule keeps; a noun phrase."""
     keeps_smallest: str = "the same, from the smallest score"
     """The same under `keep: smallest`."""
     filters: bool = True
-    """False for the rule that keeps every valid group, zeros too: its loss is not scaled."""
+    """False for the rule that keeps every valid group, including zeros; its loss is not scaled."""
     sums_scores: bool = False
-    """Whether it keeps a share of the summed scores, which needs them to be non-negative."""
+    """Whether the rule keeps a share of the summed scores, so that scores must not be negative."""
 
 
 def _none(ranked: Ranked, config: FilterConfig) -> Picked:
@@ -47,8 +48,8 @@ def _none(ranked: Ranked, config: FilterConfig) -> Picked:
 
 
 def _top_p(ranked: Ranked, config: FilterConfig) -> Picked:
-    """Section 3.3: the shortest prefix whose mass reaches rho * sum - epsilon. A threshold <= 0 selects nothing: that
-    is how a weak window is rejected. rho = 1 keeps all that are left."""
+    """Section 3.3: the shortest prefix whose mass reaches rho * sum - epsilon. A threshold <= 0 selects nothing, so a
+    window with little signal is rejected. rho = 1 keeps all eligible groups."""
     if config.rho >= 1:
         return ranked.first(len(ranked)), ranked.mass
     is_ragen = config.compat == "ragen"
@@ -59,7 +60,7 @@ def _top_p(ranked: Ranked, config: FilterConfig) -> Picked:
 
 
 def _top_p_softmax(ranked: Ranked, config: FilterConfig) -> Picked:
-    """The authors' other form: the mass is softmax(scores), or softmax(-scores) for the smallest."""
+    """The other form in the authors' code: the mass is softmax(scores), or softmax(-scores) for `keep: smallest`."""
     if config.rho >= 1:
         return ranked.first(len(ranked)), 1.0
     weighted = ranked.softmax(1 if config.keep == "largest" else -1)
@@ -67,14 +68,15 @@ def _top_p_softmax(ranked: Ranked, config: FilterConfig) -> Picked:
 
 
 def _top_k(ranked: Ranked, config: FilterConfig) -> Picked:
-    """Appendix G.1: floor(rho N) of all N groups, zeros and refused ones counted. `ragen`: int(rho N), at least 1."""
+    """Appendix G.1: the best floor(rho N) groups; N includes zero-variance and refused groups. `ragen`: int(rho N), at
+    least 1."""
     share = config.rho * ranked.num_groups
     count = max(1, int(share)) if config.compat == "ragen" else math.floor(share + 1e-9)
     return ranked.first(count), float(count)
 
 
 def _min_p(ranked: Ranked, config: FilterConfig) -> Picked:
-    """Appendix G.1: score >= rho * max; keeping the smallest, score <= min / rho."""
+    """Appendix G.1: score >= rho * max; with `keep: smallest`, score <= min / rho."""
     slack = ZERO if config.compat == "ragen" else 0.0
     if config.keep == "largest":
         threshold = config.rho * ranked.best
@@ -84,8 +86,8 @@ def _min_p(ranked: Ranked, config: FilterConfig) -> Picked:
 
 
 def _band(ranked: Ranked, config: FilterConfig) -> Picked:
-    """Scores between two quantiles of the eligible scores, ends included; keeping the smallest counts quantiles from
-    the top, so that band (0, 0.5) is the upper half."""
+    """Scores between two quantiles of the eligible scores, including both ends. With `keep: smallest`, quantiles count
+    from the top, so that band (0, 0.5) is the upper half."""
     low, high = config.band
     if config.keep == "smallest":
         low, high = 1 - high, 1 - low
@@ -138,7 +140,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def describe(config: FilterConfig) -> str:
-    """The rule and its settings as text, as archived with every decision."""
+    """The rule and its settings as text, which is archived with every decision."""
     names = ("statistic", "keep", "include_zero", *RULES[config.rule].settings)
     parts = [f"{name}={_text(vars(config)[name])}" for name in names]
     window = f"sliding/{config.window_size}" if config.window == "sliding" else "whole"

@@ -1,8 +1,8 @@
-"""The statistics that a group can be scored by: one table entry each (docs/filter.md).
+"""The statistics by which a group can be scored: one table entry each (docs/filter.md).
 
-To add a statistic, add an entry to `STATISTICS`: settings, `squelch filter` and docs/filter.md take its name from here.
-Numpy is not imported here, because the settings check their names against this table and the command line must start
-fast: reductions use methods of the arrays that they are given.
+To add a statistic, add an entry to `STATISTICS`: settings, `squelch filter` and docs/filter.md take its name from this
+table. This module does not import numpy, because settings check names of statistics against the table and the command
+line must start fast; reductions use methods of the given arrays.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ ZERO = 1e-10
 
 Compat = Literal["paper", "ragen"]
 Column = Literal["returns", "lengths", "surprisals"]
-"""What a statistic reduces, one value a trajectory: episode return, sampled tokens, mean surprisal of the tokens."""
+"""A statistic's input, one value per trajectory: episode return, number of sampled tokens, mean surprisal of the
+tokens."""
 Reduction = Callable[["np.ndarray"], "np.ndarray"]
 """(num_groups, num_survivors) -> (num_groups,), float64."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """How a group is scored."""
+    """A statistic by which groups are scored."""
 
     name: str
     of: Column
     reduce: Reduction
     unit: str
     help: str
-    """What it is, for people; a noun phrase."""
+    """Description of the statistic; a noun phrase."""
     needs_two: bool = False
-    """Whether one survivor has no such statistic: then a rule refuses groups with fewer than two."""
+    """Whether the statistic needs two survivors; a rule then refuses groups with fewer."""
     may_be_negative: bool = False
     reduce_ragen: Reduction | None = None
-    """What the authors' code computes under this name, where it departs from the paper."""
+    """The computation under this name in the authors' code, if it differs from the paper."""
 
     def reduction(self, compat: Compat) -> Reduction:
+        """The function that computes the statistic under `compat`."""
         return self.reduce_ragen if compat == "ragen" and self.reduce_ragen else self.reduce
 
 
 def total(values: np.ndarray) -> np.ndarray:
-    """(n, g) -> (n,)."""
+    """(n, g) -> (n,), the sum."""
     return values.sum(axis=1)
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """(n, g) -> (n,)."""
+    """(n, g) -> (n,), the mean."""
     return values.sum(axis=1) / values.shape[1]
 
 
 def sample_variance(values: np.ndarray) -> np.ndarray:
-    """(n, g) -> (n,), ddof = 1; 0 where g is 1. Two passes, without the overhead of np.var."""
+    """(n, g) -> (n,), the sample variance (ddof = 1); 0 if g is 1. Uses two passes, without the overhead of np.var."""
     deviations = values - mean(values)[:, None]
     return (deviations * deviations).sum(axis=1) / max(1, values.shape[1] - 1)
 
@@ -102,6 +104,6 @@ STATISTICS: Mapping[str, Statistic] = {
             "sample variance over trajectories of that mean surprisal",
             needs_two=True,
         ),
-        Statistic("length", "lengths", mean, "tokens", "mean number of sampled tokens a trajectory"),
+        Statistic("length", "lengths", mean, "tokens", "mean number of sampled tokens per trajectory"),
     )
 }

@@ -1,7 +1,7 @@
-"""One window ranked and its rule applied (paper, section 3.3 and appendix G; docs/filter.md). Invariants:
+"""Ranks one window and applies its rule (paper, section 3.3 and appendix G; docs/filter.md). Invariants:
 
 - A refused group has score NaN and is never selected; it still counts in the window's number of groups N.
-- The ranking is by score, ties by `order`, so that the result does not depend on the order in which groups arrive.
+- Groups are ranked by score, and by `order` at equal scores, so the order of arrival does not affect the result.
 - Under `compat: paper` a window whose scores are all zero selects nothing under every rule but `none`.
 """
 
@@ -21,15 +21,15 @@ from actors.filter.rules import RULES
 from actors.filter.scores import STATISTICS, ZERO
 
 ROUNDING = 1e-12
-"""Share of the window's sum that a cumulative sum may lack through rounding and still have reached its threshold."""
+"""Tolerance for rounding, as a share of the window's sum, when a cumulative sum is compared with its threshold."""
 
 Code = Literal["selected", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
-"""Short causes, fit for a metric's label; the text beside them is for people and the archive."""
+"""Short causes for metric labels; the reason's text is for people and the archive."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """What a rule sees: `scores` (m,) of the eligible groups, best first; `num_groups`: N of the window."""
+    """A rule's input. `scores`: (m,) scores of the eligible groups, best first; `num_groups`: N of the window."""
 
     scores: np.ndarray
     num_groups: int
@@ -39,6 +39,7 @@ class Ranked:
 
     @property
     def best(self) -> float:
+        """The best score: the largest, or with `keep: smallest` the smallest."""
         return float(self.scores[0])
 
     @cached_property
@@ -52,29 +53,30 @@ class Ranked:
         return float(self.cumulative[-1])
 
     def first(self, count: int) -> np.ndarray:
-        """Mask of the `count` best, (m,) bool."""
+        """Mask of the `count` best groups, (m,) bool."""
         return np.arange(len(self.scores)) < count
 
     def reaching(self, mass: float, exact: bool = False) -> np.ndarray:
-        """Mask of the shortest prefix whose scores sum to at least `mass`; `exact`: without slack for rounding."""
+        """Mask of the shortest prefix whose scores sum to at least `mass`; `exact`: without tolerance for rounding."""
         slack = 0.0 if exact else ROUNDING * self.mass
         return self.first(int(np.searchsorted(self.cumulative, mass - slack)) + 1)
 
     def softmax(self, sign: Literal[1, -1]) -> Ranked:
-        """The same groups with softmax(sign * scores) for scores."""
+        """The same groups with softmax(sign * scores) as their scores."""
         logits = sign * self.scores
         weights = np.exp(logits - logits.max())
         return Ranked(weights / weights.sum(), self.num_groups)
 
     def quantiles(self, low: float, high: float) -> tuple[float, float]:
-        """Two quantiles of the scores."""
+        """The `low` and `high` quantile of the scores."""
         bottom, top = np.quantile(self.scores, [low, high])
         return float(bottom), float(top)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Which groups of a window a rule picks. `kept`: (n,) bool; `cut`: the kept score nearest to being dropped."""
+    """A rule's selection. `kept`: (n,) bool; `cut`: the worst kept score, None if no group is kept; `all_zero`: whether
+    every valid score of the window is zero."""
 
     kept: np.ndarray
     threshold: float | None
@@ -83,9 +85,9 @@ class Mask:
 
 
 def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
-    """Applies the rule. `scores`: (n,) float64, NaN where refused; `order`: (n,) ticket order, breaks ties.
+    """Applies the rule. `scores`: (n,) float64, NaN for refused groups; `order`: (n,) ticket order, which breaks ties.
 
-    Raises ValueError when a rule that sums scores meets a negative one.
+    Raises ValueError if a rule that sums scores meets a negative score.
     """
     scores, rule = without_rounding(scores), RULES[config.rule]
     valid = np.isfinite(scores)
@@ -110,36 +112,36 @@ def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
 
 
 def without_rounding(scores: np.ndarray) -> np.ndarray:
-    """Scores to 40 bits, a relative 1e-12: equal variances that were summed in another order differ in their last bits,
-    and would rank by that noise instead of by ticket."""
+    """Scores rounded to 40 bits, a relative 1e-12: equal variances that were summed in different orders differ in their
+    last bits, and would be ranked by that noise instead of by ticket."""
     mantissa, exponent = np.frexp(scores)
     return np.ldexp(np.round(np.ldexp(mantissa, 40)), exponent - 40)
 
 
 def refuse_negative(scores: np.ndarray, config: FilterConfig) -> None:
-    """Raises ValueError if a score is negative: a share of a sum of both signs means nothing."""
+    """Raises ValueError if a score is negative: a share of a sum with mixed signs is meaningless."""
     lowest = np.fmin.reduce(scores, initial=0.0)
     if lowest < -ZERO:
         signed = ", ".join(entry.name for entry in STATISTICS.values() if entry.may_be_negative)
         raise ValueError(
-            f"filter.rule={config.rule} keeps a share of summed scores and needs them non-negative, but "
-            f"filter.statistic={config.statistic} reached {lowest:.6g}; use a statistic that cannot be negative (all "
-            f"but {signed}), or a rule that only ranks: top_k, top_p_softmax, band"
+            f"filter.rule={config.rule} keeps a share of summed scores and needs non-negative scores, but "
+            f"filter.statistic={config.statistic} has the value {lowest:.6g}; use a statistic that cannot be negative "
+            f"(all but {signed}), or a rule that only ranks: top_k, top_p_softmax, band"
         )
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A window after its rule. `codes` and `reasons` have one entry per group."""
+    """The result of a rule on a window. `codes` and `reasons` have one entry per group."""
 
     kept: tuple[int, ...]
     """Positions of the kept groups, ascending."""
     threshold: float | None
-    """What the rule compared with, in the rule's own unit; None if it compared nothing."""
+    """The rule's threshold, in the rule's own unit; None if the rule compared nothing."""
     kept_mass: float | None
-    """Share of the summed reward variance that the kept groups hold, [0, 1]; None when the sum is 0."""
+    """Share of the summed reward variance that the kept groups hold, [0, 1]; None if the sum is 0."""
     kept_fraction: float
-    """Kept groups over all groups of the window, refused ones counted."""
+    """Kept groups divided by all groups of the window, including refused ones."""
     num_zero: int
     """Groups with |score| <= 1e-10."""
     codes: tuple[Code, ...]
@@ -156,9 +158,9 @@ def select(
 ) -> Selection:
     """Ranks one whole window.
 
-    `scores`: (n,) float64, NaN where refused; `order`: (n,) ticket order, None for the order given; `variances`: (n,)
-    reward variances for the kept mass, by default the scores where they are variances. Raises ValueError when a rule
-    that sums scores meets a negative one.
+    `scores`: (n,) float64, NaN for refused groups; `order`: (n,) ticket order, None for the given order; `variances`:
+    (n,) reward variances for the kept mass, by default the scores if they are variances. Raises ValueError if a rule
+    that sums scores meets a negative score.
     """
     scores = np.asarray(scores, dtype=np.float64)
     ticket_order = np.arange(len(scores)) if order is None else np.asarray(order)
@@ -180,7 +182,7 @@ def select(
 
 
 def explain(value: float, kept: bool, refusal: str | None, mask: Mask, config: FilterConfig) -> tuple[Code, str]:
-    """Why one group was kept, dropped or refused."""
+    """The code and the reason why one group was kept, dropped or refused."""
     if value != value:
         return "refused", refusal or "score is not finite"
     if kept:

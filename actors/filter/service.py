@@ -1,7 +1,7 @@
-"""The filter as a Ray actor: a shell around `actors.filter.windows`, one line a method.
+"""The filter as a Ray actor, which delegates each call to `actors.filter.windows`.
 
-Calls carry lists, and summaries only: payloads stay with their owner. It waits for nobody. The coordinator calls
-`admit` with what has arrived and `close` once each ticket of a step has ended.
+Calls carry lists of group summaries; the groups themselves stay with their owner. The filter waits for nobody. The
+coordinator calls `admit` with the groups that have arrived, and `close` once all tickets of a step have ended.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from actors.records import GroupSummary
 
 @ray.remote
 class FilterService:
-    """Central filter of a run; see `actors.filter.windows.FilterWindow` for what each call means."""
+    """Central filter of a run; see `actors.filter.windows.FilterWindow` for the meaning of each call."""
 
     def __init__(self, config: FilterConfig) -> None:
         self._window = make_window(config)
 
     def admit(self, summaries: list[GroupSummary]) -> list[Decision]:
-        """Takes groups; returns what was decided at once (sliding window only)."""
+        """Adds groups; returns the decisions made on arrival (sliding window only)."""
         return [decision for summary in summaries for decision in self._window.admit(summary)]
 
     def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
-        """Ranks a step whose tickets have all ended."""
+        """Ranks a step once all its tickets have ended."""
         return self._window.close(step, final, target)
 
     def metrics(self) -> dict[str, float]:
@@ -40,5 +40,5 @@ class FilterService:
         return self._window.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores the state from a checkpoint."""
         self._window.restore(state)

@@ -1,4 +1,4 @@
-"""The order of tickets, which breaks ties between scores, and the last groups in that order. Pure."""
+"""The order of tickets, which breaks ties between scores, and the order of the most recent groups. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import numpy as np
 
 @lru_cache(maxsize=8192)
 def ticket_key(group_id: str) -> tuple[str | int, ...]:
-    """Sorts ticket ids by their numbers as numbers: `7-10` after `7-9`."""
+    """Sort key of ticket ids that compares numbers in them by value: `7-10` comes after `7-9`."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", group_id))
 
 
 def ticket_order(group_ids: Sequence[str]) -> np.ndarray:
-    """(n,) rank of each id among the tickets; breaks ties between scores."""
+    """(n,) rank of each id in the order of tickets."""
     ranks = np.empty(len(group_ids), dtype=np.int64)
     ranks[sorted(range(len(group_ids)), key=lambda i: ticket_key(group_ids[i]))] = np.arange(len(group_ids))
     return ranks
 
 
 class RecentGroups:
-    """The last `size` groups of whatever step: their scores, and their order among the tickets, which is updated as
-    groups come and go, so that nothing is sorted anew for each."""
+    """The last `size` groups of any step: their scores and their ticket order. The order is updated incrementally, so
+    that a new group needs no sort."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -38,7 +38,7 @@ class RecentGroups:
 
     @property
     def scores(self) -> np.ndarray:
-        """(n,) float64 in order of arrival, NaN where refused."""
+        """(n,) float64 in order of arrival, NaN for refused groups."""
         return self._scores[: len(self._ids)]
 
     @property
@@ -47,7 +47,7 @@ class RecentGroups:
         return self._order[: len(self._ids)]
 
     def add(self, group_id: str, score: float) -> None:
-        """Takes a group; the oldest goes when there are `size`."""
+        """Adds a group; removes the oldest if there are `size` groups."""
         if len(self._ids) == self._size:
             self._drop_oldest()
         ticket, order, last = ticket_key(group_id), self.order, len(self._ids)
@@ -66,7 +66,7 @@ class RecentGroups:
         order -= order > rank
 
     def state(self) -> list[list[Any]]:
-        """[id, score or None] of each, oldest first."""
+        """[id, score or None] of each group, oldest first."""
         return [
             [group_id, score if math.isfinite(score) else None]
             for group_id, score in zip(self._ids, self.scores.tolist(), strict=True)

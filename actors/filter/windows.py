@@ -1,16 +1,16 @@
-"""The filter's windows: which groups of a step are learned from (paper, section 3.3; docs/filter.md).
+"""The filter's windows: they decide which groups of a step are learned from (paper, section 3.3; docs/filter.md).
 
-Pure logic, no Ray; `actors.filter.service` is the shell. The caller admits every group of a step as it arrives and
-closes the step once each of its tickets has ended; nothing here waits. Invariants:
+Pure logic without Ray; `actors.filter.service` is the Ray actor. The caller admits every group of a step when it
+arrives and closes the step once all its tickets have ended; nothing here waits. Invariants:
 
 - Every admitted group gets exactly one decision: kept, dropped or refused, with a reason.
-- A decision is final once made. A refill round is ranked with all of the step's groups, but kept stays kept and dropped
-  stays dropped, so that a step never keeps more groups than its first round had. The one exception is
-  `on_no_signal: passthrough`, which at the step's last close keeps all valid groups of a step that kept none.
-- The state is plain JSON; a window restored from it decides as the uninterrupted one would.
+- A decision is final. A refill round ranks new groups together with all of the step's groups, but earlier decisions do
+  not change, so a step never keeps more groups than its first round had. The one exception is
+  `on_no_signal: passthrough`, which keeps all valid groups at the step's last close if the step kept none.
+- The state is plain JSON; a restored window makes the same decisions as the uninterrupted one.
 
-Whole window (`FilterWindow`): ranked at close, exact. Sliding window (`SlidingWindow`): a group is ranked on arrival
-among the last `window_size` groups, itself included, of whatever step; nothing waits for a full window.
+`FilterWindow` (whole window) ranks a step's groups together at close. `SlidingWindow` ranks each group on arrival among
+the last `window_size` groups of any step, including itself; no group waits for a full window.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class NoSignal:
-    """What happens when a step selects nothing: `on_no_signal`, and the limit on such steps in a row."""
+    """Policy for steps that select nothing: `on_no_signal`, and the limit on consecutive such steps."""
 
     policy: Literal["warn", "abort", "passthrough"]
     limit: int
     streak: int = 0
 
     def observe(self, has_signal: bool) -> Literal["learn", "skip", "abort", "passthrough"]:
-        """Counts one closed step and says what to do with it."""
+        """Counts one closed step and returns the action for it."""
         self.streak = 0 if has_signal else self.streak + 1
         if has_signal:
             return "learn"
@@ -51,15 +51,17 @@ class NoSignal:
         return "passthrough" if self.policy == "passthrough" else "skip"
 
     def state(self) -> dict[str, int]:
+        """For the checkpoint; plain JSON."""
         return {"streak": self.streak}
 
     def restore(self, state: dict[str, int]) -> None:
+        """Restores the streak from a checkpoint."""
         self.streak = int(state["streak"])
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One admitted group. `score` and its neighbours are NaN where refused."""
+    """One admitted group. `score`, `variance` and `mean` are NaN if it was refused."""
 
     group_id: str
     score: float
@@ -71,10 +73,12 @@ class _Entry:
     reason: str = ""
 
     def settle(self, kept: bool, code: Code, reason: str) -> None:
+        """Sets the verdict with its cause."""
         self.verdict = "refused" if code == "refused" else "kept" if kept else "dropped"
         self.code, self.reason = code, reason
 
     def decision(self, step: int) -> Decision:
+        """The decision on this group. Raises RuntimeError if there is none yet."""
         if self.verdict is None:
             raise RuntimeError(f"group {self.group_id} of step {step} has no decision yet")
         figures = (_finite(self.score), _finite(self.variance), _finite(self.mean))
@@ -83,7 +87,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Step:
-    """An open step: its groups, measured or pending, and its refill."""
+    """An open step: its measured and pending groups, and the state of its refill."""
 
     entries: dict[str, _Entry] = field(default_factory=dict)
     pending: dict[str, GroupStatistics] = field(default_factory=dict)
@@ -100,7 +104,7 @@ def _number(value: float | None) -> float:
 
 
 class FilterWindow:
-    """A step's groups ranked together, at close. Four methods besides `close`: admit, metrics, state, restore."""
+    """Ranks a step's groups together when the step is closed."""
 
     def __init__(self, config: FilterConfig) -> None:
         self.config = config
@@ -110,7 +114,7 @@ class FilterWindow:
         self._totals: dict[str, int] = {"kept": 0, "dropped": 0, "refused": 0}
 
     def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
-        """Takes a group of an open step; returns what was decided at once, here nothing.
+        """Adds a group to its step; returns the decisions made on arrival, which are none in a whole window.
 
         Raises RuntimeError if the group was admitted before.
         """
@@ -122,11 +126,11 @@ class FilterWindow:
         return []
 
     def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
-        """Ranks what the step has, once each of its tickets has ended.
+        """Ranks the step's groups; called once all its tickets have ended.
 
-        With `refill`, and unless `final`, a close that kept fewer groups than `target` asks for the rest (`wanted`) and
-        leaves the step open. `target` is the number of groups the step should train on: by default those of its first
-        round. Raises ValueError when a mass rule meets a negative score.
+        With `refill`, and unless `final`, a close that kept fewer groups than `target` requests the missing ones
+        (`wanted`) and leaves the step open. `target` is the number of groups that the step should train on; by default
+        the number of groups in its first round. Raises ValueError if a rule that sums scores meets a negative score.
         """
         found = self._steps.setdefault(step, _Step())
         self._measure(found)
@@ -142,7 +146,7 @@ class FilterWindow:
         return self._end(step, found, threshold, num_kept > 0)
 
     def metrics(self) -> dict[str, float]:
-        """Totals over the run, open steps and the streak without signal."""
+        """Totals over the run, number of open steps, and number of consecutive steps without signal."""
         totals = {f"{name}_groups": float(count) for name, count in self._totals.items()}
         return {**totals, "open_steps": float(len(self._steps)), "no_signal_streak": float(self._no_signal.streak)}
 
@@ -161,8 +165,8 @@ class FilterWindow:
         """Inverse of `state`. Raises ValueError if that state was measured under other settings."""
         if state["measured"] != self._measured_by():
             raise ValueError(
-                f"the checkpoint's filter scored groups with {state['measured']}, this run with {self._measured_by()}: "
-                "set filter.statistic, filter.compat and filter.window as they were, or start without --resume"
+                f"the checkpoint's filter used {state['measured']}, this run uses {self._measured_by()}: restore "
+                "filter.statistic, filter.compat and filter.window, or start without --resume"
             )
         self._no_signal.restore(state["no_signal"])
         self._totals = dict(state["totals"])
@@ -183,7 +187,7 @@ class FilterWindow:
         return entries
 
     def _rank(self, found: _Step) -> float | None:
-        """Decides the undecided groups of the step among all of its groups; returns the rule's threshold."""
+        """Ranks all of the step's groups and decides the undecided ones; returns the rule's threshold."""
         entries = list(found.entries.values())
         order = ticket_order(list(found.entries))
         scores = np.array([entry.score for entry in entries], dtype=np.float64)
@@ -194,7 +198,7 @@ class FilterWindow:
         return mask.threshold
 
     def _end(self, step: int, found: _Step, threshold: float | None, has_signal: bool) -> StepDecision:
-        """Closes the step for good."""
+        """Closes the step finally."""
         verdict = self._no_signal.observe(has_signal)
         if verdict == "passthrough":
             for entry in found.entries.values():
@@ -226,10 +230,10 @@ class FilterWindow:
 
 
 class SlidingWindow(FilterWindow):
-    """Each group ranked on arrival among the last `window_size` groups, itself included.
+    """Ranks each group on arrival among the last `window_size` groups, including itself.
 
-    Early groups are ranked among few; a decision never waits and is never revised when better groups follow. With
-    `on_no_signal: passthrough` the caller keeps the payload of dropped groups until their step is closed.
+    The first groups are ranked among few others. A decision never waits, and better groups that arrive later do not
+    change it. With `on_no_signal: passthrough` the caller must hold dropped groups until their step is closed.
     """
 
     def __init__(self, config: FilterConfig) -> None:
@@ -237,7 +241,7 @@ class SlidingWindow(FilterWindow):
         self._recent = RecentGroups(config.window_size)
 
     def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
-        """Takes a group and decides on it at once."""
+        """Adds a group and decides on it immediately."""
         super().admit(summary)
         found = self._steps[summary.step]
         (entry,) = self._measure(found)
@@ -248,21 +252,23 @@ class SlidingWindow(FilterWindow):
         return [entry.decision(summary.step)]
 
     def state(self) -> dict[str, Any]:
+        """As `FilterWindow.state`, with the recent groups."""
         return {**super().state(), "recent": self._recent.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Inverse of `state`; errors as in `FilterWindow.restore`."""
         super().restore(state)
         self._recent = RecentGroups(self.config.window_size)
         for group_id, value in state["recent"]:
             self._recent.add(group_id, _number(value))
 
     def _rank(self, found: _Step) -> float | None:
-        """Everything was decided on arrival."""
+        """Does nothing: all groups were decided on arrival."""
         return None
 
 
 def make_window(config: FilterConfig) -> FilterWindow:
-    """The window that `config.window` names."""
+    """The window of the kind `config.window`."""
     return SlidingWindow(config) if config.window == "sliding" else FilterWindow(config)
 
 
