@@ -1,12 +1,12 @@
-"""Advantages: how good each trajectory was next to its group; what every sampled token was paid. Pure numpy, float64.
+"""Advantages of a group's trajectories, and the reward of every sampled token. Pure numpy, float64.
 
 Invariants:
 
-- A group whose returns do not differ has group advantage 0 everywhere; nothing here ever divides by a number that
-  stands for rounding.
-- What enters an advantage: rewards; format penalties if asked; the over-long penalty and a KL in the reward where they
-  are on. What enters the filter: rewards alone (`actors.filter.measure`).
-- A critic's advantages do not compare a group: `learner.objective.gae`.
+- A group whose returns do not differ has advantage 0 everywhere; no function here divides by a standard deviation that
+  is only rounding error.
+- Advantages are computed from the rewards and, if configured, from format penalties, the over-long penalty and a KL
+  term in the reward. The filter uses the rewards alone (`actors.filter.measure`).
+- With a critic, advantages do not compare the trajectories of a group: see `learner.objective.gae`.
 """
 
 import numpy as np
@@ -16,11 +16,12 @@ from learner.config import ObjectiveConfig, OverlongConfig
 from learner.objective.components import ADVANTAGES
 
 RELATIVE_ZERO = 1e-10
-"""A std below this share of the largest absolute value (or of 1) is rounding, not signal."""
+"""A std of at most this share of the largest absolute value (or of 1, if larger) counts as rounding error."""
 
 
 def shaped_returns(returns: np.ndarray, format_penalties: np.ndarray, include_penalty: bool) -> np.ndarray:
-    """What the advantage ranks, (num_survivors,) float64: the episode return, with the format penalty if asked."""
+    """Returns that the advantages compare, (num_survivors,) float64: episode returns, plus format penalties if
+    asked."""
     base = np.asarray(returns, dtype=np.float64)
     return base + np.asarray(format_penalties, dtype=np.float64) if include_penalty else base
 
@@ -37,9 +38,10 @@ def _all_alike(values: np.ndarray) -> bool:
 
 
 def overlong_penalties(lengths: np.ndarray, config: OverlongConfig) -> np.ndarray:
-    """What turns of `lengths` (n,) sampled tokens lose, (n,) float64, <= 0 (DAPO, Eq. 13, times `penalty`).
+    """Over-long penalties of turns with `lengths` (n,) sampled tokens, (n,) float64, <= 0 (DAPO, Eq. 13).
 
-    0 up to L_max - L_cache, then ((L_max - L_cache) - |y|) / L_cache down to -1 at L_max, -1 above.
+    The equation's value is 0 up to L_max - L_cache tokens, then ((L_max - L_cache) - |y|) / L_cache, which reaches -1
+    at L_max, and -1 above; it is multiplied by `config.penalty`.
     """
     tokens = np.asarray(lengths, dtype=np.float64)
     if not config.penalty:
@@ -50,10 +52,10 @@ def overlong_penalties(lengths: np.ndarray, config: OverlongConfig) -> np.ndarra
 
 
 def token_rewards(trajectory: Trajectory, config: ObjectiveConfig) -> np.ndarray:
-    """Reward of each sampled token, (num_sampled,) float64: 0 but on a turn's last one.
+    """Reward of each sampled token, (num_sampled,) float64: 0 except at the last sampled token of each turn.
 
-    With `reward: episode` everything stands on the episode's last sampled token. The sum is what a group ranks. A turn
-    that sampled nothing pays the sampled token before it.
+    With `reward: episode` the last sampled token of the episode gets the whole sum, which is the return that advantages
+    compare within the group. The reward of a turn without sampled tokens goes to the sampled token before it.
     """
     rewards = np.zeros(int(trajectory.loss_mask.sum()))
     last = np.cumsum(trajectory.loss_mask) - 1
@@ -66,7 +68,7 @@ def token_rewards(trajectory: Trajectory, config: ObjectiveConfig) -> np.ndarray
 
 
 def _paid(trajectory: Trajectory, config: ObjectiveConfig) -> np.ndarray:
-    """(num_turns,) rewards with the format penalty if asked."""
+    """Reward of each turn, (num_turns,), with its format penalty if configured."""
     rewards = np.array([turn.reward for turn in trajectory.turns])
     penalties = np.array([turn.format_penalty for turn in trajectory.turns])
     return shaped_returns(rewards, penalties, config.include_format_penalty)

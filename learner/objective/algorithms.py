@@ -1,13 +1,14 @@
-"""Algorithms as data: what each name sets, beside the equation it stands for (docs/algorithms.md). Imports no torch.
+"""Algorithms as data: the settings of each algorithm, next to its equation (docs/algorithms.md). Imports no torch.
 
 Invariants:
 
-- An entry holds settings only, by their keys under `learner` and under `filter`; code never asks for an algorithm's
-  name, only for the settings. Every key of an objective that tells algorithms apart is in every entry.
-- The user's own keys win over `settings`; `differences` says where. They never win over `filter`: an algorithm that has
-  a filter of its own and a user who wants another are a contradiction, refused before anything starts.
-- Clipping, the entropy bonus and the absence of a KL term are appendix B.2's, which holds them fixed over its four
-  algorithms. GSPO is not among them: its clipping ranges are its authors', as a sequence's ratio has another scale.
+- An entry holds only settings, by their keys under `learner` and under `filter`; other code reads the settings and
+  never an algorithm's name. Every entry sets every key of the objective in which algorithms differ.
+- The user's own keys override `settings`; `differences` lists them. They never override `filter`: if the algorithm has
+  a filter of its own and the user asks for another, the run is refused before anything starts.
+- Clipping ranges, entropy bonus and the absence of a KL term follow appendix B.2, which uses the same values for its
+  four algorithms. GSPO is not among the four; its clipping ranges are its authors', since sequence ratios have another
+  scale.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class Algorithm:
     settings: Mapping[str, Any]
     """Values by dotted key under `learner`."""
     filter: Mapping[str, Any] = field(default_factory=dict)
-    """Values by key under `filter`, where the algorithm has a filter of its own."""
+    """Values by key under `filter`; empty unless the algorithm has a filter of its own."""
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -100,7 +101,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as a tree."""
+    """The tree of nested mappings that the dotted keys describe."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         *parents, leaf = key.split(".")
@@ -112,7 +113,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` wins; blocks that both give as mappings are merged."""
+    """`base` overridden by `over`; where both have a mapping under a key, the two are merged recursively."""
     result = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -121,18 +122,19 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's `learner` block over what its algorithm sets; an unknown algorithm adds nothing (it is refused later).
+    """The algorithm's settings overridden by the user's `learner` block.
 
-    Blocks given as finished models are taken as they are: every one of their keys was settled before.
+    An unknown algorithm adds nothing (validation refuses it later). A block that is already a settings model is used
+    unchanged, because each of its keys already has a value.
     """
     algorithm = ALGORITHMS.get(str(given.get("algorithm", "grpo")))
     return merged(nested(algorithm.settings), given) if algorithm else dict(given)
 
 
 def with_filter(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's `filter` block with that of the algorithm.
+    """The user's `filter` block, completed by the algorithm's own filter settings.
 
-    Raises ValueError, naming the keys, where the user asks for another filter than the algorithm's own.
+    Raises ValueError, naming the keys, when the user's values contradict the algorithm's.
     """
     own = ALGORITHMS[name].filter if name in ALGORITHMS else {}
     clashing = [f"filter.{key}={given[key]}" for key, value in own.items() if key in given and given[key] != value]
@@ -147,7 +149,8 @@ def with_filter(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(name: str, learner: Mapping[str, Any]) -> list[str]:
-    """`learner.key: the algorithm's -> the run's` wherever a resolved `learner` block departs from its algorithm."""
+    """One line `learner.KEY: algorithm's value -> run's value` for each setting of a resolved `learner` block that
+    differs from its algorithm."""
     found = []
     for key, value in ALGORITHMS[name].settings.items():
         node: Any = learner

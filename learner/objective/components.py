@@ -1,16 +1,16 @@
-"""The rules of which an objective is put together: one table a kind of rule, one entry a rule.
+"""The rules that an objective consists of: one table per kind of rule, one entry per rule.
 
 An entry's key is the value of the setting (`learner.objective`), and the settings take their allowed values from these
-tables: a new rule is one entry here, and its test. `learner.objective.algorithms` says which rules make which
+tables: to add a rule, add one entry here and its test. `learner.objective.algorithms` lists the rules of each
 algorithm, and docs/algorithms.md holds the equations.
 
 Invariants:
 
-- Rules are pure. Those on tensors use the tensors' own methods, so that this module imports no torch and the command
-  line can read the settings at start.
-- A rule on tokens has one entry a sampled token, (num_sampled,); `sequences` (num_sampled,) int64 is the index of each
-  token's sequence in its micro-batch. A sequence is one trajectory's sampled tokens, over all of its turns; a row is
-  never split between micro-batches, so a rule sees every sequence whole.
+- Rules are pure. Rules on tensors use the tensors' own methods, so that this module imports no torch and the command
+  line reads the settings quickly.
+- A rule on tokens takes and returns one entry per sampled token, (num_sampled,); `sequences` (num_sampled,) int64 is
+  the index of each token's sequence in its micro-batch. A sequence is one trajectory's sampled tokens, over all of its
+  turns; a row is never split between micro-batches, so a rule always receives complete sequences.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 def centred(returns: np.ndarray) -> np.ndarray:
-    """R - mean R (Definition E.2; Dr. GRPO, Liu et al. 2025)."""
+    """Centred returns, R - mean R (Definition E.2; Dr. GRPO, Liu et al. 2025)."""
     return returns - returns.mean()
 
 
 def standardised(returns: np.ndarray) -> np.ndarray:
-    """(R - mean R) / std R with the sample std, ddof = 1, which GRPO implementations use (Shao et al. 2024, section
-    4.1.2, leaves ddof open)."""
+    """(R - mean R) / std R with the sample std, ddof = 1, as GRPO implementations use it (Shao et al. 2024, section
+    4.1.2, does not specify ddof)."""
     return centred(returns) / returns.std(ddof=1)
 
 
 @dataclass(frozen=True)
 class AdvantageRule:
-    """`of_group`: from (num_survivors,) float64 returns that differ to their advantages."""
+    """`of_group`: maps the returns of a group, (num_survivors,) float64 and not all equal, to their advantages."""
 
     of_group: Callable[[np.ndarray], np.ndarray]
     divides_by_std: bool = False
     needs_critic: bool = False
-    """The advantages are those of a critic (`learner.objective.gae`); the group gives none."""
+    """A critic computes the advantages (`learner.objective.gae`); those of the group are all 0."""
 
 
 ADVANTAGES: dict[str, AdvantageRule] = {
@@ -80,13 +80,13 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
 
 @dataclass(frozen=True)
 class RatioRule:
-    """`ratio`: from log pi - anchor and `sequences`; `surrogate`: from the ratio, the advantages and the two clipping
-    ranges to what is minimised."""
+    """`ratio`: maps log pi - log anchor and `sequences` to the ratio of each token; `surrogate`: maps the ratio, the
+    advantages and the two clipping ranges to the surrogate loss of each token."""
 
     ratio: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor, Tensor, float, float], Tensor] = clipped_surrogate
     one_advantage: bool = False
-    """The rule needs one advantage for all tokens of a sequence."""
+    """The rule requires that all tokens of a sequence have the same advantage."""
 
 
 RATIOS: dict[str, RatioRule] = {
@@ -100,7 +100,7 @@ RATIOS: dict[str, RatioRule] = {
 
 @dataclass(frozen=True)
 class StepSize:
-    """What one optimizer step holds, over all micro-batches and ranks."""
+    """Numbers of sequences and of sampled tokens in one optimizer step, over all micro-batches and ranks."""
 
     num_sequences: int
     num_tokens: int
@@ -118,7 +118,7 @@ def token_mean(lengths: Tensor, step: StepSize) -> Tensor:
 
 
 def constant(lengths: Tensor, step: StepSize) -> Tensor:
-    """1 / (num_sequences * normaliser_tokens): the mean over sequences of a sum over a constant (Dr. GRPO)."""
+    """1 / (num_sequences * normaliser_tokens): sum over tokens / constant, averaged over sequences (Dr. GRPO)."""
     return lengths.double().fill_(1.0 / (step.num_sequences * step.normaliser_tokens))
 
 
@@ -127,7 +127,8 @@ AGGREGATIONS: dict[str, Callable[[Tensor, StepSize], Tensor]] = {
     "token_mean": token_mean,
     "constant": constant,
 }
-"""From `lengths` (num_rows,) int64, the sampled tokens of each sequence, to the weight of each token of it, float64."""
+"""Each rule maps `lengths` (num_rows,) int64, the sampled tokens of each sequence, to the weight of each of its tokens,
+(num_rows,) float64."""
 
 
 # --- estimators of KL(policy || reference) at tokens that the policy sampled ---
@@ -149,4 +150,4 @@ def k3(d: Tensor) -> Tensor:
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""From d = log reference - log policy to nats (Schulman, "Approximating KL divergence")."""
+"""Each estimator maps d = log reference - log policy to nats (Schulman, "Approximating KL divergence")."""

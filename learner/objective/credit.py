@@ -1,10 +1,11 @@
-"""Who gets the credit: advantages that need a forward pass at step start (a critic's values, a KL in the reward).
+"""Credit assignment: advantages that need a forward pass at step start (a critic's values, a KL in the reward).
 
-`learner.batching` has given every row what its group alone says. This goes over a training step's micro-batches, on all
-ranks together, once the values and reference log-probabilities are there and before the first update.
+`learner.batching` has already given every row the advantage that follows from its group's rewards alone. This module
+processes a training step's micro-batches, on all ranks together, after the values and reference log-probabilities have
+been computed and before the first update.
 
-Invariants: every rank calls this with its own micro-batches of one plan, so that the collectives match; each waits at
-most the process group's time-out. Arithmetic is float64 numpy; nothing here carries a gradient.
+Invariants: every rank calls `assign` with its own micro-batches of the same plan, so that the collectives match; each
+rank waits for the others at most the process group's time-out. Arithmetic is float64 numpy without gradients.
 """
 
 from collections.abc import Sequence
@@ -27,16 +28,17 @@ Steps = list[list[Batch]]
 
 @dataclass(frozen=True)
 class Credit:
-    """`steps` with their advantages (and returns) filled in; `figures` over all ranks."""
+    """`steps`: micro-batches with their advantages (and returns); `figures`: metrics over all ranks."""
 
     steps: Steps
     figures: dict[str, float]
     refused: str | None = None
-    """The first group that was paid something non-finite, the same on every rank."""
+    """Names the first group with a non-finite KL or value; the same on every rank. None when all are finite."""
 
 
 def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: torch.device) -> Credit:
-    """Advantages of the training step that learns from `rows` (those of all ranks). A collective if any are missing."""
+    """Advantages of the training step on `rows` (the rows of all ranks). A collective, unless no term needs a forward
+    pass. Raises RuntimeError when a micro-batch lacks the values or reference log-probabilities that are needed."""
     kl_in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     batches = [batch for part in steps for batch in part]
     if not config.needs_critic and not kl_in_reward:
@@ -55,7 +57,7 @@ def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: t
 def _refused(
     rows: Sequence[Row], batches: Sequence[Batch], costs: Sequence[np.ndarray], device: torch.device
 ) -> str | None:
-    """Names the first group with a non-finite KL or value: whitening would spread it over all."""
+    """Names the first group with a non-finite KL or value, which whitening would spread to all groups; else None."""
     bad = {row.group_id for batch, cost in zip(batches, costs, strict=True) for row in _non_finite(batch, cost)}
     first = min((k for k, row in enumerate(rows) if row.group_id in bad), default=len(rows))
     place = torch.tensor(first, dtype=torch.int64, device=device)
@@ -84,7 +86,7 @@ def _kl_costs(batch: Batch, config: ObjectiveConfig) -> np.ndarray:
 def _critics(
     batches: Sequence[Batch], costs: Sequence[np.ndarray], config: ObjectiveConfig, device: torch.device
 ) -> tuple[list[Batch], dict[str, float]]:
-    """GAE over each row, whitened where asked over the tokens of all ranks that are learned from."""
+    """GAE over each row; if configured, whitened by the moments over the tokens of positive weight of all ranks."""
     found = [_gae(batch, cost, config) for batch, cost in zip(batches, costs, strict=True)]
     kept = _joined([_numpy(batch.tokens.weights) for batch in batches]) > 0
     advantages, returns = _joined([a for a, _ in found])[kept], _joined([r for _, r in found])[kept]
@@ -110,7 +112,8 @@ def _groups(
     config: ObjectiveConfig,
     device: torch.device,
 ) -> list[Batch]:
-    """Group advantages of returns less the KL of their tokens: every rank adds its rows' KL, and has all of them."""
+    """Group advantages of the returns minus the KL costs of their tokens. The KL costs are summed over ranks, so that
+    every rank has those of all rows."""
     place = {(row.group_id, row.index): k for k, row in enumerate(rows)}
     paid = np.zeros(len(rows))
     for batch, cost in zip(batches, costs, strict=True):
@@ -151,7 +154,7 @@ def _value_figures(returns: np.ndarray, values: np.ndarray, device: torch.device
 
 
 def _moments(values: np.ndarray, device: torch.device) -> Moments:
-    """Over all ranks, in two passes."""
+    """Moments of the values over all ranks, computed in two passes. A collective."""
     count, total = _summed(np.array([float(len(values)), values.sum()]), device)
     mean = float(total / max(count, 1.0))
     (squares,) = _summed(np.array([np.square(values - mean).sum()]), device)

@@ -1,13 +1,14 @@
 """Generalised advantage estimation over sampled tokens (Schulman et al. 2016, Eq. 16). Pure numpy, float64.
 
-Flat form: every argument has one entry a sampled token, rows one after another; `lengths` says where rows part.
+Flat form: every argument has one entry per sampled token, row after row; `lengths` holds the number of tokens per row.
 
 Invariants:
 
-- The token after a turn's last one is the next turn's first: what was fed between them (observations, templates) is
-  skipped, neither a step in time nor a state with a value.
-- A row's value ends at `ends`: 0 after a terminal state and at the turn limit, the critic's where the episode was cut.
-- Nothing of one row reaches another but through whitening, whose moments are over all rows.
+- The successor of a turn's last sampled token is the next turn's first sampled token: fed tokens between them
+  (observations, templates) count neither as time steps nor as states with a value.
+- `ends` holds the value of the state after each row: 0 after a terminal state and at the turn limit, the critic's value
+  where the episode was ended from outside.
+- Rows are independent of each other, except for whitening, whose moments are taken over all rows.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Moments:
 
 
 def whiten(advantages: np.ndarray, moments: Moments) -> np.ndarray:
-    """(A - mean) / std; all 0 where they do not differ."""
+    """(A - mean) / std; all 0 when the advantages do not differ."""
     if moments.std <= RELATIVE_ZERO * max(1.0, moments.largest):
         return np.zeros_like(advantages)
     return (advantages - moments.mean) / moments.std

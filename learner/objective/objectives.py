@@ -1,11 +1,11 @@
-"""The policy objective on sampled tokens, in flat form: every argument has one entry a sampled token, (num_sampled,).
+"""The policy objective on sampled tokens, in flat form: every argument has one entry per sampled token, (num_sampled,).
 
 Invariants:
 
-- Nothing here averages. A token's weight comes with it and already holds the normaliser of the WHOLE optimizer step
-  (all micro-batches, all ranks), so that losses and gradients of micro-batches only ever add up.
-- Which ratio, clip, mean and KL estimator an objective has is looked up in `learner.objective.components`; nothing here
-  asks for a rule by its name.
+- Losses are weighted sums, never averages. Each token's weight already contains the normaliser of the WHOLE optimizer
+  step (all micro-batches, all ranks), so that losses and gradients of micro-batches simply add up.
+- The ratio, clipping, aggregation and KL estimator are looked up in `learner.objective.components`; this module never
+  compares the name of a rule.
 - The loss scale multiplies the whole loss, regularisers included (section 4.1).
 - The anchor, the rollout's log-probabilities, the reference and the mismatch weight carry no gradient.
 """
@@ -32,23 +32,23 @@ SUM_NAMES = (
     "zero_advantage_share",
     "masked_share",
 )
-"""Entries of `LossTerms.sums`; all but the two losses are plain sums over tokens."""
+"""Entries of `LossTerms.sums`; all except the two losses are unweighted sums over tokens."""
 
 
 MISMATCH_NAMES = ("tokens", "absolute", "k3", "outside", "weight", "weight_squared")
 MISMATCH_RANGE = (0.9, 1.1)
-"""A probability ratio of learner to sampler inside this is numerics."""
+"""Probability ratios of learner to sampler inside this range are explained by numerics."""
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sampled tokens of one micro-batch; each field (num_sampled,), float32 but for `sequences`. `reference` is None
-    with KL off."""
+    """Sampled tokens of one micro-batch; each field (num_sampled,), float32 except `sequences`. `reference` is None
+    without a KL term."""
 
     rollout: Tensor
-    """log p of the policy that sampled, at the sampling temperature."""
+    """Log-probability under the policy that sampled the token, at the sampling temperature."""
     anchor: Tensor
-    """What the ratio is taken to: equal to `rollout`, or the learner's own at the start of the training step."""
+    """Log-probability in the ratio's denominator: `rollout`, or the learner's at the start of the training step."""
     advantages: Tensor
     weights: Tensor
     """Share of each token in the optimizer step's mean; sums to 1 over all of its micro-batches and ranks."""
@@ -67,7 +67,7 @@ class LossTerms:
 
 
 def token_weights(lengths: Tensor, aggregation: str, step: StepSize) -> Tensor:
-    """Weight of each sampled token, (sum of lengths,) float32, from `lengths` (num_rows,), the sequences' tokens."""
+    """Weight of each sampled token, (sum of lengths,) float32; `lengths`: (num_rows,) sampled tokens per sequence."""
     return AGGREGATIONS[aggregation](lengths, step).repeat_interleave(lengths).float()
 
 
@@ -77,15 +77,16 @@ def sequences_of(lengths: Tensor) -> Tensor:
 
 
 def mismatch_weight(ratio: Tensor, cap: float) -> Tensor:
-    """min(ratio, cap), detached. `ratio`: of the learner at step start to the sampler, by the objective's own rule."""
+    """min(ratio, cap), detached. `ratio`: learner at step start over sampler, computed by the objective's ratio
+    rule."""
     return ratio.clamp(max=cap).detach()
 
 
 def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: float) -> Tensor:
-    """Which sequences are learned from, (num_rows,) bool: mean |log learner - log sampler| at most `bound` nats.
+    """True, (num_rows,), for sequences to learn from: those with mean |log learner - log sampler| <= `bound` nats.
 
-    Tokens are (num_sampled,), rows of `lengths` one after another. A sequence left out keeps its place in the
-    normaliser: the weights of the others stay as they are.
+    `recomputed` and `rollout` are (num_sampled,), row after row; `lengths` holds the tokens per row. Excluded sequences
+    still count in the normaliser, so the weights of the others do not change.
     """
     rows = sequences_of(lengths)
     total = torch.zeros(len(lengths), dtype=torch.float64, device=recomputed.device)
@@ -94,8 +95,11 @@ def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: f
 
 
 def mismatch_sums(own: Tensor, rollout: Tensor) -> Tensor:
-    """Sums over tokens of what `mismatch_figures` reports, (len(MISMATCH_NAMES),) float64, from the learner's own
-    log-probabilities and the sampler's, (num_sampled,), at the same weights but for staleness."""
+    """Sums over tokens that `mismatch_figures` needs, (len(MISMATCH_NAMES),) float64.
+
+    `own`, `rollout`: log-probabilities of the learner and of the sampler, (num_sampled,); their weights are the same
+    except for staleness.
+    """
     d = (own - rollout).double()
     weight = d.exp()
     outside = (weight < MISMATCH_RANGE[0]) | (weight > MISMATCH_RANGE[1])
@@ -104,8 +108,10 @@ def mismatch_sums(own: Tensor, rollout: Tensor) -> Tensor:
 
 
 def mismatch_figures(sums: Sequence[float]) -> dict[str, float]:
-    """From sums over all ranks: mean |d|, KL(sampler || learner) by k3 and the share of tokens outside [0.9, 1.1],
-    with d = log learner - log sampler; and the effective sample size (sum w)^2 / (n sum w^2) of w = exp(d), in (0, 1].
+    """Mismatch metrics from sums over all ranks, with d = log learner - log sampler and w = exp(d).
+
+    They are mean |d|, KL(sampler || learner) by the k3 estimator, the share of tokens with w outside [0.9, 1.1], and
+    the effective sample size as a share, (sum w)^2 / (n sum w^2), in (0, 1].
     """
     count, absolute, k3, outside, weight, square = sums
     tokens = max(count, 1.0)
@@ -131,12 +137,12 @@ def entropy(logits: Tensor) -> Tensor:
 def policy_loss(
     log_probs: Tensor, entropies: Tensor, batch: TokenBatch, config: ObjectiveConfig, scale: float
 ) -> LossTerms:
-    """The loss of one micro-batch: scale * sum_t w_t (surrogate - lambda_H H + lambda_KL KL); a KL in the reward is
-    only counted here.
+    """The loss of one micro-batch: scale * sum_t w_t (surrogate - lambda_H H + lambda_KL KL).
 
-    With `anchor: recomputed` the surrogate is weighted by `mismatch_weight` of anchor to rollout: the ratio is taken to
-    the learner at step start and corrected for the sampler's numerics. A token of weight 0 counts as one whose
-    probability is the anchor's and the reference's, whatever it is: its own may overflow.
+    A KL term in the reward does not enter the loss; it is only recorded in the sums. With `anchor: recomputed` the
+    ratio is taken to the learner at step start, and the surrogate is multiplied by `mismatch_weight` of anchor to
+    rollout, which corrects for the sampler's numerics. For a token of weight 0 the log-ratios to the anchor and to the
+    reference are set to 0, because the exponential of its true log-ratio may overflow.
     """
     learned, rule = batch.weights > 0, RATIOS[config.ratio]
     ratio = rule.ratio((log_probs - batch.anchor).where(learned, 0), batch.sequences)
@@ -179,7 +185,8 @@ def _statistics(
     batch: TokenBatch,
     config: ObjectiveConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Sums in the order of `SUM_NAMES`, and the largest ratio. A clip counts only where it takes the gradient away."""
+    """Sums in the order of `SUM_NAMES`, and the largest ratio. Tokens count as clipped only where clipping removes the
+    gradient."""
     advantages = batch.advantages
     silent = (advantages == 0, batch.weights == 0)
     low = (ratio < 1 - config.clip_low) & (advantages < 0)

@@ -1,11 +1,11 @@
-"""The critic of `advantage: gae`: what an agent may still expect before each sampled token, and how it learns that.
+"""The critic of `advantage: gae`: the expected return before each sampled token, and the training of that estimate.
 
 Invariants:
 
-- Its own weights: the policy's architecture and first weights without the output head, and a value head that begins at
-  0, so that every value does and the first advantages are plain returns. It shares nothing with the policy.
-- It runs on the policy's packed micro-batches, under FSDP2 like the policy; its gradients are summed over ranks.
-- It steps when the policy steps and not otherwise; the caller takes both back together.
+- The critic has weights of its own: it starts from a copy of the policy's initial weights without the output head, and
+  adds a value head that is initialised to 0, so that all first values are 0 and the first advantages are plain returns.
+- The critic runs on the policy's packed micro-batches, under FSDP2 like the policy; gradients are summed over ranks.
+- The critic's optimizer steps exactly when the policy's does; the caller undoes both steps together.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from learner.tensors import Batch, Inputs
 
 
 class Critic(nn.Module):
-    """V(state) at chosen positions of packed rows, discounted rewards to come."""
+    """V(state), the expected sum of discounted future rewards, at chosen positions of packed rows."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Critic(nn.Module):
 
 
 class ValueLearner:
-    """The critic and its optimizer, on one rank. Every method but `step` is a collective, or follows one."""
+    """The critic and its optimizer, on one rank. Every method but `step` is a collective or is called after one."""
 
     def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh, device: torch.device) -> None:
         self.settings = config.critic
@@ -57,14 +57,17 @@ class ValueLearner:
 
     @torch.no_grad()
     def values(self, inputs: Inputs, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Before each sampled token, (num_sampled,), and after each row, (num_rows,) at the packed positions `ends`."""
+        """Values before each sampled token, (num_sampled,), and at the packed row ends `ends`, (num_rows,)."""
         input_ids, positions, _, layout = inputs
         found = self.module(input_ids, torch.cat([positions, ends]), layout)
         reshard(self.module)
         return found[: len(positions)], found[len(positions) :]
 
     def backward(self, batch: Batch) -> Tensor:
-        """Adds the gradient of the micro-batch's value loss; returns the loss, float64, detached."""
+        """Adds the gradient of the micro-batch's value loss; returns the loss, float64, detached.
+
+        Raises RuntimeError when the micro-batch has no values or no returns.
+        """
         if batch.values is None or batch.returns is None:
             raise RuntimeError(f"a micro-batch of {len(batch.rows)} rows reached the critic without values and returns")
         input_ids, positions, _, layout = batch.inputs
@@ -74,11 +77,11 @@ class ValueLearner:
         return loss.detach().double()
 
     def gradients(self) -> list[Tensor]:
-        """This rank's shards."""
+        """This rank's shards of the critic's gradient."""
         return [p.grad.to_local() for p in self.module.parameters() if p.grad is not None]
 
     def step(self, norm: float) -> None:
-        """One optimizer step; `norm` is that of the whole gradient."""
+        """One optimizer step with clipped gradients; `norm`: the norm of the whole gradient over all ranks."""
         if norm > self.settings.max_grad_norm:
             for gradient in self.gradients():
                 gradient.mul_(self.settings.max_grad_norm / (norm + 1e-6))

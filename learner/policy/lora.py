@@ -1,9 +1,9 @@
-"""Low-rank adapters by `peft`: what is trained instead of the model's matrices, and how they become one again.
+"""Low-rank adapters by `peft`: they are trained instead of the model's matrices, and merged into them for publishing.
 
 Invariants:
 
 - The model's own parameters are frozen; every linear layer but the output head has an adapter, W + (alpha / rank) B A.
-- What is published and exported has the model's own names and merged weights: nobody outside knows of adapters.
+- Published and exported weights are merged and carry the model's own names: other parts of the system see no adapters.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ BASE, DOWN, UP = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.defaul
 
 
 def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Freeze the model and put adapters beside its linear layers, in place; B begins at 0, so that nothing changes."""
+    """Freeze the model, add adapters to its linear layers, in place; B starts at 0, so the output stays the same."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    alpha: Any = settings.alpha  # PEFT divides by it: a fraction is as good as the whole number that it is annotated as
+    alpha: Any = settings.alpha  # PEFT annotates it as int but only divides it by the rank, so a float works
     config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0)
     inject_adapter_in_model(config, model)
     for module in model.modules():
@@ -31,14 +31,15 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def published_name(name: str) -> str | None:
-    """The merged model's name of a parameter, None for an adapter's own."""
+    """A parameter's name in the merged model; None for an adapter's parameter."""
     return None if ".lora_A." in name or ".lora_B." in name else name.replace(".base_layer.", ".")
 
 
 def merged(named: Iterator[tuple[str, Tensor]], settings: LoraSettings) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor) of a model with adapters, in the order of its state dict, as those of the merged model.
+    """Yields (name, tensor) of the merged model.
 
-    Holds one layer's matrices at a time. Raises RuntimeError when an adapter comes without its layer.
+    `named`: the unsharded parameters of the model with adapters, in the order of its state dict. At most one layer's
+    matrices are held at a time. Raises RuntimeError when a layer's matrices or adapters are incomplete.
     """
     held: dict[str, Tensor] = {}
     for name, tensor in named:

@@ -3,13 +3,13 @@
 Invariants:
 
 - Weights come from safetensors in a local folder; nothing is downloaded and no code of the model folder is run.
-- Masters are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
-- Rows come packed (`learner.kernels.packing`), and every layer's attention is one of `learner.kernels.attention`.
-- `learner.kernels` says whether the fast kernels or their plain definitions run (`learner.kernels.choice`).
-- Gradients are summed over ranks, not averaged: the loss's weights already hold the whole step's normaliser.
-- The head runs at sampled positions only, on packed hidden states. That this is all the model does (no soft cap, no
-  logit scale, no layer that mixes tokens otherwise than by attention) is checked when the model is loaded, on two rows
-  against the model's own computation; a model for which it is not is refused.
+- Master weights are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
+- Rows are packed (`learner.kernels.packing`), and every layer's attention is one of `learner.kernels.attention`.
+- The setting `learner.kernels` selects the fast kernels or their plain definitions (`learner.kernels.choice`).
+- Gradients are summed over ranks, not averaged: the loss's weights already contain the whole step's normaliser.
+- The output head runs at sampled positions only, on packed hidden states. This is correct only for a model without soft
+  cap, without logit scale, and without layers that mix tokens other than by attention. When a model is loaded, its
+  logits on two packed rows are compared with the model's own computation; a model whose logits differ is refused.
 """
 
 import json
@@ -40,7 +40,7 @@ class Policy(nn.Module):
     """log pi(token | context) and exact entropy at chosen positions of packed rows."""
 
     def __init__(self, model: PreTrainedModel, lora: LoraSettings | None = None, kernels: str = "fast") -> None:
-        """`lora`: the settings of the adapters in `model`, if it has any; `kernels`: those that it was loaded with."""
+        """`lora`: settings of the adapters in `model`, if it has any; `kernels`: the kernels it was loaded with."""
         super().__init__()
         self.model, self.lora = model, lora
         self.log_probabilities = KERNELS[kernels].log_probabilities
@@ -56,9 +56,9 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies (nats, float32), each (num_sampled,), of softmax(logits / temperature).
 
-        `input_ids`: (1, num_tokens), packed as `layout` says; `positions`: (num_sampled,) of the tokens whose
-        successors are predicted, one more than once where rows part; `targets`: (num_sampled,) those successors.
-        Without `entropy_gradient` the entropies are detached.
+        `input_ids`: (1, num_tokens), packed as `layout` describes; `positions`: (num_sampled,) positions of the tokens
+        whose successors are predicted (a position repeats where rows branch); `targets`: (num_sampled,) those
+        successors. Without `entropy_gradient` the entropies are detached.
         """
         hidden = hidden_states(self.model, input_ids, layout)[positions]
         head = self.model.get_output_embeddings()
@@ -66,14 +66,14 @@ class Policy(nn.Module):
 
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:
-    """What the model's head is fed, (num_tokens, width), of (1, num_tokens) packed ids."""
+    """Inputs of the model's output head, (num_tokens, width), for (1, num_tokens) packed ids."""
     positions = layout.position_ids[None]
     found = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False, layout=layout)
     return found.last_hidden_state[0]
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """The folder's `config.json`. Raises ValueError, naming the folder, when it is no model that can be trained."""
+    """The folder's `config.json`. Raises ValueError, naming the folder, when the learner cannot train its model."""
     path = model_dir / "config.json"
     if not path.is_file():
         raise ValueError(f"model folder {model_dir}: no config.json; a local Hugging Face model folder is needed")
@@ -93,8 +93,11 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
-    """The model in float32 on CPU, in evaluation mode (no dropout: the sampler had none), with its attention and layers
-    as `kernels` says."""
+    """The model in float32 on CPU, in evaluation mode (the sampler uses no dropout either).
+
+    `kernels` selects the implementation of its attention and layers. Raises ValueError for a model that cannot be
+    trained.
+    """
     name = read_config(model_dir)["architectures"][0]
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     if vars(config).get("is_decoder") is False:
@@ -118,7 +121,7 @@ def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
 
 
 def _check_rows(vocabulary: int) -> list[np.ndarray]:
-    """Two rows that share an opening long enough for a segment of its own."""
+    """Two rows whose shared prefix is long enough for packing to store it as a separate segment."""
     opening = np.arange(2 * MIN_SAVED)
     return [np.concatenate([opening, 3 + k + np.arange(4 + k)]) % vocabulary for k in range(2)]
 
@@ -130,7 +133,7 @@ def _own_logits(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> list[Tens
 
 @torch.no_grad()
 def _check_packed(model: PreTrainedModel, name: str, rows: Sequence[np.ndarray], own: Sequence[Tensor]) -> None:
-    """Refuse a model whose logits are more than its head applied to hidden states of packed rows."""
+    """Refuse a model whose logits differ from its head applied to hidden states of packed rows."""
     forest = pack(rows)
     ids = torch.from_numpy(forest.token_ids)[None]
     logits = model.get_output_embeddings()(hidden_states(model, ids, Layout.of(forest, ids.device)))
@@ -145,7 +148,7 @@ def _check_packed(model: PreTrainedModel, name: str, rows: Sequence[np.ndarray],
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The repeated blocks that FSDP shards one by one, as the model's own class names them."""
+    """The repeated blocks that FSDP shards one by one (the model class lists them in `_no_split_modules`)."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
@@ -154,7 +157,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None) -> PreTrainedModel:
-    """Adapters, activation checkpointing and compilation as configured, in place, before sharding."""
+    """Add adapters, activation checkpointing and compilation as configured, in place, before sharding."""
     layers = decoder_layers(model)
     if lora is not None:
         add_adapters(model, lora)
@@ -167,8 +170,10 @@ def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | No
 
 
 def layers_apart(model: PreTrainedModel, config: LearnerConfig) -> list[nn.Module]:
-    """The layers that FSDP gathers one by one; the rest is its root. Small ones (`min_num_params`) are with the rest,
-    unless that computes in another type than they do."""
+    """The layers that FSDP gathers one by one; all other parameters belong to its root module.
+
+    Layers of fewer than `min_num_params` parameters belong to the root too, unless the root computes in another dtype.
+    """
     mixed = config.fp32_head and config.dtype == "bfloat16"
     least = 0 if mixed else config.min_num_params
     return [layer for layer in decoder_layers(model) if sum(p.numel() for p in layer.parameters()) >= least]
@@ -198,7 +203,10 @@ def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
 
 @contextmanager
 def one_layer_at_a_time(policy: Policy) -> Iterator[None]:
-    """Forward passes inside hold gathered, beside FSDP's root, one layer: a rank that is alone keeps all otherwise."""
+    """Within this context, forward passes keep only FSDP's root and one layer gathered.
+
+    With a single rank, FSDP would otherwise keep every layer gathered.
+    """
     alone = dist.get_world_size() == 1
     layers = [m for m in policy.modules() if alone and isinstance(m, FSDPModule) and m is not policy]
     for layer in layers:
@@ -212,7 +220,7 @@ def one_layer_at_a_time(policy: Policy) -> Iterator[None]:
 
 
 def reshard(policy: Policy) -> None:
-    """Free gathered parameters; without a backward pass (which does it) those of the root would stay gathered."""
+    """Free gathered parameters. A backward pass does so; without one, the root's parameters would stay gathered."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
