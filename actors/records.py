@@ -28,6 +28,7 @@ from actors.archive.schema import TRAJECTORY_SCHEMA
 from actors.content import Picture, turn_keys
 from actors.failures import Failure, failure_of
 from actors.messages import VersionSpan
+from envs.splits import Split
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Task:
 
     environment: str
     seed: int
-    split: str = "train"
+    split: Split = "train"
     options: tuple[tuple[str, Any], ...] = ()
 
     @property

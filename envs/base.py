@@ -74,7 +74,8 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         it can cost more than making the task."""
         if self._np_random is None and self._np_random_seed is not None:
             self._np_random, self._np_random_seed = seeding.np_random(self._np_random_seed)
-        return gymnasium.Env.np_random.fget(self)
+        generator: Any = gymnasium.Env.np_random.fget
+        return generator(self)
 
     @property
     def task_seed(self) -> int:

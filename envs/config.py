@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
 from envs.settings import Settings
+
+if TYPE_CHECKING:
+    from envs.contract import Environment
 
 
 class TurnDefaults(Protocol):
@@ -27,7 +30,7 @@ class FormatConfig(Settings):
     """Actions that one answer may hold, separated by `||`; further ones are ignored and the turn is badly formatted.
     With 1 the whole answer is the action. By default the environment's own number (the boards: 2)."""
 
-    def resolved(self, environment: TurnDefaults) -> FormatConfig:
+    def resolved(self, environment: TurnDefaults | type[Environment]) -> FormatConfig:
         """The format with the environment's own numbers where the configuration leaves them open."""
         return self.model_copy(
             update={

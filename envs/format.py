@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from envs.config import FormatConfig
 from envs.contract import ClosedVocabulary, Environment, lacking
@@ -85,7 +86,8 @@ def phrases(environment: type[Environment], config: FormatConfig) -> list[str]:
     with the white space that it can have before it. They hold every word where the vocabulary is closed."""
     if not reads_words(environment):
         return format_phrases(config.resolved(environment), (0.0,))
-    return [*environment.phrases(), *format_phrases(config.resolved(environment), environment.step_rewards())]
+    words = cast("type[ClosedVocabulary]", environment)
+    return [*words.phrases(), *format_phrases(config.resolved(environment), words.step_rewards())]
 
 
 def reads_words(environment: type[Environment]) -> bool:
@@ -95,10 +97,10 @@ def reads_words(environment: type[Environment]) -> bool:
 
 def format_phrases(config: FormatConfig, step_rewards: Sequence[float]) -> list[str]:
     """The texts that the turn format itself writes; `config` is resolved."""
-    sums = {0.0}
-    for _ in range(config.max_actions_per_turn):
+    sums, actions, turns_left = {0.0}, config.max_actions_per_turn or 1, config.max_turns or 1
+    for _ in range(actions):
         sums |= {round(total + reward, 1) for total in sums for reward in step_rewards}
-    limit = config.max_turns * config.max_actions_per_turn
+    limit = turns_left * actions
     turns = [turn_message("", left, None) for left in range(limit + 1)]
     turns += [turn_message("", limit, total) for total in sorted(sums)]
     return [*turns, f" {_format_rule(config)}", THINK_OPEN, well_formed("", ["1"])]

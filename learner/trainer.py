@@ -31,7 +31,7 @@ from learner.metrics import PARTS
 from learner.objective import credit
 from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
 from learner.policy.critic import ValueLearner
-from learner.policy.model import Policy, equip, load_model, reshard, shard
+from learner.policy.model import Policy, equip, load_model, local, reshard, shard
 from learner.snapshot import Snapshot
 from learner.tensors import Batch, Inputs, inputs_of, to_batch
 
@@ -222,15 +222,15 @@ class Trainer:
             needed = own.anchor == "recomputed" or own.max_mismatch > 0
             recomputed = self._score(self.policy, inputs) if needed else None
         with clock.part("reference"):
-            wanted = self.reference is not None and own.kl.coefficient > 0
-            reference = self._score(self.reference, inputs) if wanted else None
+            wanted = self.reference if own.kl.coefficient > 0 else None
+            reference = None if wanted is None else self._score(wanted, inputs)
         batch = to_batch(micro, part, own, recomputed, reference, inputs)
         with clock.part("critic"):
-            return self._valued(batch, micro) if self.critic is not None and own.needs_critic else batch
+            return self._valued(self.critic, batch, micro) if self.critic is not None and own.needs_critic else batch
 
-    def _valued(self, batch: Batch, micro: MicroBatch) -> Batch:
+    def _valued(self, critic: ValueLearner, batch: Batch, micro: MicroBatch) -> Batch:
         """With the critic's values: before each sampled token, and after rows whose episode was cut off."""
-        values, ends = self.critic.values(batch.inputs, torch.from_numpy(micro.ends).to(self.device))
+        values, ends = critic.values(batch.inputs, torch.from_numpy(micro.ends).to(self.device))
         cut = torch.tensor([row.bootstrap for row in micro.rows], dtype=torch.bool, device=self.device)
         return replace(batch, values=values, ends=ends * cut)
 
@@ -279,8 +279,9 @@ class Trainer:
     def _accumulate_values(self, batches: Sequence[Batch], totals: Totals) -> Tensor:
         """The critic's gradients of one optimizer step; returns this rank's share of its loss, float64."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in batches if self.critic is not None else ():
-            loss += self.critic.backward(batch)
+        if self.critic is not None:
+            for batch in batches:
+                loss += self.critic.backward(batch)
         totals.value_loss += loss
         return loss
 
@@ -320,7 +321,7 @@ class Trainer:
 
     def _gradients(self) -> list[Tensor]:
         """This rank's shards, as plain tensors (DTensor dispatch costs more than the arithmetic on small models)."""
-        return [p.grad.to_local() for p in self.policy.parameters() if p.grad is not None]
+        return [local(p.grad) for p in self.policy.parameters() if p.grad is not None]
 
     def _norm(self, loss: Tensor) -> tuple[float, float, float]:
         """Global gradient norm, loss, and the critic's norm (0 without one), over all ranks: what every rank decides
@@ -386,7 +387,9 @@ class Trainer:
         if reason:
             raise ValueError(reason)
         self._backward(batching.to_rows(groups, self.config.objective), loss_scale)
-        named = [(name.removeprefix(publication.PREFIX), p.grad) for name, p in self.policy.named_parameters()]
+        named: list[tuple[str, Any]] = [
+            (name.removeprefix(publication.PREFIX), p.grad) for name, p in self.policy.named_parameters()
+        ]
         whole = {name: grad.full_tensor().clone() for name, grad in named}
         self.optimizer.zero_grad()
         return whole
@@ -404,7 +407,7 @@ class Trainer:
         finally:
             self.config = own
         trained = [p for p in self.policy.parameters() if p.requires_grad]
-        shards = [torch.zeros_like(p.to_local()) if p.grad is None else p.grad.to_local().clone() for p in trained]
+        shards = [torch.zeros_like(local(p)) if p.grad is None else local(p.grad).clone() for p in trained]
         self.optimizer.zero_grad()
         return shards
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -88,7 +88,7 @@ class LocalStore:
             elif key.startswith(prefix):
                 yield key
 
-    def _entries(self, inside: str) -> list[os.DirEntry[str]]:
+    def _entries(self, inside: str) -> Sequence[os.DirEntry[str]]:
         try:
             with os.scandir(self.folder / inside) as entries:
                 return [entry for entry in entries if not entry.name.startswith(".")]

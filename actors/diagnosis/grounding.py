@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,11 @@ class GridJudge:
         claims = [self.claims(text) for text in reasonings]
         shown = [s for s, own in enumerate(source) if facts[own] is not None]
         elsewhere = [
-            np.mean([holds(claims[s], other) for j, other in enumerate(facts) if j != source[s] and other is not None])
+            float(
+                np.mean(
+                    [holds(claims[s], other) for j, other in enumerate(facts) if j != source[s] and other is not None]
+                )
+            )
             for s in (shown if sum(f is not None for f in facts) > 1 else [])
         ]
         return {
@@ -99,7 +104,8 @@ def judge_of(environment: str) -> GridJudge | None:
         return None
     from envs.registry import environment_class
 
-    return GridJudge(environment_class(environment).wording.facts, ROLES[environment])
+    grid: Any = environment_class(environment)  # the class of a grid world: it has a wording
+    return GridJudge(grid.wording.facts, ROLES[environment])
 
 
 def last_grid(text: str, glyphs: str) -> list[str] | None:
@@ -139,7 +145,7 @@ def correlations(lines: Sequence[Mapping[str, float | None]], keys: Sequence[str
     found = {}
     for key in keys:
         pairs = [(line[key], line["judge/right"]) for line in lines if _both(line, key)]
-        found[key] = spearman([a for a, _ in pairs], [b for _, b in pairs])
+        found[key] = spearman([a for a, b in pairs if a is not None], [b for a, b in pairs if b is not None])
     return found
 
 

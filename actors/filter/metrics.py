@@ -69,10 +69,17 @@ METRICS = {
 class Group(Protocol):
     """One decided group. `score`, `variance` (of the returns) and `mean` (return) are NaN if it was refused."""
 
-    verdict: str | None
-    score: float
-    variance: float
-    mean: float
+    @property
+    def verdict(self) -> str | None: ...
+
+    @property
+    def score(self) -> float: ...
+
+    @property
+    def variance(self) -> float: ...
+
+    @property
+    def mean(self) -> float: ...
 
 
 def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: int) -> dict[str, float]:

@@ -181,7 +181,7 @@ class FilterWindow:
         groups = list(found.pending.values())
         measured = measure(groups, self.config.statistic, self.config.compat, self.config.rule)
         columns = (measured.scores.tolist(), measured.variances.tolist(), measured.means.tolist(), measured.refusals)
-        entries = [_Entry(group.group_id, *row) for group, *row in zip(groups, *columns, strict=True)]
+        entries = [_Entry(groups[i].group_id, *row) for i, row in enumerate(zip(*columns, strict=True))]
         found.entries.update((entry.group_id, entry) for entry in entries)
         found.pending.clear()
         return entries
@@ -282,6 +282,6 @@ def _step_state(found: _Step) -> dict[str, Any]:
 def _step_from(state: dict[str, Any]) -> _Step:
     entries = {}
     for row in state["entries"]:
-        figures = {key: _number(row[key]) for key in ("score", "variance", "mean")}
-        entries[row["group_id"]] = _Entry(**{**row, **figures})
+        figures: dict[str, Any] = {key: _number(row[key]) for key in ("score", "variance", "mean")}
+        entries[row["group_id"]] = _Entry(**(row | figures))
     return _Step(entries=entries, target=state["target"], rounds=state["rounds"])

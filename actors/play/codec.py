@@ -160,7 +160,7 @@ class ChatCodec:
 
     def _render(self, messages: list[Message]) -> str:
         try:
-            return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(

@@ -109,8 +109,8 @@ class _Transcript:
     def add_sampled(self, completion: Completion) -> int:
         """Append a sampled turn; returns where it starts."""
         spans = completion.spans_from(self.length)
-        known = spans is not None and self.version_spans is not None
-        self.version_spans = (*self.version_spans, *spans) if known else None
+        before = self.version_spans
+        self.version_spans = None if spans is None or before is None else (*before, *spans)
         return self.add(completion.token_ids, completion.log_probs)
 
     def token_ids(self) -> np.ndarray:

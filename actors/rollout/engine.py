@@ -196,7 +196,7 @@ class VllmEngine:
         return Completion(
             request_id=request.request_id,
             token_ids=np.asarray(sampled.token_ids, dtype=np.int32),
-            log_probs=np.asarray(sampled.logprobs.logprobs, dtype=np.float32),
+            log_probs=np.asarray(_flat(sampled.logprobs), dtype=np.float32),
             finish_reason=sampled.finish_reason,
             version_min=min(versions),
             version_max=max(versions),
@@ -211,7 +211,7 @@ class VllmEngine:
     async def prompt_log_probs(self, ids: np.ndarray) -> np.ndarray:
         """(num_ids - 1,) float64: log-probabilities (nats) of ids 1.. at temperature 1, under the current weights."""
         output = await self._generate(ids, self._parameters(temperature=1.0, max_tokens=1, prompt_logprobs=0))
-        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float64)
+        return np.asarray(_flat(output.prompt_logprobs), dtype=np.float64)
 
     @staticmethod
     def _parameters(**chosen: Any) -> SamplingParams:
@@ -237,13 +237,15 @@ class VllmEngine:
         self._require_known_ids(llm, prompt_ids)
         try:
             queue = await llm.add_request(key, tokens_input(prompt_ids.tolist()), parameters)
-            return await queue.get()
+            output = await queue.get()
         except asyncio.CancelledError:
             if not llm.errored:
                 await llm.abort(key)
             raise
         except EngineDeadError as error:
             raise RuntimeError(self._death()) from error
+        assert isinstance(output, RequestOutput), "a request to generate has no other output"
+        return output
 
     @staticmethod
     def _require_known_ids(llm: AsyncLLM, prompt_ids: np.ndarray) -> None:
@@ -294,3 +296,8 @@ class VllmEngine:
             await llm.resume_generation()
             text = f"rollout worker {self.name}: weights of version {bundle.version} refused: {error}"
             raise (TransferRefused(text) if NOTHING_LOADED in text else RuntimeError(text)) from error
+
+
+def _flat(log_probs: Any) -> list[float]:
+    """Of vLLM's flat form, which `flat_logprobs` asks for and its annotations leave open."""
+    return log_probs.logprobs

@@ -104,7 +104,8 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
         with _quiet_reload():
             initialize_layerwise_reload(self.model)
             try:
-                loaded = self.model.load_weights(iter(weights))
+                model: Any = self.model
+                loaded = model.load_weights(iter(weights))
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
         self._repack_embeddings()
@@ -119,7 +120,8 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
             return
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding):
-                module.quant_method.process_weights_after_loading(module)
+                method: Any = module.quant_method
+                method.process_weights_after_loading(module)
 
     def finish_weight_update(self) -> None:
         """Does nothing: `receive_weights` has already loaded the complete version."""

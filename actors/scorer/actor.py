@@ -61,7 +61,7 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
     return {group: environment for table in pairs for group, environment in table}
 
 
-@ray.remote(concurrency_groups={"health": 1})  # pyrefly: ignore[unexpected-keyword] Ray's stubs lack this option
+@ray.remote(concurrency_groups={"health": 1})
 class ScorerActor:
     """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
 

@@ -70,7 +70,8 @@ def _forward(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
         )
         return out.transpose(1, 2).contiguous(), None
-    return attend(query, (key, value), shared_prefix.prefix[module.layer_idx], scaling), None
+    layer: Any = module.layer_idx
+    return attend(query, (key, value), shared_prefix.prefix[layer], scaling), None
 
 
 def by_definition(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:

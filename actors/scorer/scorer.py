@@ -223,12 +223,12 @@ class Scorer:
 
     def _judged(self, draw: Draw, environments: Sequence[str]) -> dict[str, float]:
         """The judge's shares over the reasonings of grid worlds; NaN if there is none to judge."""
-        shares, sizes = [], []
-        for name in sorted(set(environments) if self._text is not None else ()):
-            if (judge := judge_of(name)) is not None:
+        shares, sizes, text = [], [], self._text
+        for name in sorted(set(environments)):
+            if text is not None and (judge := judge_of(name)) is not None:
                 own = subset(draw, np.array([other == name for other in environments]))
-                prompts, reasonings = ([self._text(ids) for ids in rows] for rows in (own.prompts, own.reasonings))
-                shares.append(judge.judge(prompts, reasonings, own.source))
+                prompts, reasonings = (list(map(text, rows)) for rows in (own.prompts, own.reasonings))
+                shares.append(judge.judge(prompts, reasonings, own.source.tolist()))
                 sizes.append(len(reasonings))
         return {
             f"judge/{key}": float(np.average([share[key] for share in shares], weights=sizes)) if shares else math.nan

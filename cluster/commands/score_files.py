@@ -269,7 +269,7 @@ class Reader:
                 f"{self._path}: prompts are messages, and {self._model_dir} has no chat template to render them with; "
                 "give them as text, or as `prompt_ids`"
             )
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     def _encode(self, number: int, text: str) -> np.ndarray:
         """The text's ids, (num_tokens,) int64, without special tokens at its ends."""

@@ -170,7 +170,9 @@ class Payloads(Protocol):
 class Parties(Protocol):
     """Creates parties. The methods return at once; a party's `ready`, `health` or `start` returns once it is up."""
 
-    payloads: Payloads
+    @property
+    def payloads(self) -> Payloads:
+        """The store that these parties share."""
 
     def player(self, name: str) -> Player:
         """An environment actor."""

@@ -21,17 +21,24 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.messages import UpdateReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.membership import PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import Died, Filter, Learner, Parties, PartyError, Player, Scorer, Worker
+from cluster.control.parties import Died, Filter, Learner, Parties, Party, PartyError, Player, Scorer, Worker
 from cluster.fleet.waiting import bounded, outcomes, within
 
 log = logging.getLogger(__name__)
+P = TypeVar("P", bound=Party)
 HEALTH_TIMEOUT_S = 20.0
+
+
+def _retire(members: Membership[P]) -> None:
+    for member in members.present():
+        member.party.kill()
+        members.move(member, State.RETIRED)
 
 
 class Fleet:
@@ -82,8 +89,10 @@ class Fleet:
         self.filter = self.parties.filter()
         self.scorer = self.parties.scorer() if self.config.scorer.enabled else None
         self.learner = self.parties.learner()
-        ready = {"filter": self.filter.state(), "learner": self.learner.start()}
-        return ready | ({"scorer": self.scorer.health()} if self.scorer is not None else {})
+        ready: dict[str, Awaitable[Any]] = {"filter": self.filter.state(), "learner": self.learner.start()}
+        if self.scorer is not None:
+            ready["scorer"] = self.scorer.health()
+        return ready
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Asks every party to stop and kills the parties that do not stop within `timeout_s`; no process is left."""
@@ -97,10 +106,8 @@ class Fleet:
         for name, result in zip(calls, done, strict=True):
             if isinstance(result, BaseException):
                 log.warning("%s did not stop when asked and is killed: %r", name, result)
-        for members in (self.workers, self.players):
-            for member in members.present():
-                member.party.kill()
-                members.move(member, State.RETIRED)
+        _retire(self.workers)
+        _retire(self.players)
         for service in (self.filter, self.scorer, self.learner):
             if service is not None:
                 service.kill()

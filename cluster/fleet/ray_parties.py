@@ -66,12 +66,12 @@ class RayParties:
         return RayWorker(shell.remote(name, self.model_dir, rollout))
 
     def filter(self) -> RayFilter:
-        shell = FilterService.options(num_cpus=0, runtime_env=self._process("filter"))
+        shell = _shell(FilterService).options(num_cpus=0, runtime_env=self._process("filter"))
         return RayFilter(shell.remote(self.config.filter))
 
     def scorer(self) -> RayScorer:
         config, scorer = self.config, self.config.scorer
-        shell = ScorerActor.options(
+        shell = _shell(ScorerActor).options(
             num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env=self._process("scorer", ALLOCATOR)
         )
         settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
@@ -81,6 +81,11 @@ class RayParties:
         config = self.config
         settings = (config.learner, config.seed, config.sampling.temperature)
         return RayLearner(LearnerGroup(self.model_dir, *settings, logs=self.logs))
+
+
+def _shell(decorated: Any) -> Any:
+    """A class that `ray.remote` decorated, as what it is then: no annotation says so."""
+    return decorated
 
 
 async def answered(ref: Any) -> Any:

@@ -6,7 +6,7 @@ The loop awaits every party through one of these functions. A wait that ends ear
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 from cluster.control.parties import PartyError
@@ -19,7 +19,7 @@ async def bounded(call: Awaitable[T], timeout_s: float) -> T:
     return await asyncio.wait_for(call, timeout_s)
 
 
-async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+async def outcomes(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
     """Result or exception of each named call; after `timeout_s` a TimeoutError names the late parties."""
     tasks = {name: asyncio.ensure_future(call) for name, call in calls.items()}
     late = (await asyncio.wait(tasks.values(), timeout=timeout_s))[1] if tasks else set()
@@ -28,7 +28,7 @@ async def outcomes(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str
     return {name: task.exception() or task.result() for name, task in tasks.items()}
 
 
-async def within(calls: dict[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
     """Results of named calls. The first failure raises RuntimeError with its party's name at once; after `timeout_s` a
     TimeoutError names the late parties."""
     tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}

@@ -171,6 +171,7 @@ class Coordinator:
         flat["loss_scale"] = self._scale(decision)
         kept = [window.groups[d.group_id] for d in decision.kept]
         flat["staleness_max"], flat["staleness_mean"] = self._staleness(kept)
+        assert self.fleet.bundle is not None, "a version is published before step 1"
         self.scoring.offer(step, self.fleet.bundle, window.played())
         flat |= await self.decomposing.measure(step, self.admission.version, window.played())
         measured = time.time()

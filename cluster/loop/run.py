@@ -156,6 +156,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
     if checkpoint is None:
         return
     try:
+        assert fleet.learner is not None, "a run that trains starts its learner"
         await fleet.learner.load(checkpoint.resolve())
     except ValueError as error:
         raise UserError(str(error)) from error

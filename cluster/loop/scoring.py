@@ -19,7 +19,7 @@ from actors.diagnosis.alarm import DependenceAlarm, scoring_of
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
-from cluster.control.parties import Died, PartyError, Refused
+from cluster.control.parties import Died, PartyError, Refused, Scorer
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 from cluster.loop.playing import PlayedGroup
@@ -50,12 +50,12 @@ class Scoring:
         """Starts to score the step if it is due and the scorer is not busy with an earlier step."""
         if alarm := self.pace.check(time.time()):
             log.warning("%s", alarm)
-        if self.fleet.scorer is not None and self.pace.begin(step, time.time()):
-            self._task = asyncio.create_task(self._score(step, bundle, groups))
-
-    async def _score(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        self._started = started = time.time()
         scorer = self.fleet.scorer
+        if scorer is not None and self.pace.begin(step, time.time()):
+            self._task = asyncio.create_task(self._score(scorer, step, bundle, groups))
+
+    async def _score(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
+        self._started = started = time.time()
         try:
             figures = await scorer.score(step, bundle, [g.table for g in groups])
             self.state = await scorer.state()

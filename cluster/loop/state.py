@@ -58,7 +58,7 @@ def pack_ticket(ticket: Ticket) -> dict[str, Any]:
 def _ticket(data: dict[str, Any]) -> Ticket:
     task = dict(data["task"])
     task["options"] = tuple((key, value) for key, value in task["options"])
-    return Ticket(**{**data, "task": Task(**task)})
+    return Ticket(**(data | {"task": Task(**task)}))
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -48,17 +47,18 @@ class StandardError:
         """
         if self._held is None:
             return
-        with (log_folder(run_dir) / f"{name}.log").open("ab") as file:
-            self.pour(file)
+        with (log_folder(run_dir) / f"{name}.log").open("a", encoding="utf-8") as file:
+            file.write(self.text())
+            file.flush()
             os.dup2(file.fileno(), 2)
         self._held = None
 
-    def pour(self, into: BinaryIO) -> None:
-        """Copies the output in the temporary file to `into`."""
-        if self._held is not None:
-            self._held.seek(0)
-            shutil.copyfileobj(self._held, into)
-            into.flush()
+    def text(self) -> str:
+        """The output in the temporary file; empty once the output goes to the run's folder."""
+        if self._held is None:
+            return ""
+        self._held.seek(0)
+        return self._held.read().decode(errors="replace")
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def quiet() -> Iterator[StandardError]:
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException:
-            taken.pour(screen.buffer)
+            screen.write(taken.text())
             raise
         finally:
             os.dup2(terminal, 2)

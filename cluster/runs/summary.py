@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,20 +152,20 @@ def _ledger(run_dir: Path, ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _values(metrics: list[dict[str, Any]], key: str) -> list[float]:
+def _values(metrics: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [m[key] for m in metrics if m.get(key) is not None]
 
 
-def _total(metrics: list[dict[str, Any]], key: str) -> float:
+def _total(metrics: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(sum(_values(metrics, key)))
 
 
-def _mean(metrics: list[dict[str, Any]], key: str) -> float | None:
+def _mean(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = _values(metrics, key)
     return float(np.mean(values)) if values else None
 
 
-def _median(metrics: list[dict[str, Any]], key: str) -> float | None:
+def _median(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = _values(metrics, key)
     return float(np.median(values)) if values else None
 

@@ -60,7 +60,7 @@ class GymnasiumText(Environment):
 
     def __init__(self, split: Split = "train", **options: Any) -> None:
         super().__init__(split, **options)
-        wanted = {"render_mode": "ansi"} if self.options.render else {}
+        wanted: dict[str, Any] = {"render_mode": "ansi"} if self.options.render else {}
         try:
             self._env = gymnasium.make(self.options.id, disable_env_checker=True, **wanted, **self.options.kwargs)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -108,11 +108,11 @@ class GymnasiumText(Environment):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         played = self._numbers[action] if self._numbers else action
         observation, reward, terminated, truncated, info = self._env.step(played)
-        solved = info.get("is_success", terminated and reward >= self.options.success_reward)
+        solved = info.get("is_success", terminated and float(reward) >= self.options.success_reward)
         return self._shown(observation), float(reward), terminated, truncated, {**info, "success": bool(solved)}
 
     def _shown(self, observation: Any) -> str:
-        text = self._env.render() if self.options.render else observation
+        text = str(self._env.render() if self.options.render else observation)
         return printable(_COLOURED.sub(_in_words, text), MAX_OBSERVATION).strip("\n")
 
 

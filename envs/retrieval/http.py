@@ -84,11 +84,11 @@ class _TlsConnection(_HeadInTime, HTTPSConnection):
 
 
 class _Pool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Connection
+    ConnectionCls = _Connection  # pyrefly: ignore[bad-assignment] `host` is a property in urllib3's classes too
 
 
 class _TlsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _TlsConnection
+    ConnectionCls = _TlsConnection  # pyrefly: ignore[bad-assignment] as above
 
 
 class HttpRetriever:

@@ -24,7 +24,7 @@ from _json import encode_basestring_ascii
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:
-    from typing import IO, Any, NoReturn
+    from typing import Any, NoReturn
 
 CHANNEL = 0
 VALUE = 3  # the descriptor of the file for a call's value
@@ -140,7 +140,7 @@ def play(job: dict[str, Any], test: dict[str, Any], files: list[int]) -> NoRetur
     os._exit(finish(execute(job, test)))
 
 
-def stream(number: int, mode: str) -> IO[str]:
+def stream(number: int, mode: str) -> Any:
     return open(number, mode, encoding="utf-8", errors="replace", closefd=False)
 
 

@@ -181,7 +181,7 @@ def _start(command: Command, channel: socket.socket) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [str(passed[0]) if word == FILTER else word for word in command.arguments],
-            stdin=channel,
+            stdin=channel.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",

@@ -26,6 +26,7 @@ from envs.search_qa.hotpot import HotpotQuestions, open_contexts
 from envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
 from envs.search_qa.world import MIN_PASSAGES, World, generate
 from envs.settings import Settings
+from envs.splits import Split
 from envs.text import PRINTABLE, printable
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
 
@@ -96,7 +97,7 @@ class SearchQA(TextEnv, Demonstrator):
     max_turns = 5
     max_action_length = MAX_ARGUMENT + len("search[]")
 
-    def __init__(self, split: str = "train", render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
         super().__init__(split, render_mode, **options)
         self._world = World(self.options.world_seed, self.options.num_passages)
         self._questions = _published(self.options.questions, self.options.subset, self.split)
@@ -209,7 +210,7 @@ def _act(verb: str, argument: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _published(questions: str | None, subset: str | None, split: str) -> HotpotQuestions | None:
+def _published(questions: str | None, subset: str | None, split: Split) -> HotpotQuestions | None:
     """One reader for all environments of a process: opening passes over the questions."""
     return HotpotQuestions(questions, subset, split) if questions is not None else None
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 from envs.retrieval import Passage
 from envs.search_qa.questions import Question
@@ -207,7 +207,7 @@ def _draw(world: World, rng: random.Random, hops: int) -> Question | None:
     for _ in range(hops - 1):
         relation = choose(rng, [r for r in RELATIONS[visited[-1].kind] if r.target])
         asked.append(relation.name)
-        visited.append(world.follow(visited[-1], relation))
+        visited.append(cast(Entity, world.follow(visited[-1], relation)))  # the relation has a target
     last = _last_relation(rng, visited[-1].kind)
     answer = world.follow(visited[-1], last)
     if len(set(visited)) < len(visited) or answer in visited:

@@ -25,6 +25,7 @@ from envs.base import TextEnv
 from envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
 from envs.contract import Demonstrator
 from envs.settings import Settings
+from envs.splits import Split
 from envs.text import PRINTABLE, printable
 from envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
 from envs.web_shop.pages import (
@@ -109,7 +110,7 @@ class WebShop(TextEnv, Demonstrator):
     max_turns = 8
     max_action_length = MAX_ARGUMENT + len("search[]")
 
-    def __init__(self, split: str = "train", render_mode: str | None = None, **options: Any) -> None:
+    def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
         super().__init__(split, render_mode, **options)
         o = self.options
         self._limits = Limits(o.per_page, o.max_title_length, o.max_text_length, o.max_values, self._numbered(o))

@@ -181,11 +181,16 @@ def _price(text: str | None, rows: Rows[ProductRow], number: int) -> float:
 def _unpack(payload: str) -> Product:
     fields: dict[str, Any] = json.loads(payload)
     options = tuple((name, tuple(values)) for name, values in fields.pop("options"))
-    return Product(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}, options=options)
+    return Product(**_with_tuples(fields), options=options)
 
 
 def _unpack_wish(payload: str) -> Wish:
-    return Wish(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(payload).items()})
+    return Wish(**_with_tuples(json.loads(payload)))
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def _written(path: str) -> list[tuple[Asin, Wish]]:

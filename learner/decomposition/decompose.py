@@ -118,8 +118,8 @@ def group_parts(trainer: Trainer, group_id: str, members: Sequence[Trajectory]) 
             sums[i] = _add(sums[i], score, factor * float(weight))
     flat = [replace(row, advantage=0.0) for row in rows]
     regularisers = {name: trainer.row_gradients(flat, term) for name, term in regulariser_objectives(own).items()}
-    pair = None if halves is None else (sums[1], sums[2])
-    return Parts(sums[0], pair, regularisers, square / len(members), _std_scale(ranked))
+    task, *pair = (shards for shards in sums if shards is not None)
+    return Parts(task, (pair[0], pair[1]) if pair else None, regularisers, square / len(members), _std_scale(ranked))
 
 
 def inner(one: Shards, other: Shards) -> float:

@@ -235,10 +235,10 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     pairs = np.array([(a, b) for a, b in zip(one, other, strict=True) if not (math.isnan(a) or math.isnan(b))])
     if len(pairs) < 2:
         return math.nan
-    ranks = [_ranks(column) for column in pairs.T]
-    if any(np.ptp(r) == 0 for r in ranks):
+    first, second = (_ranks(column) for column in pairs.T)
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

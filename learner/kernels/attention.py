@@ -129,8 +129,8 @@ def _window(sliding_window: int | None, layout: Layout) -> int:
 
 
 def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
-    by_token = (x[0].transpose(0, 1) for x in (query, key, value))
-    return plan(layout, (query.shape[1], key.shape[1]), window).attend(*by_token, scale)[None]
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    return plan(layout, (query.shape[1], key.shape[1]), window).attend(queries, keys, values, scale)[None]
 
 
 @lru_cache(maxsize=2)

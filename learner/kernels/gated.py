@@ -42,7 +42,8 @@ def _has_the_parts(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _gives_the_same(block: nn.Module) -> bool:
-    x = torch.linspace(-1, 1, 16 * block.gate_proj.in_features).sin().unflatten(0, (16, -1))
+    gate: Any = block.gate_proj
+    x = torch.linspace(-1, 1, 16 * gate.in_features).sin().unflatten(0, (16, -1))
     return torch.allclose(_forward(block, block.forward, x), block(x), rtol=1e-4, atol=1e-5)
 
 

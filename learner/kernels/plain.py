@@ -25,7 +25,7 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layou
     found = []
     for row in layout.rows:
         place = torch.from_numpy(row).to(query.device)
-        found.append(_causal(*(x[:, :, place] for x in (query, key, value)), scale, window))
+        found.append(_causal(query[:, :, place], key[:, :, place], value[:, :, place], scale, window))
     first = torch.from_numpy(np.unique(np.concatenate(layout.rows), return_index=True)[1]).to(query.device)
     return torch.cat(found, dim=2)[:, :, first].transpose(1, 2)
 

@@ -9,6 +9,7 @@ Invariants:
 """
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from learner.config import LearnerConfig
 from learner.kernels.attention import Layout
 from learner.objective.objectives import value_loss
-from learner.policy.model import equip, hidden_states, load_model, reshard, shard
+from learner.policy.model import equip, hidden_states, load_model, local, reshard, shard
 from learner.tensors import Batch, Inputs
 
 
@@ -27,7 +28,7 @@ class Critic(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = model.base_model
+        self.model = cast("PreTrainedModel", model.base_model)
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -78,7 +79,7 @@ class ValueLearner:
 
     def gradients(self) -> list[Tensor]:
         """This rank's shards of the critic's gradient."""
-        return [p.grad.to_local() for p in self.module.parameters() if p.grad is not None]
+        return [local(p.grad) for p in self.module.parameters() if p.grad is not None]
 
     def step(self, norm: float) -> None:
         """One optimizer step with clipped gradients; `norm`: the norm of the whole gradient over all ranks."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -34,6 +35,8 @@ from learner.kernels.attention import Layout
 from learner.kernels.choice import KERNELS
 from learner.kernels.packing import MIN_SAVED, pack
 from learner.policy.lora import add_adapters
+
+Sharded = TypeVar("Sharded", bound=nn.Module)
 
 
 class Policy(nn.Module):
@@ -61,7 +64,7 @@ class Policy(nn.Module):
         successors. Without `entropy_gradient` the entropies are detached.
         """
         hidden = hidden_states(self.model, input_ids, layout)[positions]
-        head = self.model.get_output_embeddings()
+        head: Any = self.model.get_output_embeddings()
         return self.log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
 
 
@@ -136,7 +139,8 @@ def _check_packed(model: PreTrainedModel, name: str, rows: Sequence[np.ndarray],
     """Refuse a model whose logits differ from its head applied to hidden states of packed rows."""
     forest = pack(rows)
     ids = torch.from_numpy(forest.token_ids)[None]
-    logits = model.get_output_embeddings()(hidden_states(model, ids, Layout.of(forest, ids.device)))
+    head: Any = model.get_output_embeddings()
+    logits = head(hidden_states(model, ids, Layout.of(forest, ids.device)))
     for place, wanted in zip(forest.places, own, strict=True):
         difference = float((logits[torch.from_numpy(place)] - wanted).abs().max())
         if not difference <= 1e-4 * max(1.0, float(wanted.abs().max())):
@@ -179,7 +183,13 @@ def layers_apart(model: PreTrainedModel, config: LearnerConfig) -> list[nn.Modul
     return [layer for layer in decoder_layers(model) if sum(p.numel() for p in layer.parameters()) >= least]
 
 
-def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a parameter or gradient of a sharded module, as a plain tensor."""
+    assert isinstance(tensor, DTensor), "the module was not sharded"
+    return tensor.to_local()
+
+
+def shard(policy: Sharded, mesh: DeviceMesh, config: LearnerConfig) -> Sharded:
     """Apply FSDP2 in place: decoder layers one by one, then the rest (embedding, norm, head, small layers) as the root.
 
     With `fp32_head` the root computes in float32, and its output is rounded where it enters a layer.
@@ -191,7 +201,7 @@ def shard(policy: Policy, mesh: DeviceMesh, config: LearnerConfig) -> Policy:
         for kind, cast in ((compute, config.fp32_head), (None if config.fp32_head else compute, False))
     )
     several = mesh.size() > 1
-    for layer in layers_apart(policy.model, config):
+    for layer in layers_apart(cast(PreTrainedModel, policy.model), config):
         fully_shard(layer, mesh=mesh, mp_policy=inner, reshard_after_forward=several, offload_policy=offload)
     fully_shard(policy, mesh=mesh, mp_policy=outer, reshard_after_forward=False, offload_policy=offload)
     for module in policy.modules():
@@ -219,7 +229,7 @@ def one_layer_at_a_time(policy: Policy) -> Iterator[None]:
         reshard(policy)
 
 
-def reshard(policy: Policy) -> None:
+def reshard(policy: nn.Module) -> None:
     """Free gathered parameters. A backward pass does so; without one, the root's parameters would stay gathered."""
     for module in policy.modules():
         if isinstance(module, FSDPModule):

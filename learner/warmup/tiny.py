@@ -23,6 +23,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,8 +138,8 @@ def _stamped(directory: Path) -> TinyReport | None:
         return None
     if not (directory / STAMP).is_file():
         raise ValueError(f"{directory} exists and holds no {STAMP}: give a new folder, or one that a build left")
-    report = json.loads((directory / STAMP).read_text())["report"]
-    return TinyReport(**{**report, "directory": str(directory), "reused": True})
+    report: dict[str, Any] = json.loads((directory / STAMP).read_text())["report"]
+    return TinyReport(**(report | {"directory": str(directory), "reused": True}))
 
 
 def _build(

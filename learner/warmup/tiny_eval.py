@@ -17,6 +17,7 @@ from actors.play.codec import ChatCodec
 from envs.config import EnvironmentConfig
 from envs.episode import Episode
 from envs.registry import make
+from envs.splits import Split
 
 ROWS_TOGETHER = 128
 """Episodes decoded together: more do not fit the caches of a small CPU."""
@@ -105,7 +106,7 @@ def _play_together(
     codec: ChatCodec,
     environment: EnvironmentConfig,
     seeds: list[tuple[int, int]],
-    split: str,
+    split: Split,
     temperature: float,
     max_tokens: int,
     generator: torch.Generator,
@@ -135,7 +136,7 @@ def play_tasks(
     environment: EnvironmentConfig,
     tasks: range,
     *,
-    split: str = "validation",
+    split: Split = "validation",
     group_size: int = 1,
     temperature: float = 0.5,
     max_tokens: int = 48,

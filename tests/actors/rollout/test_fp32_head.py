@@ -5,6 +5,7 @@ from actors.config import RolloutConfig
 from actors.rollout.engine import engine_arguments
 
 
+@pytest.mark.ray
 def test_a_float32_head_is_asked_of_vllm_and_refused_where_all_is_float32() -> None:
     assert "hf_overrides" not in engine_arguments("model", RolloutConfig(dtype="bfloat16"))
     asked = engine_arguments("model", RolloutConfig(dtype="bfloat16", fp32_head=True))

@@ -43,7 +43,7 @@ def test_a_word_tokenizer_of_another_environment(model, tmp_path, capsys):
 
 def test_a_context_too_small_for_the_first_turn(model, tmp_path, capsys):
     small = ("rollout.max_model_len=64", "sampling.max_tokens_per_turn=8")
-    assert "rollout.max_model_len is 64" in refused(tmp_path, capsys, f"model.path={model}", *small)
+    assert "exceeds rollout.max_model_len=64" in refused(tmp_path, capsys, f"model.path={model}", *small)
 
 
 def test_a_context_longer_than_the_models(model, tmp_path, capsys):
