@@ -1,12 +1,13 @@
-"""Demonstrations: episodes played in the real environment by its own demonstrator, as text and as training sequences.
+"""Demonstrations: episodes that an environment's own demonstrator plays, as text and as training sequences.
 
 Invariants:
 
-- A demonstration is played through `envs.episode.Episode`, so its observations are those its own actions led to.
-- Its sequence is built by the codec exactly as a rollout's is: fed parts and sampled parts encoded each on its own, the
-  end token last in every sampled part. The loss mask covers the sampled parts only.
-- The last turn that an episode may have is said and not played: nothing that came of it would be fed.
-- Everything follows from (environment, seed, quality): the k-th demonstration is the same in every process.
+- A demonstration is played through `envs.episode.Episode`, so its observations result from its own actions.
+- The codec builds its sequence exactly like that of a rollout: it encodes each fed part and each sampled part
+  separately, and every sampled part ends with the end token. The loss mask covers the sampled parts only.
+- The demonstrator's text of the last allowed turn is recorded, but the environment is not stepped with it, because no
+  further observation would be fed.
+- Demonstrations depend only on (environment, seed, quality): the k-th demonstration is the same in every process.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from envs.registry import make
 from envs.wording import DemonstrationQuality
 
 _NOISE_SALT = 7_919
-"""Separates the environment's noise from the demonstrator's choices under one seed."""
+"""Added to the seed of the demonstrator's generator, so that its draws are not those of the task's own generator."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """One demonstration as text: the opening messages, then per turn what was said and what came back."""
+    """One demonstration as text: `opening` messages, then per turn the demonstrator's text and the reply (or None)."""
 
     opening: list[Message]
     turns: list[tuple[str, Message | None]]
 
     def texts(self) -> list[str]:
-        """Every text of the episode, fed and said."""
+        """Every text of the episode: the fed texts, then the demonstrator's."""
         fed = [message["content"] for message in self.opening]
         fed += [message["content"] for _, message in self.turns if message is not None]
         return fed + [said for said, _ in self.turns]
@@ -44,14 +45,17 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One training sequence. `token_ids`: (length,) int32; `loss_mask`: (length,) bool, true at what was said."""
+    """One training sequence. `token_ids`: (length,) int32; `loss_mask`: (length,) bool, true at demonstrated tokens."""
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
 
 
 def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality) -> Transcript:
-    """One demonstration of the task with this seed; MissingCapabilityError where the environment shows none."""
+    """One demonstration of the task with this seed.
+
+    Raises MissingCapabilityError when the environment has no demonstrator.
+    """
     demonstrator = require(environment.name, env, Demonstrator, "the warm-up of a tiny policy")
     rng = np.random.default_rng([seed, _NOISE_SALT])
     episode = Episode(env, seed, int(rng.integers(2**31)), environment.format)
@@ -70,7 +74,7 @@ def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: D
 
 
 def transcripts(environment: EnvironmentConfig, quality: DemonstrationQuality, first_seed: int) -> Iterator[Transcript]:
-    """Demonstrations of the training tasks `first_seed`, `first_seed + 1`, ... without end."""
+    """Yields demonstrations of the training tasks `first_seed`, `first_seed + 1`, ..., without end."""
     env = make(environment.name, "train", environment.options)
     seed = first_seed
     while True:
@@ -79,7 +83,7 @@ def transcripts(environment: EnvironmentConfig, quality: DemonstrationQuality, f
 
 
 def encode(codec: ChatCodec, transcript: Transcript) -> Demonstration:
-    """The sequence that a rollout with these texts would have left."""
+    """The token sequence that a rollout with these texts would have."""
     parts, sampled = [codec.first_turn(transcript.opening)], [False]
     end = np.array([codec.stop_ids[0]], dtype=np.int32)
     for said, message in transcript.turns:

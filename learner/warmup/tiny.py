@@ -1,15 +1,16 @@
 """The tiny policy: its own tokenizer and a Qwen2 of about a million parameters, warmed up on demonstrations.
 
-It makes the whole system run with no download: the embedded default. It is deliberately unfinished, so that there is
-something left to learn, and part of its reasoning ignores the state, so that input dependence is there to be lost.
+It is the default model, with which the whole system runs without any download. The warm-up stops early on purpose, so
+that RL has something to learn, and part of the demonstrated reasoning ignores the state, so that input dependence can
+fall. `learner.warmup.demonstrations` makes the demonstrations and `learner.warmup.training` trains on them.
 
 Invariants:
 
-- The folder is a standard Hugging Face folder; it appears whole or not at all (built beside, then renamed).
-- Weights follow from (recipe, seed, environment), to the byte, whatever the number of torch's threads.
-  `squelch_tiny.json` holds the digest of the three and of the first demonstrations, so that a folder is reused exactly
-  while it would be rebuilt the same.
-- What is demonstrated, and how it is learned: `learner.warmup.demonstrations`, `learner.warmup.training`.
+- The folder is a standard Hugging Face folder. It is built under a temporary name and then renamed, so that it is never
+  incomplete.
+- The weights depend only on (recipe, seed, environment), to the byte, for any number of torch threads.
+  `squelch_tiny.json` holds a digest of these three and of the first demonstrations, so that a folder is reused exactly
+  as long as a new build would equal it.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from learner.warmup.training import warm_up
 
 STAMP = "squelch_tiny.json"
 DEMONSTRATION_SEED = 2_000_000_000
-"""Seed of the first demonstrated task: apart from those of training and validation runs."""
+"""Seed of the first demonstrated task; training and validation use other seeds."""
 NUM_FINGERPRINT = 16
-"""Demonstrations whose texts enter the digest, so that a change of wording or dynamics rebuilds."""
+"""Demonstrations whose texts enter the digest, so that a change of wording or dynamics causes a rebuild."""
 NUM_VOCABULARY = {"words": 200, "bytes": 1000}
-"""Demonstrations that the tokenizer is made from, beside the environment's own list of phrases."""
+"""Demonstrations that the tokenizer is built from, together with the environment's own list of phrases."""
 
 
 @dataclass(frozen=True)
 class TinyReport:
-    """What a build took. All but `directory`, `reused` and `digest` are those of the build, also when reused."""
+    """Report of a build. For a reused folder, the fields after `digest` describe the original build."""
 
     directory: str
     reused: bool
@@ -60,13 +61,13 @@ class TinyReport:
     tokens: int
     optimizer_steps: int
     loss: float
-    """Mean negative log-likelihood (nats) of a demonstrated token, over the last tenth of the steps."""
+    """Mean negative log-likelihood (nats per demonstrated token) over the last tenth of the steps."""
     num_parameters: int
     vocab_size: int
 
 
 def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> str:
-    """What the folder's content follows from: the settings, and the first demonstrations as text."""
+    """Digest of everything that determines the folder's content: the settings, and the first demonstrations as text."""
     some = itertools.islice(transcripts(environment, recipe.quality, DEMONSTRATION_SEED + seed), NUM_FINGERPRINT)
     played = resolved(environment).model_dump(mode="json", include={"name", "options", "format"})
     content = [recipe.model_dump(mode="json"), seed, played, [one.texts() for one in some]]
@@ -76,9 +77,9 @@ def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) 
 def build_tiny(
     directory: str | Path, environment: EnvironmentConfig, seed: int = 0, recipe: TinyRecipe | None = None
 ) -> TinyReport:
-    """Build the tiny policy of an environment in `directory`, or reuse the one that is there and still the same.
+    """Build the tiny policy of an environment in `directory`, or reuse the one there if its digest is the same.
 
-    Raises ValueError when `directory` holds something else.
+    Raises ValueError when `directory` is not empty and is not a tiny policy's folder.
     """
     target, environment = Path(directory), resolved(environment)
     recipe = recipe or recipe_for(environment.name)
@@ -92,7 +93,7 @@ def build_tiny(
     try:
         report = _build(building, target, environment, seed, recipe, digest)
         if (found := _reusable(target, digest)) is not None:
-            return found  # another process was faster, and its folder may be in use
+            return found  # another process finished first, and its folder may be in use
         if target.exists():
             shutil.rmtree(target)
         building.rename(target)
@@ -102,13 +103,16 @@ def build_tiny(
 
 
 def building_path(target: Path, process: int) -> Path:
-    """Where a process of this machine fills a folder that is to become `target`."""
+    """Temporary path at which a process of this machine builds the folder `target`."""
     return target.with_name(f".{target.name}.building-{socket.gethostname()}-{process}")
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes what builds in `folder` left behind that were killed on this machine. Builds of other machines, which may
-    share the folder, are left alone: whether they go on cannot be seen from here."""
+    """Removes the temporary folders of builds in `folder` whose processes were killed on this machine.
+
+    Other machines may share the folder. Their temporary folders are kept, because this machine cannot tell whether
+    those builds still run.
+    """
     mine = f".building-{socket.gethostname()}"
     for left in folder.glob(".*.building-*") if folder.is_dir() else ():
         place, _, process = left.name.rpartition("-")
@@ -122,18 +126,18 @@ def _runs(process: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's
+        pass  # the process exists and belongs to another user
     return True
 
 
 def _reusable(directory: Path, digest: str) -> TinyReport | None:
-    """The report of the build in `directory` if it is the one asked for. ValueError as `_stamped`."""
+    """The report of the build in `directory` if it has this digest, else None. Raises ValueError as `_stamped` does."""
     found = _stamped(directory)
     return found if found is not None and found.digest == digest else None
 
 
 def _stamped(directory: Path) -> TinyReport | None:
-    """The report of the build in `directory`, None when there is nothing; ValueError when there is something else."""
+    """The report of the build in `directory`; None when it is empty or missing. Raises ValueError for other content."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return None
     if not (directory / STAMP).is_file():
@@ -145,7 +149,7 @@ def _stamped(directory: Path) -> TinyReport | None:
 def _build(
     building: Path, target: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe, digest: str
 ) -> TinyReport:
-    """Fill `building`; the report speaks of `target`."""
+    """Build all files in the folder `building`; the report names `target` as the directory."""
     start = time.perf_counter()
     codec = write_tokenizer(building, environment, seed, recipe)
     model = new_model(codec, recipe, seed)
@@ -174,7 +178,7 @@ def _build(
 
 
 def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> ChatCodec:
-    """Write the environment's tokenizer and return the codec, which has checked that no word is missing."""
+    """Write the environment's tokenizer and return its codec, after a check that the vocabulary covers every text."""
     played = environment_class(environment.name)
     words, known = reads_words(played), phrases(played, environment.format)
     count = NUM_VOCABULARY["words" if words else "bytes"]
@@ -217,7 +221,7 @@ def new_model(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> Qwen2ForCausal
 
 
 def _write_configs(model: Qwen2ForCausalLM, directory: Path) -> None:
-    """The configuration files, so that the codec reads the very folder that will be published."""
+    """Write the configuration files, so that the codec reads the same folder that will be published."""
     model.config.save_pretrained(directory)
     ends, pad = model.config.eos_token_id, model.config.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=[ends], pad_token_id=pad, do_sample=True, top_k=0)
@@ -227,7 +231,7 @@ def _write_configs(model: Qwen2ForCausalLM, directory: Path) -> None:
 def collect(
     codec: ChatCodec, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality, num_tokens: int
 ) -> list[Demonstration]:
-    """Demonstrations of at least `num_tokens` tokens in total, each task demonstrated once."""
+    """Demonstrations with at least `num_tokens` tokens in total; each is of another task."""
     found: list[Demonstration] = []
     total = 0
     for transcript in transcripts(environment, quality, DEMONSTRATION_SEED + seed):

@@ -1,7 +1,7 @@
-"""A quick batched sampler in plain torch: how well a small policy plays, without Ray or vLLM.
+"""A quick batched sampler in plain torch, which measures how well a small policy plays, without Ray or vLLM.
 
-Used to tune and to test the tiny policy. It feeds and samples as the rollout workers do (same codec, same `Episode`, an
-untruncated distribution at the temperature), so its figures are theirs up to the random numbers drawn.
+It serves to tune and test the tiny policy. It feeds and samples as the rollout workers do (the same codec, the same
+`Episode`, the full distribution at the same temperature), so its results differ from theirs only by the random numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from envs.registry import make
 from envs.splits import Split
 
 ROWS_TOGETHER = 128
-"""Episodes decoded together: more do not fit the caches of a small CPU."""
+"""Episodes decoded together; with more, the data exceed the caches of a small CPU."""
 
 
 @dataclass
 class Played:
-    """One episode: its ids, and per turn where X ends and which of the sampled ids are Z."""
+    """One episode: its token ids, its outcome, and per turn the prompt X and the reasoning Z."""
 
     seed: int
     token_ids: np.ndarray
@@ -49,7 +49,8 @@ def sample_turn(
     max_tokens: int,
     generator: torch.Generator,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """One turn for each prompt: (ids, log-probabilities in nats), the end token included where it was sampled."""
+    """Samples one turn per prompt: (ids, log-probabilities in nats) of its tokens, including the end token if
+    sampled."""
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), codec.pad_id)
     mask = torch.zeros((len(prompts), width + max_tokens), dtype=torch.long)
@@ -84,7 +85,7 @@ def sample_turn(
 
 
 def _take_turn(played: Played, episode: Episode, codec: ChatCodec, ids: np.ndarray, log_probs: np.ndarray) -> bool:
-    """Book one sampled turn; whether the episode goes on."""
+    """Record one sampled turn; returns whether the episode continues."""
     closed = len(ids) > 0 and int(ids[-1]) in codec.stop_ids
     start, end = codec.reasoning_span(ids)
     outcome = episode.act(codec.text(ids), hit_token_limit=not closed)
@@ -142,7 +143,8 @@ def play_tasks(
     max_tokens: int = 48,
     seed: int = 0,
 ) -> list[Played]:
-    """`group_size` episodes of each task (`tasks` are task seeds), a task's episodes in a row."""
+    """Plays `group_size` episodes of each task (`tasks`: task seeds); episodes of one task are adjacent in the
+    result."""
     generator = torch.Generator().manual_seed(seed)
     noise = np.random.default_rng(seed).integers(2**31, size=(len(tasks), group_size))
     seeds = [(task, int(noise[i, k])) for i, task in enumerate(tasks) for k in range(group_size)]
@@ -154,6 +156,6 @@ def play_tasks(
 
 
 def load(directory: str | Path) -> tuple[PreTrainedModel, ChatCodec]:
-    """The policy of a folder, float32, and its codec."""
+    """Loads the policy of a folder, in float32, and its codec."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
     return model.eval(), ChatCodec(directory)

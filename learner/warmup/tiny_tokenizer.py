@@ -1,16 +1,17 @@
-"""The tiny policy's tokenizer, in two kinds, as the environment's `tokenizer` says.
+"""The tiny policy's tokenizer, of one of two kinds, which the environment's `tokenizer` selects.
 
-`words`: one token per word of the environment's closed vocabulary, the space before it included.
-`bytes`: byte pairs merged on the environment's own demonstrations, over all 256 bytes, so that any text can be read.
+`words`: one token per word of the environment's closed vocabulary, including the space before it.
+`bytes`: byte pair encoding trained on the environment's own demonstrations, over all 256 bytes, so that it can encode
+any text.
 
 Invariants:
 
 - Every text the environment shows and every demonstration encodes without `<unk>` and decodes to itself.
 - Words: a marker is one token with the space before it (`Ġ</think>`), a grid cell is one token, a number is one token.
-- Bytes: no token holds parts of two words, of a word and a digit, or of a marker and what surrounds it; each digit is a
-  token of its own, so that a number can be copied that never occurred.
-- Either follows from the texts only and not from their order; the size is a multiple of `multiple`, filled up with
-  control tokens that occur nowhere.
+- Bytes: no token spans two words, a word and a digit, or a marker and the text next to it; each digit is a separate
+  token, so that the policy can copy numbers that did not occur in training.
+- Both depend only on the set of texts, not on their order; the size is a multiple of `multiple`, reached by adding
+  unused control tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CONTROL_TOKENS = (UNKNOWN, PAD, END, *ROLES)
 ALWAYS = "<think> </think> <answer> </answer>\n ||"
-"""The turn format's own pieces, in the vocabulary whatever the environment shows."""
+"""Markers of the turn format, which every vocabulary contains."""
 
 PATTERN = r" ?</?(?:think|answer)>| ?\|\|| ?[A-Za-z]+| ?-?[0-9]+(?:\.[0-9]+)?| ?[^\sA-Za-z0-9]|\s"
 BYTE_PATTERN = r" ?</?(?:think|answer)>| ?\|\|| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9<|]+| ?[<|]|\n+| +"

@@ -1,9 +1,9 @@
-"""The warm-up's training: a small causal model learns to say what demonstrations said, each seen once.
+"""The warm-up's training: supervised training of a small causal model on demonstrations, each used once.
 
 Invariants:
 
-- The loss covers demonstrated tokens only, predicted from exactly what a rollout would have been fed.
-- Weights follow from (model, demonstrations, recipe, seed), to the byte, whatever the number of torch's threads.
+- The loss covers demonstrated tokens only, and their context is exactly the ids that a rollout would be fed.
+- The weights depend only on (model, demonstrations, recipe, seed), to the byte, for any number of torch threads.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 LOG_EVERY = 100
 """Optimizer steps between two lines of the log."""
 SHARDS = 2
-"""Parts of a batch computed side by side. Fixed, not the number of cores: the weights depend on it by rounding."""
+"""Parts of a batch that are computed in parallel. Fixed rather than the number of cores, because rounding makes the
+weights depend on it."""
 POOL_BATCHES = 24
-"""Batches' worth of demonstrations that are sorted by length together."""
+"""Number of batches whose demonstrations are sorted by length together."""
 
 
 def batches(
@@ -38,7 +39,7 @@ def batches(
 ) -> Iterator[list[Demonstration]]:
     """One pass over the demonstrations in random order, in batches of similar length.
 
-    A batch holds at most `batch_tokens` tokens, padding included (one sequence longer than that is a batch alone).
+    A batch holds at most `batch_tokens` tokens, padding included; a longer sequence forms a batch by itself.
     """
     order = rng.permutation(len(demonstrations))
     mean = sum(len(one.token_ids) for one in demonstrations) / len(demonstrations)
@@ -55,7 +56,7 @@ def batches(
 
 
 def shared_prefix(demonstrations: list[Demonstration]) -> int:
-    """Number of leading tokens that all sequences have in common and that none demonstrates: the system message."""
+    """Number of leading fed tokens that all sequences have in common: the system message."""
     fed = int(demonstrations[0].loss_mask.argmax()) - 1
     return min(fed, common_length([one.token_ids for one in demonstrations]))
 
@@ -63,8 +64,8 @@ def shared_prefix(demonstrations: list[Demonstration]) -> int:
 def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int, prefix: int) -> torch.Tensor:
     """Mean negative log-likelihood (nats) of the batch's demonstrated tokens; a scalar.
 
-    The first `prefix` tokens, the same in every row, go through the model once for the whole batch. Padding is on the
-    right, where causal attention never looks, so no attention mask is needed.
+    The model processes the first `prefix` tokens, which are the same in every row, once for the whole batch. Padding is
+    on the right, where causal attention does not read it, so no attention mask is needed.
     """
     width = max(len(one.token_ids) for one in batch)
     ids = np.full((len(batch), width), pad_id, dtype=np.int64)
@@ -78,12 +79,13 @@ def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int,
         model.model(input_ids=tokens[:1, :prefix], past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(batch))
     hidden = model.model(input_ids=tokens[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state[:, :-1]
-    logits = model.lm_head(hidden[wanted])  # only where a token was demonstrated: under half of the positions
+    logits = model.lm_head(hidden[wanted])  # at demonstrated tokens only: less than half of the positions
     return functional.cross_entropy(logits, tokens[:, prefix + 1 :][wanted])
 
 
 def learning_rate_factor(progress: float, recipe: TinyRecipe) -> float:
-    """Share of the peak learning rate at `progress` in [0, 1] of the tokens: a linear rise, then half a cosine."""
+    """Share of the peak learning rate after a share `progress` in [0, 1] of the tokens: linear rise, then half a
+    cosine."""
     if progress < recipe.warmup_share:
         return progress / recipe.warmup_share
     fall = min((progress - recipe.warmup_share) / (1 - recipe.warmup_share), 1.0)
@@ -92,9 +94,9 @@ def learning_rate_factor(progress: float, recipe: TinyRecipe) -> float:
 
 
 class Optimizer:
-    """Muon for the layers' matrices, AdamW for the rest, on one schedule.
+    """Muon for the layers' matrices and AdamW for all other parameters, on one schedule.
 
-    With Muon the policy reads coordinates off the board after half the tokens that AdamW alone needs.
+    With Muon the policy learns to read coordinates off the board in half of the tokens that AdamW alone needs.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, recipe: TinyRecipe) -> None:
@@ -119,10 +121,10 @@ class Optimizer:
 
 
 class Gradients:
-    """Gradients of one batch, computed in `SHARDS` parts side by side, one torch thread each.
+    """Gradients of one batch, computed in `SHARDS` parallel parts with one torch thread each.
 
-    Parts and their order are fixed, so the weights are the same bytes on any number of cores; and no part waits for
-    another within an operation, which on busy cores costs torch's own threads more than they gain.
+    The parts and their order are fixed, so the weights are the same bytes on any number of cores. Parts do not wait for
+    each other within an operation; torch's own threads do, and on busy cores that costs more than it saves.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, pad_id: int, prefix: int) -> None:
@@ -145,12 +147,13 @@ class Gradients:
         return loss.item(), torch.autograd.grad(loss, self._parameters)
 
     def close(self) -> None:
+        """Ends the threads, after their present work."""
         self._workers.shutdown()
 
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Sets torch's threads to 1, and back."""
+    """Sets the number of torch threads to 1 within this context and restores it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
