@@ -1,16 +1,18 @@
-"""The early warning judged: false alarms on healthy runs, delay and lead on collapsed ones.
+"""Measures the alarm: false alarms on healthy runs, and delay and lead on collapsed runs.
 
 python -m benchmarks.alarm [--healthy RUN ...] [--collapsed RUN ...] [--quick] [--json]
 
-RUN is a run's folder (its metrics.jsonl). Healthy: series of scorings are drawn from each run by a moving-block
-bootstrap, whole blocks of neighbouring scorings of one run, and the alarm of actors/diagnosis/alarm.py, whose
-parameters are frozen there, watches each; the figure is the share of series in which it was raised, with Wilson's 95%
-interval. Twice: blocks of scorings as they are, which puts the low start of a run that learned after its high end, and
-so counts its rise as falls; and blocks of the noise around the run's own course (a running mean), which keeps the
-course. Collapsed: per run, the onset (the first scoring from which MI-Seq-Est stays below half of the run's best
-level), the alarm's delay after it in steps, and its lead over the reward: steps from the alarm until the success of
-training trajectories, a mean of five steps, stays below 80% of its best. Without runs: made-up series, and the output
-says so.
+RUN is a run's folder, of which metrics.jsonl is read. From each healthy run, series of scorings are drawn by a
+moving-block bootstrap (blocks of neighbouring scorings of one run). The alarm of actors/diagnosis/alarm.py, with its
+fixed parameters, watches each series; the figure is the share of series in which it was raised, with Wilson's 95%
+interval. There are two such figures. The first draws blocks of scorings; it can place the low start of a run that
+learned after its high end, and so count the run's rise as a fall. The second draws blocks of the noise around the run's
+trend (a running mean), which keeps the trend.
+
+For each collapsed run the benchmark prints the onset (the first scoring from which MI-Seq-Est stays below half of the
+run's best level), the alarm's delay after the onset in steps, and its lead over the reward: the steps from the alarm
+until the success of training trajectories, a mean over five steps, stays below 80% of its best. Without runs the series
+are synthetic, and the output says so.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures
 
 BLOCK = 4
-"""Scorings in a block: noise that lasts longer than so many scorings is cut."""
+"""Scorings in a block; correlations of the noise over more scorings are lost."""
 ONSET_SHARE = 0.5
 REWARD_SHARE = 0.8
 SMOOTH = 5
@@ -38,7 +40,7 @@ SMOOTH = 5
 
 @dataclass(frozen=True)
 class Series:
-    """One run: its scorings (step, MI-Seq-Est, standard error, told from null), and success by step."""
+    """One run: its scorings (step, MI-Seq-Est, standard error, whether above the null), and success by step."""
 
     name: str
     scorings: list[tuple[int, float, float, bool]]
@@ -46,7 +48,7 @@ class Series:
 
 
 def read_series(run_dir: Path) -> Series:
-    """From a run's folder; ValueError naming it when it holds fewer than twice BASELINE scorings."""
+    """Reads a run's folder; ValueError, which names it, if it holds fewer than twice BASELINE scorings."""
     lines = read_metrics(run_dir)
     scorings = [seen for line in lines if (seen := scoring_of(line)) is not None and math.isfinite(seen[1])]
     if len(scorings) < 2 * BASELINE:
@@ -59,7 +61,7 @@ def read_series(run_dir: Path) -> Series:
 
 
 def resampled(series: Series, length: int, rng: np.random.Generator) -> list[tuple[int, float, float, bool]]:
-    """`length` scorings in blocks of BLOCK neighbours that start anywhere in the run."""
+    """`length` scorings, drawn in blocks of BLOCK neighbours that start anywhere in the run."""
     count, found = len(series.scorings), []
     while len(found) < length:
         start = int(rng.integers(max(1, count - BLOCK + 1)))
@@ -68,12 +70,14 @@ def resampled(series: Series, length: int, rng: np.random.Generator) -> list[tup
 
 
 def renoised(series: Series, rng: np.random.Generator) -> list[tuple[int, float, float, bool]]:
-    """The run's own course, a running mean of 2 BLOCK + 1 scorings, with its noise resampled in blocks of BLOCK."""
+    """The run's trend, a running mean over 2 BLOCK + 1 scorings, with its noise resampled in blocks of BLOCK."""
     values = np.array([scoring[1] for scoring in series.scorings])
     count = len(values)
     around = [values[max(0, i - BLOCK) : i + BLOCK + 1] for i in range(count)]
     course = np.array([near.mean() for near in around])
-    left = np.array([math.sqrt(1 - 1 / len(near)) for near in around])  # of the noise: each mean holds its own point
+    left = np.array(
+        [math.sqrt(1 - 1 / len(near)) for near in around]
+    )  # corrects the noise: each mean contains its own point
     noise = np.zeros(0)
     while len(noise) < count:
         start = int(rng.integers(max(1, count - BLOCK + 1)))
@@ -83,7 +87,7 @@ def renoised(series: Series, rng: np.random.Generator) -> list[tuple[int, float,
 
 
 def alarms(scorings: Sequence[tuple[int, float, float, bool]]) -> list[tuple[int, int | None]]:
-    """(step raised, step lowered again or None) of each alarm."""
+    """(step at which it was raised, step at which it cleared or None) of each alarm."""
     alarm, found = DependenceAlarm(), []
     for scoring in scorings:
         if alarm.scoring(*scoring):
@@ -94,8 +98,8 @@ def alarms(scorings: Sequence[tuple[int, float, float, bool]]) -> list[tuple[int
 
 
 def false_alarms(runs: Sequence[Series], num_series: int, seed: int = 0, course: bool = False) -> dict[str, Any]:
-    """Share of series, each as long as the run it was drawn from, in which the alarm is raised; `course`: the noise
-    alone is resampled."""
+    """The share of series, each as long as its run, in which the alarm is raised; `course`: only the noise is
+    resampled."""
     rng = np.random.default_rng(seed)
     raised = 0
     for index in range(num_series):
@@ -113,7 +117,7 @@ def false_alarms(runs: Sequence[Series], num_series: int, seed: int = 0, course:
 
 
 def onset(series: Series) -> int | None:
-    """Step of the first scoring from which MI-Seq-Est stays below half of the best mean of BASELINE scorings before."""
+    """Step of the first scoring from which MI-Seq-Est stays below half the best earlier mean of BASELINE scorings."""
     values = [scoring[1] for scoring in series.scorings]
     best, at = -math.inf, None
     for index, value in enumerate(values):
@@ -125,7 +129,7 @@ def onset(series: Series) -> int | None:
 
 
 def reward_fall(series: Series) -> int | None:
-    """Step from which the mean success of SMOOTH steps stays below REWARD_SHARE of its best before."""
+    """Step from which the mean success over SMOOTH steps stays below REWARD_SHARE of its earlier best."""
     best, at = 0.0, None
     for index in range(SMOOTH, len(series.success) + 1):
         mean = sum(value for _, value in series.success[index - SMOOTH : index]) / SMOOTH
@@ -135,8 +139,8 @@ def reward_fall(series: Series) -> int | None:
 
 
 def judged(series: Series) -> dict[str, Any]:
-    """Onset, alarm, delay and lead of one run, in steps; None where there is none. The alarm of a collapse is the first
-    that still stands at the onset or comes later; those lowered before it are `early`."""
+    """Onset, alarm, delay and lead of one run in steps, each None if it does not exist. The alarm of a collapse is the
+    first that is still raised at the onset or is raised later; alarms that cleared before the onset are `early`."""
     began, fall, raised = onset(series), reward_fall(series), alarms(series.scorings)
     standing = [start for start, end in raised if began is None or end is None or end > began]
     alarm = standing[0] if standing else None
@@ -152,8 +156,8 @@ def judged(series: Series) -> dict[str, Any]:
 
 
 def made_up(collapse: bool, seed: int, scorings: int = 24, every: int = 5) -> Series:
-    """A series of scorings with correlated noise around 1.5 nats; `collapse`: it decays from the middle on, and success
-    follows ten steps later."""
+    """A synthetic series of scorings with correlated noise around 1.5 nats; `collapse`: it decays from the middle on,
+    and success follows ten steps later."""
     rng = np.random.default_rng((seed, collapse))
     noise, values = 0.0, []
     for index in range(scorings):
@@ -169,7 +173,7 @@ def made_up(collapse: bool, seed: int, scorings: int = 24, every: int = 5) -> Se
 
 
 def measure(healthy: Sequence[Series], collapsed: Sequence[Series], num_series: int) -> dict[str, Any]:
-    """What is printed."""
+    """All figures that are printed."""
     return {
         "false_alarms": false_alarms(healthy, num_series) if healthy else None,
         "false_alarms_on_course": false_alarms(healthy, num_series, course=True) if healthy else None,
@@ -179,7 +183,7 @@ def measure(healthy: Sequence[Series], collapsed: Sequence[Series], num_series: 
 
 
 def notes(figures: Mapping[str, Any], synthetic: bool) -> list[str]:
-    """Lines under the table."""
+    """The lines under the table."""
     lines = ["these series are made up; give --healthy and --collapsed run folders"] if synthetic else []
     for key, kind in (("false_alarms", "blocks of scorings"), ("false_alarms_on_course", "noise around the course")):
         if found := figures[key]:

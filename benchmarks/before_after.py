@@ -1,12 +1,12 @@
-"""The demo's training step in this checkout against another one, in alternating blocks.
+"""Compares the demo's training step in this checkout with another checkout, in alternating blocks.
 
     python -m benchmarks.before_after --other DIR [--model DIR] [--blocks N] [--steps N] [--quick] [--json] [KEY=VALUE]
 
-`--other` names another checkout whose `.venv` is set up. Each block is one run of the recipe `frozenlake` in a process
-of its own, without validation, checkpoint and scorer; the sides take turns, and which side begins alternates. Both
-sides play the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the
-other side's block; the first two steps of a block warm up and are left out. Printed: the geometric mean of the paired
-ratios (this checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
+`--other` names another checkout whose `.venv` is set up. Each block is one run of the recipe `frozenlake` in its own
+process, without validation, checkpoint and scorer. The sides alternate, and so does the side that starts. Both sides
+play the same tasks with the same seeds from the same model, so step k of a block is paired with step k of the other
+side's block; the first two steps of a block are warm-up and left out. The benchmark prints the geometric mean of the
+paired ratios (this checkout / other) of the step's wall seconds and of its parts, with 95% t-intervals over the pairs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OVERRIDES = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.po
 
 
 def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[dict[str, Any]]:
-    """Figures of the measured steps of one run in that checkout."""
+    """The figures of the measured steps of one run in a checkout."""
     python = checkout / ".venv/bin/python" if checkout != HERE else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         words = [
@@ -62,7 +62,7 @@ def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[
 
 
 def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
-    """Geometric mean of the paired ratios and its 95% t-interval; `before` and `after` are medians in seconds."""
+    """Geometric mean of the paired ratios, its 95% t-interval, and the medians `before` and `after` in seconds."""
     after, before = np.array(pairs).T
     logs = np.log(after / before)
     half = t_quantile(0.975, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
@@ -78,7 +78,7 @@ def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[str]) -> dict[str, Any]:
-    """Runs the blocks in turns; ratios by part of the step, and whether both sides did the same work."""
+    """Runs the blocks; returns the ratios by part of the step, and whether both sides did the same work."""
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for number in range(blocks):
         order = [HERE, other] if number % 2 else [other, HERE]
@@ -90,13 +90,14 @@ def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[st
 
 
 def main() -> None:
+    """Prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", type=Path, help="another checkout, set up; needed")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--model", default="", help="model folder; default: the tiny policy, built where it is missing")
+    parser.add_argument("--model", default="", help="model folder; default: the tiny policy, built if missing")
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="one block of 4 steps a side")
+    parser.add_argument("--quick", action="store_true", help="one block of 4 steps per side")
     parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     if options.other is None:

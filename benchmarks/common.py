@@ -1,4 +1,4 @@
-"""What benchmarks share: their two flags, a random policy on disk, and how figures are printed."""
+"""Code that the benchmarks share: their two flags, a random policy on disk, and the printing of figures."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GPU_PEAKS = {"H100 80GB HBM3": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOP/s (NVIDIA's data sheets), by a part of the name that PyTorch gives the card."""
+"""Dense bfloat16 FLOP/s (NVIDIA's data sheets), by a part of PyTorch's name of the card."""
 PAD_ID, PAD = 0, "<pad>"
 END_ID, END = 1, "<end>"
 
 
 def restart_with(variables: Mapping[str, str], module: str, argv: Sequence[str] | None) -> None:
-    """Starts this program anew unless it has these environment variables: they are read when a process starts."""
+    """Restarts this program with these environment variables unless it has them: they are read at process start."""
     if any(os.environ.get(name) != value for name, value in variables.items()):
         command = [sys.executable, "-m", module, *(sys.argv[1:] if argv is None else argv)]
         os.execve(sys.executable, command, os.environ | variables)
 
 
 def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
-    """Parse `--quick` and `--json`, which every benchmark has."""
+    """Parses `--quick` and `--json`, which every benchmark has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick_help)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
@@ -37,7 +37,8 @@ def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
 def small_qwen2(
     *, vocabulary: int, width: int, layers: int, hidden: int, heads: int, **others: Any
 ) -> PreTrainedConfig:
-    """A Qwen2 shape with half as many key-value heads as heads and a tied head; `others` as transformers names them."""
+    """A Qwen2 shape with half as many key-value heads as heads and a tied head. `others`: further settings of
+    transformers' Qwen2Config."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -53,8 +54,8 @@ def small_qwen2(
 
 
 def random_qwen2(folder: Path, *, seed: int, **shape: int) -> int:
-    """Write a random float32 model of `small_qwen2`'s shape as a Hugging Face folder; its tokenizer is
-    `word_tokenizer`'s. Returns its number of parameters."""
+    """Writes a random float32 model of `small_qwen2`'s shape as a Hugging Face folder, with the tokenizer of
+    `word_tokenizer`. Returns its number of parameters."""
     import torch
     from transformers import Qwen2ForCausalLM
     from transformers.utils import logging
@@ -65,7 +66,7 @@ def random_qwen2(folder: Path, *, seed: int, **shape: int) -> int:
         **shape,
         max_position_embeddings=1024,
         pad_token_id=PAD_ID,
-        eos_token_id=None,  # vLLM would stop at it whatever it is asked for; the tokenizer has one
+        eos_token_id=None,  # vLLM would always stop at it; the tokenizer has one
         bos_token_id=None,
     )
     model = Qwen2ForCausalLM(config)
@@ -75,9 +76,9 @@ def random_qwen2(folder: Path, *, seed: int, **shape: int) -> int:
 
 
 def word_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Write a tokenizer that maps the word `t17` to the id 17 and back, so that a text has exactly the ids meant.
+    """Writes a tokenizer that maps the word `t17` to the id 17 and back, so that a text can encode any ids.
 
-    Load it with `PreTrainedTokenizerFast`: `AutoTokenizer` takes any tokenizer in a Qwen2 folder for Qwen2's own.
+    Load it with `PreTrainedTokenizerFast`: `AutoTokenizer` treats every tokenizer in a Qwen2 folder as Qwen2's own.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -97,7 +98,7 @@ def word(index: int) -> str:
 
 
 def peak_of(card: str) -> float | None:
-    """Dense bfloat16 FLOP/s of a card, None where it is not known."""
+    """Dense bfloat16 FLOP/s of a card; None if it is unknown."""
     return next((flops for name, flops in GPU_PEAKS.items() if name in card), None)
 
 
@@ -108,7 +109,7 @@ def print_figures(
     rows: Sequence[Sequence[Any]],
     notes: Sequence[str],
 ) -> None:
-    """The whole of `figures` as one JSON object, or a table (first column to the left) with lines under it."""
+    """Prints `figures` as one JSON object, or a table (first column left-aligned) and `notes` under it."""
     if as_json:
         print(json.dumps(figures))
         return

@@ -1,11 +1,11 @@
-"""Groups per second through the filter's pure logic, beside a plain-Python reference on the same groups.
+"""Measures groups per second of the filter's pure logic, and of a plain-Python reference on the same groups.
 
     python -m benchmarks.filter [--quick] [--json]
 
-Each rate is the best of several passes over steps of 8 groups of 16 (the paper's setting) or over one large window,
-from group statistics to decisions with reasons, metrics and checkpointable state. The reference in plain Python only
-picks: no reasons, no state. `sliding_agreement` is the share of groups on which a sliding window of 64 decides as the
-whole window of their step does. Needs neither Ray, vLLM nor torch.
+Each rate is the best of several passes over steps of 8 groups of 16 (the paper's setting) or over one large window. The
+filter's work is the path from group statistics to decisions with reasons, metrics and state for a checkpoint; the
+reference in plain Python only selects groups. `sliding_agreement` is the share of groups for which a sliding window of
+64 decides as the whole window of their step does. The benchmark needs none of Ray, vLLM and torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from benchmarks.common import arguments, print_figures
 GROUP_SIZE = 16
 STEP_GROUPS = 8
 TARGET = 20_000
-"""Groups a second that the filter must reach."""
+"""Groups per second that the filter must reach."""
 
 
 def make_groups(num_groups: int, per_step: int) -> list[GroupStatistics]:
-    """Groups of 16 binary rewards whose success rates are uniform; every tenth has a failed trajectory."""
+    """Groups of 16 binary rewards with uniformly distributed success rates; every tenth has a failed trajectory."""
     rng = np.random.default_rng(0)
     rewards = (rng.random((num_groups, GROUP_SIZE)) < rng.random((num_groups, 1))).astype(np.float64)
     rewards[::10, 3] = np.nan
@@ -39,7 +39,7 @@ def make_groups(num_groups: int, per_step: int) -> list[GroupStatistics]:
 
 
 def through_window(window: FilterWindow, groups: list[GroupStatistics], per_step: int) -> dict[str, str]:
-    """Admits and closes step after step; decisions by group."""
+    """Admits and closes one step after another; returns the decisions by group."""
     found: dict[str, str] = {}
     for start in range(0, len(groups), per_step):
         for group in groups[start : start + per_step]:
@@ -50,7 +50,7 @@ def through_window(window: FilterWindow, groups: list[GroupStatistics], per_step
 
 
 def through_python(groups: list[GroupStatistics], per_step: int, rho: float, epsilon: float) -> dict[str, str]:
-    """Section 3.3 in plain Python, without reasons or state: the peer."""
+    """The reference: section 3.3 in plain Python, without reasons or state; returns the decisions by group."""
     found: dict[str, str] = {}
     rows = [(group.group_id, group.returns.tolist()) for group in groups]
     for start in range(0, len(rows), per_step):
@@ -70,7 +70,7 @@ def _variance(rewards: list[float]) -> float:
 
 
 def rate(work: Callable[[], object], num_groups: int, passes: int) -> float:
-    """Groups a second, best of `passes`."""
+    """Groups per second, the best of `passes` passes."""
     seconds = []
     for _ in range(passes):
         started = time.perf_counter()
@@ -80,7 +80,7 @@ def rate(work: Callable[[], object], num_groups: int, passes: int) -> float:
 
 
 def measure(num_groups: int, passes: int) -> dict[str, float | bool]:
-    """All figures; groups a second unless named otherwise."""
+    """All figures, in groups per second unless the name says otherwise."""
     config = FilterConfig()
     sliding = FilterConfig(window="sliding", window_size=64)
     small, large = make_groups(num_groups, STEP_GROUPS), make_groups(num_groups, num_groups)
@@ -108,7 +108,7 @@ def measure(num_groups: int, passes: int) -> dict[str, float | bool]:
 
 
 def main() -> int:
-    """Prints the figures; 1 if the target was missed or the peer decides otherwise."""
+    """Prints the figures; returns 1 if the target was missed or the reference decides differently, else 0."""
     args = arguments(__doc__, "2,000 groups instead of 20,000")
     found = measure(2_000 if args.quick else 20_000, 5 if args.quick else 7)
     print_figures(found, args.json, ("figure", "value"), list(found.items()), ())

@@ -1,13 +1,13 @@
-"""The scorer's estimates against mutual information that is known exactly.
+"""Compares the scorer's estimates with mutual information that is known exactly.
 
 python -m benchmarks.known_truth [--quick] [--json] [--write]
 
 Channels with finitely many prompts and strings are enumerated (actors/diagnosis/known_truth.py), so I(X;Z) is a sum.
-A tiny random causal LM has every string of up to 4 tokens enumerated by its own forward pass, and its estimates come
-from the scorer's engine (actors/scorer/cross_scoring.py). By N, K and length, this prints the estimate's mean and bias;
-how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; the rate of false
-positives; and how often the regimes of Figure 1 are classified correctly. `--write` writes docs/known-truth.md and
-docs/known_truth.svg.
+For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
+from the scorer's engine (actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the estimate's mean
+and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; the rate of
+false positives; and how often the regimes of Figure 1 are classified correctly. `--write` writes docs/known-truth.md
+and docs/known_truth.svg.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LM_TOKENS, LM_LENGTH, LM_PROMPTS = 4, 4, 24
 
 
 def study(channel: Channel, prompts: int, samples: int, trials: int, seed: int, terminated: bool) -> dict[str, float]:
-    """Bias and coverage of MI-Seq-Est over `trials` draws of `prompts` prompts and `samples` strings of each."""
+    """Bias and coverage of MI-Seq-Est over `trials` draws of `prompts` prompts with `samples` strings each."""
     rng = np.random.default_rng((seed, prompts, samples))
     rows = [_one(draw(channel, rng, prompts, samples, terminated=terminated), trial) for trial in range(trials)]
     estimate, low, high, p_value = np.array(rows).T
@@ -79,7 +79,8 @@ def false_positives(channel: Channel, prompts: int, samples: int, trials: int, s
 
 
 def regimes_told(trials: int, seed: int, prompts: int = 8, samples: int = 8) -> dict[str, float]:
-    """By regime: share of runs that begin diverse, are then drawn from that regime's channel, and are told so."""
+    """By regime: share of runs that are classified correctly. A run starts diverse and then samples from the regime's
+    channel."""
     rng = np.random.default_rng(seed)
     channels = {name: random_channel(3, **options) for name, options in REGIME_CHANNELS.items()}
     right = dict.fromkeys(channels, 0)
@@ -122,8 +123,8 @@ def tiny_lm(seed: int = 0) -> tuple[Any, list[np.ndarray]]:
 
 
 def enumerate_lm(model: Any, prompts: Sequence[np.ndarray]) -> tuple[Channel, list[np.ndarray]]:
-    """The model's channel from prompts to all strings of up to LM_LENGTH tokens, by its own plain forward; and the ids
-    of each string, terminator included. A string of LM_LENGTH tokens is cut: it has no terminator."""
+    """The model's channel from prompts to all strings of up to LM_LENGTH tokens, by plain forward passes, and the ids
+    of each string with its terminator. A string of LM_LENGTH tokens is cut and has no terminator."""
     import torch
 
     bodies = [np.array(z, dtype=np.int64) for t in range(LM_LENGTH + 1) for z in np.ndindex(*[LM_TOKENS] * t)]
@@ -143,7 +144,7 @@ def enumerate_lm(model: Any, prompts: Sequence[np.ndarray]) -> tuple[Channel, li
 
 
 def table(trials: int, seed: int = 0) -> list[dict[str, Any]]:
-    """One row for each channel, N and K, with the terminator in Z; and without it for the medium channel."""
+    """One row for each channel, N and K, with the terminator in Z; for the medium channel also without it."""
     rows = []
     for name, options in CHANNELS.items():
         channel = random_channel(1, **options)
@@ -156,7 +157,7 @@ def table(trials: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def language_model(trials: int, seed: int = 0) -> list[dict[str, Any]]:
-    """The enumerated language model, with and without the terminator."""
+    """The rows of the enumerated language model, with and without the terminator."""
     channel, _ = enumerate_lm(*tiny_lm(seed))
     return [
         {"channel": "tiny LM", "terminator": terminated, "length": channel.mean_length()}
@@ -167,7 +168,7 @@ def language_model(trials: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def measure(trials: int) -> dict[str, Any]:
-    """Everything that is printed."""
+    """All figures that are printed."""
     rows = table(trials) + language_model(trials)
     medium = random_channel(1, **CHANNELS["medium"])
     false = {f"N={n}, K={k}": false_positives(medium, n, k, 2 * trials, 0) for n, k in ((8, 8), (32, 1), (64, 8))}
@@ -178,14 +179,14 @@ COLUMNS = ("channel", "Z ends", "length", "K", "N", "I(X;Z)", "mean", "bias", "h
 
 
 def cells(row: Mapping[str, Any]) -> list[Any]:
-    """One row as it is printed."""
+    """The printed cells of one row."""
     ends = "with terminator" if row["terminator"] else "without"
     head = [row["channel"], ends, round(row["length"], 1), row["samples"], row["prompts"]]
     return head + [float(row[k]) for k in ("truth", "mean", "bias", "half_width", "covers_mean", "covers_truth")]
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """Lines under the table."""
+    """The lines under the table."""
     false = ", ".join(f"{value:.3f} at {name}" for name, value in figures["false_positives"].items())
     told = ", ".join(f"{name} {value:.2f}" for name, value in figures["regimes"].items())
     return [f"false positives (p <= 0.05): {false}", f"regimes classified correctly at N=8, K=8: {told}"]
@@ -221,7 +222,7 @@ cases (one scoring of 8 prompts with 8 reasonings each):
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """docs/known-truth.md."""
+    """The text of docs/known-truth.md."""
     lines = [HEAD.format(length=LM_LENGTH, trials=figures["trials"])]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     for row in figures["rows"]:
@@ -233,13 +234,13 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
-    """docs/known_truth.svg: mean estimate against N beside I(X;Z), and coverage of the mean; K = 8."""
+    """docs/known_truth.svg: mean estimate against N with I(X;Z) for comparison, and coverage of the mean; K = 8."""
     colours = {"weak": "#1b7837", "medium": "#2166ac", "strong": "#b2182b"}
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" width="760" height="300" font-family="sans-serif" font-size="11">',
         '<rect width="760" height="300" fill="white"/>',
     ]
-    left = _axes(parts, 50, "MI-Seq-Est, nats a sequence (dashed: I(X;Z); dotted: log N)", 0.0, 4.5, (0, 1, 2, 3, 4))
+    left = _axes(parts, 50, "MI-Seq-Est, nats per sequence (dashed: I(X;Z); dotted: log N)", 0.0, 4.5, (0, 1, 2, 3, 4))
     right = _axes(parts, 430, "share of 95% intervals that hold the mean", 0.5, 1.0, (0.5, 0.75, 0.95))
     _line(parts, [left(n, float(np.log(n))) for n in SIZES], "#888888", "2 3")
     _line(parts, [right(n, 0.95) for n in SIZES], "#888888", "2 3")
@@ -255,7 +256,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> str:
 def _axes(
     parts: list[str], x: int, title: str, low: float, high: float, marks: Sequence[float]
 ) -> Callable[[float, float], tuple[float, float]]:
-    """A frame of 290 x 220 at (x, 40) with N on a logarithmic axis; returns (N, value) -> (x, y)."""
+    """Draws a frame of 290 x 220 at (x, 40) with a logarithmic axis of N; returns the map (N, value) -> (x, y)."""
 
     def place(n: float, value: float) -> tuple[float, float]:
         share = np.log(n / SIZES[0]) / np.log(SIZES[-1] / SIZES[0])

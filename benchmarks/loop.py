@@ -1,10 +1,10 @@
-"""A training step of the whole loop: wall seconds by part, and what orchestration costs.
+"""Measures a training step of the whole loop: wall seconds by part, and the cost of orchestration.
 
 `python -m benchmarks.loop [--steps N] [--recipe NAME] [--quick] [--json]`, and `key=value` overrides as for `train`.
-Runs the recipe in a process of its own without validation. Orchestration is the step's wall time less the union of
-the intervals in which something generates, trains, scores or steps an environment; its CPU share is that of the
-coordinator, the filter service and Ray's own processes in all CPU seconds of the run's process tree over the measured
-steps. The first two steps warm up and are left out.
+The recipe runs in its own process, without validation. Orchestration time is the step's wall time without the union of
+the intervals in which an actor generates, trains, scores or steps an environment. Its CPU share is the share of the
+coordinator, the filter service and Ray's processes in all CPU seconds of the run's process tree over the measured
+steps. The first two steps are warm-up and left out.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ ORCHESTRATION = ("coordinator", "filter service", "ray")
 
 
 def role_of(process: psutil.Process) -> str:
-    """Which part of the system a process is, from its title."""
+    """The part of the system to which a process belongs, by its title."""
     title = " ".join(process.cmdline())
     return next((role for part, role in ROLES.items() if part in title), "ray")
 
 
 def cpu_seconds(root: psutil.Process) -> dict[str, float]:
-    """CPU seconds so far by role, of a process and its descendants."""
+    """CPU seconds so far of a process and its descendants, by role."""
     totals: dict[str, float] = {}
     for process in [root, *root.children(recursive=True)]:
         try:
             times, role = process.cpu_times(), role_of(process)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # it ended between being listed and being asked
+            continue  # it ended after it was listed
         totals[role] = totals.get(role, 0.0) + times.user + times.system
     return totals
 
@@ -61,7 +61,7 @@ def cpu_seconds(root: psutil.Process) -> dict[str, float]:
 def run_steps(
     recipe: str, steps: int, overrides: list[str], runs_dir: Path, warm_up: int = WARM_UP
 ) -> dict[str, float]:
-    """Runs the recipe; CPU seconds by role that the steps after `warm_up` took. Its metrics are left in `runs_dir`."""
+    """Runs the recipe; returns the CPU seconds of the steps after `warm_up`, by role. `runs_dir` keeps its metrics."""
     words = ["train", recipe, "name=loop", f"runs_dir={runs_dir}", f"loop.steps={steps}", "validation.every=0"]
     words += ["loop.checkpoint_every=1000000", "recorder.port=0", *overrides]
     command = [sys.executable, "-u", "-m", "cluster.cli", *words]
@@ -113,6 +113,7 @@ def figures(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, A
 
 
 def main() -> None:
+    """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--recipe", default="frozenlake")
@@ -129,7 +130,7 @@ def main() -> None:
     notes = [
         f"{found['steps']} steps, {found['tokens_per_second']:.0f} sampled tokens/s, "
         f"{found['kept_groups']:.1f} groups kept, largest staleness {found['staleness_max']:.0f}",
-        f"CPU seconds a step: {cpu_shares}",
+        f"CPU seconds per step: {cpu_shares}",
         f"orchestration's CPU share: {found['orchestration_cpu_share']:.3f}",
     ]
     print_figures(found, options.json, ("part (median)", "seconds", "share of step"), rows, notes)

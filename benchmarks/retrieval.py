@@ -1,11 +1,12 @@
-"""Searching and shopping without a model: how fast an index is built and asked, and how SearchQA and WebShop step.
+"""Measures search and shopping without a model: building and querying an index, and steps of SearchQA and WebShop.
 
 python -m benchmarks.retrieval [--quick] [--json] [--passages N]
 
-Worlds and shop are made up. The index of the passages that are searched is built once and kept where the variable
-SQUELCH_CACHE says, else in the user's cache folder; `built_passages` are built anew, in a temporary folder. Episodes
-are those of the demonstrator, which errs, and of the solver, resets and their own thinking included; in one process, on
-one core, by its CPU seconds. Hostile actions have the right form with odd arguments, half-open brackets, a megabyte.
+Worlds and shop are generated. The index for searches is built once and kept in the folder that the variable
+SQUELCH_CACHE names, else in the user's cache folder; the index of `built_passages` is built each time, in a temporary
+folder. Episodes are played by the demonstrator, which errs, and by the solver; resets and the players' own time are
+included, in CPU seconds of one process on one core. Hostile actions have the right form with odd arguments, half-open
+brackets, or a megabyte of text.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from envs.retrieval import open_index
 from envs.search_qa.world import World
 
 PASSAGES, PRODUCTS = 100_000, 10_000
-FRESH_SEED = 30_000_000  # above every seed used elsewhere here, so that no cached task flatters a figure
+FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a figure
 VERBS = {"SearchQA": ("search", "answer"), "WebShop": ("search", "click")}
-TARGET = 300  # steps a second
+TARGET = 300  # steps per second
 
 
 def play(env: TextEnv, next_action: Callable[[TextEnv], str], steps: int) -> tuple[float, float]:
-    """(steps a CPU second, share of episodes that succeed)."""
+    """(steps per CPU second, share of episodes that succeed)."""
     seed, played, episodes, solved = FRESH_SEED, 0, 0, 0
     start = time.process_time()
     while played < steps:
@@ -48,7 +49,7 @@ def play(env: TextEnv, next_action: Callable[[TextEnv], str], steps: int) -> tup
 
 
 def slowest_action(env: TextEnv, count: int) -> tuple[float, str]:
-    """(seconds of the slowest of `count` hostile actions, what it was)."""
+    """(seconds of the slowest of `count` hostile actions, that action)."""
     slowest, what = 0.0, ""
     env.reset(seed=0, options={"noise_seed": 0})
     for number, text in enumerate(hostile_searches(random.Random(0), count, VERBS[env.name])):
@@ -63,7 +64,7 @@ def slowest_action(env: TextEnv, count: int) -> tuple[float, str]:
 
 
 def distinct(env: TextEnv, count: int) -> set[str]:
-    """Digests of `count` tasks."""
+    """The digests of the distinct tasks among `count` tasks."""
     keys = set()
     for seed in range(FRESH_SEED, FRESH_SEED + count):
         env.reset(seed=seed, options={"noise_seed": 0})
@@ -72,7 +73,7 @@ def distinct(env: TextEnv, count: int) -> set[str]:
 
 
 def measure_environment(name: str, options: dict[str, Any], steps: int, hostile: int, tasks: int) -> dict[str, Any]:
-    """Every figure of one environment."""
+    """All figures of one environment."""
     env, rng = make(name, "train", options), random.Random(0)
     rate, success = play(env, lambda e: e.demonstrate(rng)[1][0], steps)
     solver_rate, solver_success = play(env, lambda e: (e.solution() or ["search[?]"])[0], steps)
@@ -95,7 +96,7 @@ def measure_environment(name: str, options: dict[str, Any], steps: int, hostile:
 
 
 def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
-    """Building `built` passages anew, and asking for names in an index of `passages`."""
+    """Times building an index of `built` passages, and searching for names in an index of `passages`."""
     world, rng = World(0, passages), random.Random(0)
     start = time.process_time()
     make("SearchQA", "train", {"num_passages": passages})
@@ -122,6 +123,7 @@ def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer steps, tasks and hostile actions")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")

@@ -1,4 +1,4 @@
-"""The sandbox: programs a second by number of callers, what a program and a test cost, and how late endless loops end.
+"""Measures the sandbox: programs per second by number of callers, cost of a program and a test, end of endless loops.
 
 python -m benchmarks.sandbox [--quick] [--json]
 """
@@ -28,7 +28,7 @@ ENDLESS = {
 
 
 def programs_per_second(pool: Pool, count: int, callers: int, tests: int = 1) -> float:
-    """Whole programs a second, each in an interpreter of its own, with so many threads asking."""
+    """Programs per second, each in its own interpreter, with `callers` threads that submit them."""
     questions = [Question("41")] * tests
     start = time.perf_counter()
     with ThreadPoolExecutor(callers) as threads:
@@ -41,7 +41,7 @@ def programs_per_second(pool: Pool, count: int, callers: int, tests: int = 1) ->
 
 
 def lateness(pool: Pool, program: str, limit_s: float, count: int) -> tuple[float, float]:
-    """(mean, largest) seconds by which the caller gets its answer after the limit, all processes dead."""
+    """(mean, largest) seconds from the limit until the caller has its answer and all processes are dead."""
     limits = Limits(wall_s=limit_s, total_s=60)
     late = []
     for _ in range(count):
@@ -54,13 +54,13 @@ def lateness(pool: Pool, program: str, limit_s: float, count: int) -> tuple[floa
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of all sandboxes that have ended: each is reaped by its parent, up to us."""
+    """CPU seconds of this process and of all sandboxes that have ended, which are its reaped descendants."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def measure(backend: Backend, quick: bool) -> dict[str, Any]:
-    """Every figure of one back end."""
+    """All figures of one back end."""
     count, pool = (40 if quick else 300), Pool(backend, warm=4)
     programs_per_second(pool, 10, 2)
     cpu, own = cpu_s(), time.process_time()
@@ -81,6 +81,7 @@ def measure(backend: Backend, quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Prints the figures of each back end that works."""
     options = arguments(__doc__, "40 programs instead of 300; a quarter of a minute")
     chosen = choose(allow_unsafe=False)
     backends = [chosen]

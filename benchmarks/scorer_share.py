@@ -1,13 +1,13 @@
-"""What the scorer costs the demo: its share of the run's CPU time, and what a step takes with it and without.
+"""Measures the scorer's cost in the demo: its share of the run's CPU time, and a step's seconds with and without it.
 
-`python -m benchmarks.scorer_share [--pairs N] [--steps N] [--quick] [--json]`. Runs the demo (recipe `frozenlake`) with
-the scorer on and off in turn, each pair in the other order than the one before. On: the first turn, and the trajectory
-scope with N = 32, at step 1 and every 5 steps. Both do the same work, token for token: the scorer changes nothing that
-is played or learned. The first four steps warm up and are left out, so that 4 + 5 k steps hold k scorings with the
-steps that follow each. The start of Ray and vLLM, twice a pair, is in no figure; with it even `--quick`, 9 steps of
-each, is over a minute.
+`python -m benchmarks.scorer_share [--pairs N] [--steps N] [--quick] [--json]`. The demo (recipe `frozenlake`) runs with
+the scorer on and off; the order alternates from pair to pair. If it is on, the scorer scores the first turn, and the
+trajectory scope with N = 32, at step 1 and every 5 steps. Both sides do the same work, token for token, because the
+scorer does not affect play or learning. The first four steps are warm-up and left out, so that 4 + 5 k steps contain k
+scorings with the steps that follow each. No figure includes the start of Ray and vLLM, twice per pair; because of it
+even `--quick`, with 9 steps of each, takes over a minute.
 
-CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time leaves out validation.
+CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time excludes validation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ARMS = {
 PARTS = ("step", "train", "rollout")
 OUTCOMES = ("done", "skipped", "late", "refused", "failed")
 MOST_CPU_SHARE, MOST_RATIO = 0.10, 1.1
-"""What is wanted: the scorer's CPU share, and a step with it against one without."""
+"""Targets: largest CPU share of the scorer, and largest ratio of a step's seconds with it to those without."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,28 @@ class Run:
     cpu: dict[str, float]
 
     def seconds(self, part: str) -> list[float]:
-        """Of each measured step."""
+        """Seconds of a part in each measured step."""
         return [line[f"seconds/{part}"] for line in self.metrics if line["step"] > WARM_UP]
 
     def total(self, key: str) -> float:
-        """A count summed over all steps."""
+        """A figure summed over all steps."""
         return sum(line.get(key) or 0.0 for line in self.metrics)
 
 
 def order_of(pairs: int) -> list[str]:
-    """Arms in the order they are run: on, off, off, on, ..."""
+    """The arms in the order in which they run: on, off, off, on, ..."""
     return [arm for pair in range(pairs) for arm in (("on", "off") if pair % 2 == 0 else ("off", "on"))]
 
 
 def run_arm(arm: str, steps: int) -> Run:
-    """Runs the demo once."""
+    """Runs the demo once, with the scorer on or off."""
     with tempfile.TemporaryDirectory() as folder:
         cpu = run_steps(RECIPE, steps, ARMS[arm], Path(folder), WARM_UP)
         return Run(arm, read_metrics(Path(folder) / "loop"), cpu)
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Any]:
-    """Shares, and ratios of the pooled steps' medians and means, on against off."""
+    """CPU shares, and the ratios on / off of medians and means over the pooled steps."""
     on, off = ([run for run in runs if run.arm == arm] for arm in ("on", "off"))
     cpu = sum(run.cpu.get("scorer", 0.0) for run in on) / sum(sum(run.cpu.values()) for run in on)
     scored = [line["scorer/cpu_seconds"] for run in on for line in run.metrics if line.get("scorer/cpu_seconds")]
@@ -93,9 +93,10 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=2, help="runs with and runs without (default: 2)")
-    parser.add_argument("--steps", type=int, default=24, help="steps a run, 4 + 5 k (default: 24)")
+    parser.add_argument("--steps", type=int, default=24, help="steps per run, 4 + 5 k (default: 24)")
     parser.add_argument("--quick", action="store_true", help="one pair of 9 steps")
     parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()

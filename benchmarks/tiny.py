@@ -1,11 +1,11 @@
-"""The tiny policy: what its warm-up costs, how it plays, and whether there is something left to learn and to lose.
+"""Measures the tiny policy: the cost of its warm-up, its success, and whether RL can still improve or harm it.
 
 python -m benchmarks.tiny [--env NAME] [--options JSON] [--policy DIR] [--quick] [--json]
 
-Options and token limits are those of the shipped recipe of the environment's name. The policy is built anew, so that
-the seconds are those of a first run, unless `--policy` names a built one. Beside it stands the same policy after its
-warm-up has been continued for as long as a demo of reinforcement learning takes: what more imitation alone would have
-given.
+Options and token limits are those of the shipped recipe with the environment's name. The policy is built again, so that
+the seconds are those of a first run, unless `--policy` names the folder of a policy. For comparison the benchmark also
+measures the same policy after a warm-up that continues for as long as a demo of reinforcement learning: the effect of
+more imitation alone.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from learner.warmup.tiny_eval import Played
 from learner.warmup.tiny_recipe import recipe_for
 
 NUM_PROMPTS = 32
-"""Prompts among which the first turn's reasoning must find its own."""
+"""Number of prompts in the retrieval of the first turn's reasoning."""
 GROUP_SIZE = 16
 QUICK_TASKS = 64
 REASONINGS_PER_PROMPT = 4
 NUM_STEPS = 20
 EPISODES_PER_STEP = 128
-"""Of the continued warm-up: as many episodes a step as a training step plays (8 tasks x 16)."""
+"""Episodes per step of the continued warm-up: as many as a training step plays (8 tasks x 16)."""
 UPDATES_PER_STEP = 4
 CONTINUED_SEED = 1_000_000
-"""Demonstrations of the continued warm-up begin so far behind those of the warm-up."""
+"""Distance from the first seed of the warm-up's demonstrations to that of the continued warm-up's."""
 TARGETS = {
     "success_t05": "0.30 to 0.42",
     "groups_with_variance": ">= 0.4",
@@ -52,13 +52,13 @@ TARGETS = {
     "retrieval_over_chance": ">= 4",
     "seconds": "<= 150 (FrozenLake), 240 (Sokoban)",
 }
-"""On the boards."""
+"""Targets on grid worlds."""
 TEXT_TARGETS = {"format_valid": ">= 0.8", "groups_with_variance": ">= 0.1", "seconds": "<= 150"}
-"""Elsewhere the policy is to be trainable, not good."""
+"""Targets elsewhere: the policy must be trainable, not good."""
 
 
 def success(model: PreTrainedModel, codec: ChatCodec, config: RunConfig, num: int, t: float) -> float:
-    """Share of the first `num` validation tasks solved at temperature `t`, one episode each."""
+    """Share of the first `num` validation tasks that the model solves at temperature `t`, in one episode each."""
     tasks = range(config.environment.validation_seed, config.environment.validation_seed + num)
     tokens = config.sampling.max_tokens_per_turn
     played = tiny_eval.play_tasks(model, codec, config.environment, tasks, temperature=t, max_tokens=tokens)
@@ -66,7 +66,7 @@ def success(model: PreTrainedModel, codec: ChatCodec, config: RunConfig, num: in
 
 
 def signal(groups: list[Played]) -> dict[str, float]:
-    """What groups of `GROUP_SIZE` at temperature 1 hold for the filter."""
+    """Figures of groups of `GROUP_SIZE` at temperature 1: reward variance, format validity, and lengths."""
     returns = np.array([one.episode_return for one in groups]).reshape(-1, GROUP_SIZE)
     turns = sum(len(one.prompts) for one in groups)
     return {
@@ -79,7 +79,7 @@ def signal(groups: list[Played]) -> dict[str, float]:
 
 
 def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]:
-    """How far the first turn's reasoning depends on its prompt."""
+    """Figures on the dependence of the first turn's reasoning on its prompt."""
     chosen = [one for k, one in enumerate(groups) if k % GROUP_SIZE < REASONINGS_PER_PROMPT and len(one.reasonings[0])]
     prompts = [one.prompts[0] for one in groups[::GROUP_SIZE]]
     ids = {one.seed: column for column, one in enumerate(groups[::GROUP_SIZE])}
@@ -94,7 +94,7 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
 
 
 def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedModel:
-    """The policy after `NUM_STEPS` more steps of imitation on fresh demonstrations, at its last learning rate."""
+    """The policy after `NUM_STEPS` more steps of imitation on new demonstrations, at its last learning rate."""
     model, codec = tiny_eval.load(directory)
     recipe = recipe_for(environment.name)
     source = transcripts(environment, recipe.quality, tiny.DEMONSTRATION_SEED + CONTINUED_SEED)
@@ -112,7 +112,7 @@ def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedMode
 def success_beyond(
     directory: Path, model: PreTrainedModel, codec: ChatCodec, config: RunConfig, num_tasks: int
 ) -> dict[str, float]:
-    """Success at temperature 1, and after more imitation: what takes longest here."""
+    """Success at temperature 1, and after more imitation; the slowest figures of this benchmark."""
     further = continued(directory, config.environment)
     return {
         "success_t1": success(model, codec, config, num_tasks, 1.0),
@@ -121,7 +121,7 @@ def success_beyond(
 
 
 def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
-    """Every figure of one environment's policy, which is built in `directory` unless it is there."""
+    """All figures of one environment's policy, which is built in `directory` unless that holds it."""
     environment, tokens = config.environment, config.sampling.max_tokens_per_turn
     report = tiny.build_tiny(directory, environment)
     model, codec = tiny_eval.load(directory)
@@ -148,14 +148,17 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
 
 
 def main() -> None:
+    """Prints the figures of each environment's policy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
-    parser.add_argument("--options", type=json.loads, default={}, help="task options over the recipe's; needs --env")
-    parser.add_argument("--policy", type=Path, help="a folder built before; needs --env")
+    parser.add_argument(
+        "--options", type=json.loads, default={}, help="task options that replace the recipe's; needs --env"
+    )
+    parser.add_argument("--policy", type=Path, help="folder of a policy that was built before; needs --env")
     parser.add_argument(
         "--quick", action="store_true", help="64 tasks and 8 groups instead of 512 and 32, T = 0.5 only"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     arguments = parser.parse_args()
     if (arguments.policy or arguments.options) and not arguments.env:
         parser.error("--policy and --options need --env: which environment are they for?")

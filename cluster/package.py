@@ -9,7 +9,7 @@ DISTRIBUTION = "squelch-rl"
 
 
 def installed_version() -> str:
-    """The distribution's version; `source` where the code runs from a tree that is not installed."""
+    """The distribution's version; `source` if the code runs from a tree that is not installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:

@@ -1,21 +1,21 @@
-"""Cross-scoring against the method's published form, beside what the counted operations allow.
+"""Compares the speed of cross-scoring with the method's published form, and with the ratio of counted operations.
 
 python -m benchmarks.cross_scoring [--quick] [--json] [--device cpu|cuda]
 
-On a CPU, one thread, float32, CPU seconds (a busy neighbour disturbs them less than the clock):
+On a CPU with one thread and float32, in CPU seconds, because other processes disturb them less than wall time:
 
-- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs), a quarter of the prompts by the engine
-  (actors/scorer/cross_scoring.py), 512 random pairs of those as the authors compute them
-  (benchmarks/cross_scoring/work.py), both scaled to all, in turns of two prompts and 64 pairs, in batches of as many
-  tokens. `floor` is the ratio of the operations counted; the engine is to reach 85% of it. Once with a vocabulary of
-  151,936, on fewer pairs;
-- cost at N prompts of 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2;
-- a quarter of the pairs (actors/diagnosis/budget.py) against all, on channels whose matrices are drawn
-  (actors/diagnosis/known_truth.py): mean difference of MI-Est, and how often its interval holds what all pairs give on
-  average.
+- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (actors/scorer/cross_scoring.py) scores a
+  quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both times are
+  scaled to all pairs. The sides alternate after two prompts and 64 pairs, and use batches of the same number of tokens.
+  `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary of 151,936
+  and fewer pairs;
+- cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2;
+- a quarter of the pairs (actors/diagnosis/budget.py) against all pairs, on channels whose matrices are drawn
+  (actors/diagnosis/known_truth.py): the mean difference of MI-Est, and how often the quarter's interval contains the
+  mean over draws of the estimate from all pairs.
 
-On CUDA: 64 x 8 on the shape of Qwen2.5-0.5B in bfloat16, prompts of 1,000 tokens, reasonings of 200: seconds and share
-of the card's peak. NEVER RUN on a GPU: there was none.
+On CUDA: seconds and share of the card's peak for 64 x 8 on the shape of Qwen2.5-0.5B in bfloat16, with prompts of 1,000
+tokens and reasonings of 200. This part was never run on a GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROMPTS, SAMPLES, REASONING = 64, 8, 22
 PROMPT_TOKENS = (40, 220, 400, 1000)
 PAIRS, TURNS = 512, 8
 TIMED = 4
-"""One in so many prompts is timed."""
+"""One in TIMED prompts is timed."""
 LARGE_VOCABULARY = 151_936
 SIZES = (8, 16, 24, 32, 48, 64)
 FIT_PROMPT = 220
@@ -52,7 +52,7 @@ GPU_SHAPE = "Qwen2.5-0.5B"
 
 
 def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
-    """One row: both forms in `turns` of the turns that a quarter of the prompts is timed in."""
+    """One row: times both forms in `turns` of the turns into which a quarter of the prompts is divided."""
     shape = small_shape(name, vocabulary)
     plain, scorer = random_policy(shape), CrossScorer(random_policy(shape), CPU_TOKENS)
     operations, rng = Operations.of(plain), np.random.default_rng(prompt)
@@ -60,7 +60,7 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
     reasonings = random_rows(prompts * SAMPLES, REASONING, shape.vocab_size, 1)
     engine = peer = worst = 0.0
     each, pairs = max(1, prompts // (TURNS * TIMED)), PAIRS * prompts // (PROMPTS * TURNS)
-    scorer.matrix(columns[:2], reasonings[:8])  # first calls pay for set-up
+    scorer.matrix(columns[:2], reasonings[:8])  # the first calls include set-up
     for turn in range(turns):
         chosen = columns[turn * each : (turn + 1) * each]
         drawn = rng.integers((len(reasonings), each), size=(pairs, 2))
@@ -89,7 +89,7 @@ def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, pro
 
 
 def against_prompts(sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Cost at N prompts of 8 reasonings: tokens forwarded, seconds, and both fitted by a N + b N^2."""
+    """Cost at N prompts with 8 reasonings each: tokens forwarded and seconds, both fitted by a N + b N^2."""
     shape = small_shape("0.8 M")
     scorer = CrossScorer(random_policy(shape), CPU_TOKENS)
     columns = random_rows(max(sizes), FIT_PROMPT, shape.vocab_size, 2)
@@ -104,7 +104,7 @@ def against_prompts(sizes: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
-    """Least squares of relative errors by a N + b N^2, and the largest of these."""
+    """Fit of a N + b N^2 by least squares of the relative errors, and the largest relative error."""
     n, y = np.array(sizes, dtype=float), np.array(values)
     terms = np.stack([n, n**2], axis=1)
     (a, b), *_ = np.linalg.lstsq(terms / y[:, None], np.ones(len(y)), rcond=None)
@@ -113,7 +113,7 @@ def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
 
 
 def quarter(trials: int) -> list[dict[str, Any]]:
-    """A quarter of the pairs against all of them, channel by channel; nats a token."""
+    """A quarter of the pairs against all pairs, for each channel; nats per token."""
     channels = {name: random_channel(1, **CHANNELS[name]) for name in ("weak", "medium", "strong")}
     cases = [(name, channel, PROMPTS) for name, channel in channels.items()]
     model, prompts = tiny_lm()
@@ -136,7 +136,7 @@ def quarter(trials: int) -> list[dict[str, Any]]:
 
 
 def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tuple[float, float, float, float]:
-    """MI-Est of all pairs, of a quarter of them, and the ends of the latter's interval."""
+    """MI-Est from all pairs, MI-Est from a quarter of them, and the ends of the latter's interval."""
     scores = draw(channel, rng, size, SAMPLES)
     wanted = draw_pairs(scores.source, size, max(2, round(SHARE * size) - 1), (trial,))
     found = estimate(np.where(wanted, scores.likelihood, np.nan), scores.lengths, scores.source, scores.weights)
@@ -147,7 +147,7 @@ def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tup
 
 
 def large(shape: PreTrainedConfig, prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:
-    """Seconds of one matrix in bfloat16, by the clock, and operations a second."""
+    """Wall seconds of one matrix in bfloat16, and operations per second."""
     model = random_policy(shape).to(device, torch.bfloat16)
     scorer, operations = CrossScorer(model, 16_384), Operations.of(model)
     columns = random_rows(prompts, prompt, shape.vocab_size, 4)
@@ -164,7 +164,7 @@ def large(shape: PreTrainedConfig, prompts: int, prompt: int, reasoning: int, de
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Everything that is printed of a CPU."""
+    """All figures of a CPU."""
     torch.set_num_threads(1)
     cases = [("0.8 M", 40), ("0.8 M", 220)] if quick else [(name, p) for name in POLICIES for p in PROMPT_TOKENS]
     rows = [forms(name, prompt, 1 if quick else TURNS) for name, prompt in cases]
@@ -182,14 +182,14 @@ COLUMNS = ("policy", "vocabulary", "prompt", "pairs", "engine s", "peer s", "rat
 
 
 def cells(row: Mapping[str, Any]) -> list[Any]:
-    """One row as it is printed."""
+    """The printed cells of one row."""
     found = [row[k] for k in ("policy", "vocabulary", "prompt_tokens", "pairs")]
     found += [f"{row[k]:.1f}" for k in ("engine_seconds", "peer_seconds", "ratio", "floor")]
     return [*found, f"{row['reached']:.0%}", f"{row['largest_difference_nats_per_token']:.1e}"]
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """Lines under the table."""
+    """The lines under the table."""
     fit = figures["against_prompts"]
     lines = [
         f"{what} at N prompts ({', '.join(map(str, fit['prompts']))}; {FIT_PROMPT} tokens, 8 reasonings each): "
@@ -197,7 +197,7 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
         for what, found in (("tokens forwarded", fit["tokens"]), ("seconds", fit["seconds"]))
     ]
     return lines + [
-        f"a quarter of the pairs, {row['channel']}, N = {row['prompts']}: MI-Est {row['all_pairs']:.3f} nats a token "
+        f"a quarter of the pairs, {row['channel']}, N = {row['prompts']}: MI-Est {row['all_pairs']:.3f} nats per token "
         f"with all, {row['mean_difference']:+.4f} on average with a quarter (largest {row['largest_difference']:.3f}), "
         f"interval holds it in {row['coverage']:.1%}"
         for row in figures["quarter_of_the_pairs"]
@@ -205,7 +205,7 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the table of the device asked for."""
+    """Prints the table of the chosen device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute: two prompt lengths, one turn")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")

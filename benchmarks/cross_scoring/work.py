@@ -1,8 +1,8 @@
-"""What the scorer's benchmark scores, how the method's published code scores it, and what either must compute at least.
+"""Inputs of the scorer's benchmark, the method's published form of scoring, and the operations that both forms need.
 
-The plain form is that of the paper's authors: one full sequence for each pair, batches padded to their longest, logits
-at every position. Operations are those of the matrix products (two a weight and token) and of attention over the pairs
-that a causal mask leaves; padding, of which both forms have little here, is left out.
+The plain form is that of the paper's authors: one full sequence for each pair, batches padded to their longest
+sequence, logits at every position. Operations are those of matrix products (two per weight and token) and of attention
+over the pairs that a causal mask leaves; padding, of which both forms have little here, is not counted.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ POLICIES: dict[str, dict[str, int]] = {
 
 
 def small_shape(name: str, vocabulary: int | None = None) -> PreTrainedConfig:
-    """One of POLICIES, its own vocabulary replaced where one is given; scaled so that the prompt matters."""
+    """The shape of one of POLICIES, with another vocabulary if given; scaled so that the prompt matters."""
     shape = POLICIES[name] | ({"vocabulary": vocabulary} if vocabulary else {})
     return small_qwen2(**shape, layers=4, heads=4, max_position_embeddings=2048, initializer_range=0.06)
 
 
 def random_policy(config: PreTrainedConfig) -> PreTrainedModel:
-    """Random weights, the same for the same shape."""
+    """A model with random weights, which are equal for equal shapes."""
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(copy.deepcopy(config)).eval()  # the engine changes its model's
+    return Qwen2ForCausalLM(copy.deepcopy(config)).eval()  # a copy, because the engine changes its model's
 
 
 def random_rows(count: int, tokens: int, vocabulary: int, seed: int) -> Rows:
-    """`count` rows of `tokens` ids with nothing in common: the engine has no opening to share, its worst case."""
+    """`count` rows of `tokens` ids without a common beginning, the engine's worst case: it has nothing to share."""
     rng = np.random.default_rng((seed, count, tokens))
     return list(rng.integers(0, vocabulary, (count, tokens)))
 
 
 @torch.inference_mode()
 def padded(model: PreTrainedModel, prompts: Rows, reasonings: Rows, pairs: Pairs, budget: int) -> np.ndarray:
-    """(num_pairs,) log p(Z | X), by full forwards of at most `budget` tokens (or one sequence) at a time."""
+    """(num_pairs,) log p(Z | X), nats, by full forward passes of at most `budget` tokens (or one sequence) each."""
     rows = [np.concatenate([prompts[j], reasonings[s]]) for s, j in pairs]
     size = max(1, budget // max(map(len, rows)))
     found: list[float] = []
@@ -67,7 +67,7 @@ def padded(model: PreTrainedModel, prompts: Rows, reasonings: Rows, pairs: Pairs
 
 @dataclass(frozen=True)
 class Operations:
-    """Of one model: a token through its linear layers, a position through its head, a query against a key."""
+    """Operations of one model for a token in its linear layers, a position in its head, and a query with a key."""
 
     linear: float
     head: float
@@ -75,6 +75,7 @@ class Operations:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Operations:
+        """The operations of a model."""
         config: Any = model.config
         linears = [m for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
         return cls(
@@ -84,13 +85,13 @@ class Operations:
         )
 
     def plain(self, prompt: int, reasoning: int) -> float:
-        """A pair by a full forward."""
+        """Operations of a pair by a full forward pass."""
         tokens = prompt + reasoning
         return tokens * (self.linear + self.head) + self.attention * tokens * (tokens + 1) / 2
 
     def engine(self, prompt: int, reasoning: int, reasonings: int) -> float:
-        """A pair where a prompt is read once for `reasonings` of them, and with it the logits of their first tokens; a
-        reasoning's last token is not fed."""
+        """Operations of a pair if the prompt, and the logits of first tokens, are computed once for `reasonings`
+        reasonings; the last token of a reasoning is not fed."""
         tokens = reasoning - 1
         read = self.head + prompt * self.linear + self.attention * prompt * (prompt + 1) / 2
         seen = self.attention * (tokens * prompt + tokens * (tokens + 1) / 2)

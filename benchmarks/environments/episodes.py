@@ -1,6 +1,6 @@
-"""One demonstrated episode of each environment as text, and the part of docs/environments.md that shows them.
+"""Writes one demonstrated episode of each environment into docs/environments.md.
 
-The part stands between two markers; everything there is written by `python -m benchmarks.environments --write`.
+`python -m benchmarks.environments --write` replaces the text between two markers of that page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SEED = 200
 
 
 def episode_text(name: str) -> str:
-    """The first validation episode that the demonstrator, at its best, plays to success, as the policy sees it."""
+    """The first validation episode that the demonstrator solves at its best quality, as the policy sees it."""
     last = ""
     for seed in range(MAX_SEED):
         last, solved = play(make(name, "validation"), seed)
@@ -31,7 +31,7 @@ def episode_text(name: str) -> str:
 
 
 def play(env: TextEnv, seed: int) -> tuple[str, bool]:
-    """(the episode of this seed as text, whether it succeeded)."""
+    """Plays the episode of a seed; returns it as text, and whether it succeeded."""
     episode, rng = Episode(env, seed, 0, FormatConfig()), random.Random(seed)
     lines = [_message(message) for message in episode.start()]
     while True:
@@ -49,7 +49,7 @@ def _message(message: Message) -> str:
 
 
 def write_episodes(document: Path) -> None:
-    """Replace what stands between the markers of the document; ValueError where they are missing."""
+    """Replaces the text between the markers of the document; ValueError if they are missing."""
     text = document.read_text()
     if BEGIN not in text or END not in text:
         raise ValueError(f"{document} holds no {BEGIN} and {END}, between which the episodes belong")

@@ -1,4 +1,4 @@
-"""Texts that try to break an environment of bracketed actions: odd, huge and malformed, or nearly right."""
+"""Texts that try to break an environment with bracketed actions: odd, huge, malformed or almost correct."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PIECES = (
 
 
 def hostile_searches(rng: random.Random, count: int, verbs: Sequence[str]) -> Iterator[str]:
-    """`count` texts; every second one is of the right form with a hostile argument, every fiftieth is huge."""
+    """`count` texts: every second text has the right form with a hostile argument, every fiftieth is huge."""
     for index in range(count):
         text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(12)))
         if index % 50 == 0:

@@ -21,12 +21,12 @@ def huge_texts() -> list[str]:
         "</think><answer>Up</answer>" + "\n" * MEGABYTE,
         "<" * MEGABYTE,
         "\x00" * MEGABYTE,
-        "İ" * MEGABYTE + "</think><answer>" + "İ" * MEGABYTE,  # grows when lowered
+        "İ" * MEGABYTE + "</think><answer>" + "İ" * MEGABYTE,  # lower() makes it longer
     ]
 
 
 def hostile_texts(rng: random.Random, count: int, actions: Sequence[str]) -> Iterator[str]:
-    """`count` texts: tags, actions and odd characters at random, every third one cut anywhere; huge ones first."""
+    """`count` texts: huge texts first, then random tags, actions and odd characters; every third is cut at random."""
     pieces = [*TAGS, *actions, *(action.upper() for action in actions), " ", "\n", "\ud800", "\x00", "\u202e", "é", "|"]
     pieces += [tag[:-1] for tag in TAGS] + [tag.upper() for tag in TAGS] + ["{}", "%s", "\\", "0", "__import__('os')"]
     huge = huge_texts()
@@ -37,7 +37,7 @@ def hostile_texts(rng: random.Random, count: int, actions: Sequence[str]) -> Ite
 
 
 def mutated(rng: random.Random, text: str, pieces: Sequence[str]) -> str:
-    """`text` with one to three of its stretches, up to eight characters each, replaced by pieces: almost an action."""
+    """`text` with one to three parts of up to eight characters replaced by pieces, so that it is almost an action."""
     for _ in range(rng.randrange(1, 4)):
         first = rng.randrange(len(text) + 1)
         text = text[:first] + rng.choice(pieces) + text[first + rng.randrange(9) :]
@@ -64,11 +64,11 @@ ACTION_PIECES = (
     ),
     *("", " ", "\n", "\t", "|", "||", "{}", "%s", "\\", "'", '"', "<b>", "__import__('os')", "a" * 3000, "😀", "null"),
 )
-"""What hostile actions are mixed from, whatever the environment's grammar."""
+"""Pieces of hostile actions, for the grammar of any environment."""
 
 
 def hostile_actions(rng: random.Random, count: int, known: Sequence[str]) -> Iterator[str]:
-    """`count` texts to be read as actions: half of them actions that an environment knows, mutated, half noise."""
+    """`count` texts to be read as actions: half are mutated actions of the environment, half are noise."""
     for index in range(count):
         if index % 2:
             yield mutated(rng, rng.choice(known), ACTION_PIECES)

@@ -1,10 +1,10 @@
-"""Environments alone: steps and tasks per second, overlap of the splits, difficulty, and the parser under attack.
+"""Measures environments without a model: steps and tasks per second, overlap of the splits, difficulty, hostile texts.
 
 python -m benchmarks.environments [--env NAME] [--quick] [--json] [--write]
 
-Steps are random words, or what the demonstrator says, with a new task at an episode's end and after 10 steps; resets
-are included, on one core and without a model. On a busy machine the CPU seconds are the ones to read.
-`--write` puts one played episode of each environment into docs/environments.md instead.
+Steps take random words or the demonstrator's actions, with a new task at an episode's end and after 10 steps, on one
+core; resets are included. On a busy machine, CPU seconds are more reliable than wall seconds. `--write` only writes one
+played episode of each environment into docs/environments.md.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from envs.base import TextEnv
 from envs.format import parse
 from envs.registry import environment_names, make
 
-FRESH_SEED = 10_000_000  # above every seed used elsewhere here, so that no cached task flatters a figure
+FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a figure
 STEPS_PER_EPISODE = 10
 SECONDS_PER_FIGURE = 300.0
-"""A figure is of fewer tasks or texts where they would take longer than this; each says of how many it is."""
+"""Bound on the seconds of one figure: it uses fewer tasks or texts if they would take longer, and states how many."""
 STEP_TARGETS = {"FrozenLake": 20_000, "Countdown": 20_000, "Sokoban": 5_000, "WebShop": 300, "SearchQA": 300}
 TASK_TARGETS = {"Sokoban": 200}
 STEP_OPTIONS: dict[str, dict[str, Any]] = {"SearchQA": {"num_passages": 100_000}}
-"""Options of the stepping figure, where the defaults are not what the target speaks of."""
+"""Options for measuring steps if the target is not for the default options."""
 PROGRAM_RUNNERS = ("DeepCoder",)
-"""Environments whose steps run programs: the sandbox has a benchmark of its own."""
+"""Environments whose steps run programs; `benchmarks.sandbox` measures those."""
 
 
 class Stopwatch:
-    """Wall and CPU seconds of what runs inside `with`, summed; CPU of this process only."""
+    """Sums the wall seconds, and the CPU seconds of this process, of the code inside `with`."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
@@ -50,9 +50,10 @@ class Stopwatch:
 
 
 def stepping(name: str, count: int) -> dict[str, float]:
-    """Steps a second of random words, or of what the demonstrator says; its own time left out.
+    """Steps per second with random words or the demonstrator's actions, without the demonstrator's own time.
 
-    It may search what is then searched again, so the figure with its time is given too: a lower bound.
+    The demonstrator may fill caches that the environment then uses, so a second figure, a lower bound, includes its
+    time.
     """
     env, rng, watch = make(name, options=STEP_OPTIONS.get(name)), random.Random(0), Stopwatch()
     seed, played = FRESH_SEED, 0
@@ -77,7 +78,7 @@ def stepping(name: str, count: int) -> dict[str, float]:
 
 
 def draw_keys(name: str, split: str, count: int) -> tuple[set[str], int, float]:
-    """(distinct digests of the tasks drawn, how many were drawn, distinct tasks a second)."""
+    """(digests of the distinct tasks drawn, number of tasks drawn, distinct tasks per second)."""
     env = make(name, split)
     start = time.perf_counter()
     keys: set[str] = set()
@@ -92,7 +93,7 @@ def draw_keys(name: str, split: str, count: int) -> tuple[set[str], int, float]:
 
 
 def success_rate(name: str, policy: str, count: int) -> float:
-    """Share of `count` validation tasks solved within the episode's own turns and actions."""
+    """Share of `count` validation tasks solved within the episode's limits on turns and actions."""
     env, rng, solved = make(name, "validation"), random.Random(0), 0
     for seed in range(count):
         env.reset(seed=seed, options={"noise_seed": seed})
@@ -101,7 +102,7 @@ def success_rate(name: str, policy: str, count: int) -> float:
 
 
 def plays_to_success(env: TextEnv, policy: str, rng: random.Random) -> bool:
-    """Whether the policy (random, solver, demonstrator) succeeds from here in `max_turns` turns."""
+    """Whether the policy (random, solver, demonstrator) succeeds within `max_turns` turns from the present state."""
     for _ in range(env.max_turns):
         for action in turn_of(env, policy, rng)[: env.max_actions_per_turn]:
             _, _, terminated, truncated, info = env.step(action)
@@ -111,13 +112,14 @@ def plays_to_success(env: TextEnv, policy: str, rng: random.Random) -> bool:
 
 
 def turn_of(env: TextEnv, policy: str, rng: random.Random) -> list[str]:
+    """The actions of the policy (random, solver, demonstrator) for one turn."""
     if policy == "random":
         return rng.choices(env.actions, k=env.max_actions_per_turn)
     return (env.solution() or []) if policy == "solver" else env.demonstrate(rng)[1]
 
 
 def attack(name: str, count: int) -> dict[str, Any]:
-    """Hostile texts through the parser; hostile actions through reading and reward (programs excepted)."""
+    """Sends hostile texts through the parser, and hostile actions through reading and reward (except programs)."""
     env, rng = make(name), random.Random(0)
     env.reset(seed=0)
     known = list(env.actions) or [env.demonstrate(rng)[1][0] for _ in range(100)]
@@ -135,7 +137,7 @@ def attack(name: str, count: int) -> dict[str, Any]:
 
 
 def spent_on(texts: Iterator[str], use: Callable[[str], bool]) -> dict[str, float]:
-    """How many texts were used, how many of them counted as valid, and the seconds of the slowest."""
+    """Number of texts used, number of valid texts among them, and the seconds of the slowest text."""
     tried, valid, slowest, begun = 0, 0, 0.0, time.perf_counter()
     for text in texts:
         start = time.perf_counter()
@@ -148,7 +150,7 @@ def spent_on(texts: Iterator[str], use: Callable[[str], bool]) -> dict[str, floa
 
 
 def measure(name: str, tasks: int) -> dict[str, Any]:
-    """Every figure of one environment; at most `tasks` are drawn from each split."""
+    """All figures of one environment; at most `tasks` tasks are drawn from each split."""
     train, num_train, train_rate = draw_keys(name, "train", tasks)
     validation, num_validation, validation_rate = draw_keys(name, "validation", tasks)
     figures: dict[str, Any] = {"environment": name}
@@ -171,7 +173,7 @@ def measure(name: str, tasks: int) -> dict[str, Any]:
 
 
 def targets(name: str) -> dict[str, str]:
-    """What the figures are to be, as text beside them."""
+    """The targets of the figures, as text."""
     found = {"tasks_in_both_splits": "0"}
     if name in STEP_TARGETS:
         found |= dict.fromkeys(("steps_per_second", "steps_per_cpu_second"), f">= {STEP_TARGETS[name]:,}")
@@ -181,11 +183,12 @@ def targets(name: str) -> dict[str, str]:
 
 
 def main() -> None:
+    """Prints the figures, or writes the episodes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument("--quick", action="store_true", help="500 tasks of each split instead of 10,000")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
-    parser.add_argument("--write", action="store_true", help="write the episodes of docs/environments.md and end")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
+    parser.add_argument("--write", action="store_true", help="only write the episodes into docs/environments.md")
     arguments = parser.parse_args()
     if arguments.write:
         write_episodes(Path("docs/environments.md"))

@@ -1,16 +1,16 @@
-"""What share of a GPU's peak one training step of the learner reaches.
+"""Measures the share of a GPU's peak that one training step of the learner reaches.
 
     python -m benchmarks.learner.gpu [--quick] [--json] [--device cuda] [--compile]
 
-A model of Qwen2.5-0.5B's shape from random weights, in bfloat16 with float32 masters; eight groups of 16 whose packed
-layout is 16,384 tokens (prompts of 256 tokens, answers of 113), one micro-batch and one optimizer step: forward pass,
-backward pass, clipping and AdamW, as `Trainer.train_step` does them in a run. The first steps (compilation, allocation)
-are left out; the figures are of the median step.
+The model has the shape of Qwen2.5-0.5B and random weights, in bfloat16 with float32 masters. The step has eight groups
+of 16, whose packed layout is 16,384 tokens (prompts of 256 tokens, answers of 113), one micro-batch and one optimizer
+step: forward pass, backward pass, clipping and AdamW, as in `Trainer.train_step` of a run. The first steps
+(compilation, allocation) are left out; the figures are those of the median step.
 
-Model FLOPs are those of the matrix products that the packed step needs (`learner_work.operations`): the head at sampled
-tokens only, nothing for what is computed twice. Their share is taken of the peaks in `common.GPU_PEAKS`.
-`--quick` takes a tiny shape; with `--device cpu` it runs anywhere, and then only the device differs from a GPU's run.
-NEVER RUN on a GPU: there was none.
+Model FLOPs are those of the matrix products that the packed step needs (`benchmarks.learner.work.operations`), with the
+head at sampled tokens only and without recomputation. The peaks are those in `benchmarks.common.GPU_PEAKS`. `--quick`
+uses a tiny shape. With `--device cpu` the benchmark runs on any machine, and then only the device differs from a run on
+a GPU. The benchmark was never run on a GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEP_TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Work:
-    """`answer` tokens are sampled, of which the last is not fed."""
+    """The step's groups. `answer`: number of sampled tokens, of which the last is not fed."""
 
     shape: str
     num_groups: int
@@ -54,7 +54,7 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Of the packed layout."""
+        """Number of tokens in the packed layout."""
         return self.num_groups * (self.prompt + GROUP_SIZE * (self.answer - 1))
 
 
@@ -63,13 +63,14 @@ QUICK = Work("tiny", num_groups=2, prompt=64, answer=13, steps=2)
 
 
 def config_of(shape: str) -> PreTrainedConfig:
+    """The configuration of a published shape, or of `tiny`."""
     if shape != "tiny":
         return published(shape)
     return common.small_qwen2(vocabulary=512, width=64, layers=2, hidden=192, heads=4)
 
 
 def make_model(shape: str, folder: Path) -> PreTrainedConfig:
-    """Write random weights of the shape as a Hugging Face folder."""
+    """Writes random weights of the shape as a Hugging Face folder; returns the configuration."""
     config = config_of(shape)
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).save_pretrained(folder)
@@ -77,7 +78,8 @@ def make_model(shape: str, folder: Path) -> PreTrainedConfig:
 
 
 def settings(work: Work, device: str, compiled: bool) -> LearnerConfig:
-    """One micro-batch: it is filled by a bound on what rows add, a few tokens a row above what they do add."""
+    """The learner's settings with a token budget for one micro-batch: packing bounds the tokens that a row adds, and
+    the bound is a few tokens per row too high."""
     return LearnerConfig(
         num_gpus=1.0 if device == "cuda" else 0.0,
         dtype="bfloat16",
@@ -88,7 +90,7 @@ def settings(work: Work, device: str, compiled: bool) -> LearnerConfig:
 
 
 def measure(work: Work, device: str, compiled: bool, folder: Path) -> dict[str, Any]:
-    """The median step's figures."""
+    """The figures of the median step."""
     config = make_model(work.shape, folder)
     groups = learner_work.random_groups(work.num_groups, GROUP_SIZE, work.prompt, work.answer, config.vocab_size)
     trainer = Trainer(folder, settings(work, device, compiled))
@@ -96,13 +98,14 @@ def measure(work: Work, device: str, compiled: bool, folder: Path) -> dict[str, 
     for step in range(WARM_UP + work.steps):
         start = time.perf_counter()
         report = trainer.train_step(step, groups)
-        seconds.append(time.perf_counter() - start)  # the step has waited for the device: it reports its loss
+        seconds.append(time.perf_counter() - start)  # reporting the loss has synchronised the device
         if not report.updated:
             raise RuntimeError(f"step {step} was refused: {report.refused}")
     return figures(work, trainer, groups, statistics.median(seconds[WARM_UP:]), device)
 
 
 def figures(work: Work, trainer: Trainer, groups: learner_work.Groups, step_s: float, device: str) -> dict[str, Any]:
+    """The figures of a step that took `step_s` seconds."""
     card = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     tokens = learner_work.tokens_fed(trainer, groups, [0])
     operations = learner_work.operations(trainer, groups, 0, padded=False)
@@ -123,6 +126,7 @@ def figures(work: Work, trainer: Trainer, groups: learner_work.Groups, step_s: f
 
 
 def notes(found: dict[str, Any]) -> list[str]:
+    """The lines under the table."""
     share = found["share_of_peak"]
     if share is None:
         return [f"no peak is known for {found['device']}: no share of it"]
@@ -131,6 +135,7 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the figures; returns 0, or 2 if there is no CUDA device."""
     parser = argparse.ArgumentParser(prog="benchmarks.learner.gpu", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a tiny shape and two steps")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")

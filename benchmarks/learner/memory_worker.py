@@ -1,11 +1,11 @@
-"""Peak memory of one learner step, in a process of its own, for `benchmarks.learner`.
+"""Measures the peak memory of one learner step in its own process, for `benchmarks.learner`.
 
     python -m benchmarks.learner.memory_worker '{"budget": 2048, "groups": 4, ...}'
 
-Prints one JSON object: `peak_mib`, the most that the step held beyond what was there before it (weights and optimizer
-state were); `whole_mib`, the most beyond what was there before the learner was; `estimate_mib`, what `learner.memory`
-says of that; and `matrix_mib`, the size of the output matrix. The C library is told to give back what is freed at once,
-so that the figures are the step's own and not the allocator's habits.
+Prints one JSON object. `peak_mib`: the step's peak above the memory before it, which includes weights and optimizer
+state; `whole_mib`: the peak above the memory before the learner was created; `estimate_mib`: the estimate of
+`learner.memory` for `whole_mib`; `matrix_mib`: size of the output matrix. The C library is set to return freed memory
+at once, so that the figures do not depend on the allocator's caching.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ TIMEOUT_S = 300.0
 
 
 def measure(**case: Any) -> dict[str, float]:
-    """`budget`, `groups` of 16, `prompt`, `answer`, `vocabulary`, and `learner`, other settings of it: the step's
-    figures, from a new process."""
+    """The step's figures, from a new process.
+
+    Args:
+        case: `budget`, number of `groups` of 16, `prompt`, `answer`, `vocabulary`, and `learner`, its other settings.
+    """
     command = [sys.executable, "-m", "benchmarks.learner.memory_worker", json.dumps(case)]
     environment = {**os.environ, **GIVE_BACK, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -35,12 +38,13 @@ def measure(**case: Any) -> dict[str, float]:
 
 
 def status(name: str) -> int:
-    """A figure of /proc/self/status, bytes."""
+    """A figure of /proc/self/status, in bytes."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name + ":"))
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
+    """Runs the case and prints its figures."""
     import torch
 
     from benchmarks import common
@@ -58,7 +62,7 @@ def main() -> None:
         groups = random_groups(case["groups"], 16, case["prompt"], case["answer"], 512)
         config = LearnerConfig(token_budget=case["budget"], num_threads=1, **case.get("learner", {}))
         estimate = memory.estimate(memory.read_model_config(model), config, 1).total
-        # What libraries hold for good, threads and plans of products, is there after a step of another learner.
+        # A step of another learner first: it allocates what libraries keep, such as threads and plans of products.
         Trainer(model, config).train_step(0, groups[:1])
         gc.collect()
         empty = status("VmRSS")

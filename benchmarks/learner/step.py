@@ -1,24 +1,25 @@
-"""What one training step of the learner costs, beside what its operations allow.
+"""Measures the cost of one training step of the learner, and compares it with the ratio of counted operations.
 
     python -m benchmarks.learner [--quick] [--json] [--threads 2] [--trajectories 128] [--model DIR]
 
-For one rank in this process, in CPU seconds of all its threads where it says so, sides of a comparison in turn:
+All figures are of one rank in this process. CPU seconds, where stated, are those of all its threads. The sides of a
+comparison alternate.
 
-- rates: float32 matrix products by MKL and by oneDNN, which the learner uses;
-- layouts: a step packed against the same step padded to the longest row with causal SDPA and a mask, through
-  transformers' own modules as TRL and the paper's authors have it, and the ratio that the counted operations of both
-  allow ("floor"), on the demos' own tokens and on single-turn groups of 16; "alike": padded through the learner's own
-  matrix products and blocks, which leaves the layout alone to differ;
-- kept: step time against the share of tokens kept, for the demo's step of 128 trajectories and one of 512, how far it
-  is off the line through the origin, and what that is made of: fewer groups have fewer rows to share the system
-  prompt's tokens with (`by_less_sharing`), and a token fed takes more time (`by_time_a_token_fed`), as an optimizer
-  step costs something whatever it holds: `empty` is the share of this step's time that as many optimizer steps on
-  next to nothing take, `empty_optimizer` that of their optimizer, by the clock;
-- memory: the peak of a step by token budget, batch and vocabulary, each in a process of its own, and what of it the
+- rates: float32 matrix products by MKL, and by oneDNN, which the learner uses;
+- layouts: a packed step against the same step padded to the longest row with causal SDPA and a mask, through
+  transformers' own modules as in TRL and the paper's authors' code. `floor` is the ratio of the counted operations of
+  both. Inputs are the demos' tokens and single-turn groups of 16. `alike` is padded too, but uses the learner's matrix
+  products and blocks, so that only the layout differs;
+- kept: step time against the share of tokens kept, for the demo's step of 128 trajectories and for one of 512, and its
+  deviation from proportionality. The deviation has two parts: fewer groups have fewer rows that share the system
+  prompt's tokens (`by_less_sharing`), and a fed token takes more time (`by_time_a_token_fed`), because an optimizer
+  step has a fixed cost. `empty` is the share of the step's time that the same number of optimizer steps on almost no
+  tokens takes, `empty_optimizer` the share of their optimizer, in wall seconds;
+- memory: the peak of a step by token budget, batch and vocabulary, each in its own process, and the matrices that the
   comparison of vocabularies leaves out;
-- seconds by part for both anchors and with KL on, publication and checkpoint seconds;
-- how much of a constant loss scale is left after AdamW and clipping (the length of the parameters' movement over the
-  steps, relative to that at scale 1).
+- seconds by part for both anchors and with KL on, and seconds of a publication and a checkpoint;
+- the effect of a constant loss scale that remains after AdamW and clipping (the length of the parameters' movement over
+  the steps, relative to that at scale 1).
 
 The model is random unless `--model` names a folder; the arithmetic does not depend on its weights.
 """
@@ -53,7 +54,8 @@ from learner.trainer import Trainer
 
 VOCABULARY = 192
 SYSTEM, PROMPT, FED = 43, 69, 24
-"""Tokens that all prompts begin with, before the first turn, and between two turns: the tiny policy's FrozenLake."""
+"""Numbers of tokens for the tiny policy on FrozenLake: the common beginning of all prompts, the first prompt, and the
+tokens fed between two turns."""
 SAMPLED = (20, 48)
 GROUP_SIZE = 16
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -82,12 +84,13 @@ MATRICES = (
     "its gradient, whole, as the backward pass makes it",
     "its gradient as this rank's shard, reduced from the whole one",
 )
-"""Matrices of (vocabulary, width) that the comparison of vocabularies leaves out, which is of what a step needs beside
-output matrix and gradient. The master copy and Adam's moments were there before the step and are in no figure."""
+"""Matrices of shape (vocabulary, width) that the comparison of vocabularies leaves out: it compares a step's memory
+without the output matrix and its gradient. No figure includes the master copy and Adam's moments, which exist before
+the step."""
 
 
 def make_trajectory(rng: np.random.Generator, index: int, prompt: np.ndarray) -> Trajectory:
-    """One to five turns; the reward is 1 with probability 0.4."""
+    """A trajectory of one to five turns; its reward is 1 with probability 0.4."""
     ids, mask, turns = [prompt], [np.zeros(len(prompt), bool)], []
     for turn in range(int(rng.integers(1, 6))):
         fed, sampled = FED if turn else 0, int(rng.integers(*SAMPLED))
@@ -101,7 +104,7 @@ def make_trajectory(rng: np.random.Generator, index: int, prompt: np.ndarray) ->
 
 
 def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list[Trajectory]]]:
-    """Groups of 16 whose log-probabilities are the trainer's own, as on policy."""
+    """Groups of 16 whose log-probabilities are the trainer's own, as in on-policy training."""
     rng = np.random.default_rng(0)
     system = rng.integers(0, VOCABULARY, SYSTEM)
     groups = []
@@ -115,7 +118,7 @@ def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list
 
 
 def measure_steps(model: Path, settings: Mapping[str, Any], groups: list, steps: int, threads: int) -> dict[str, float]:
-    """Median seconds of a step, whole and by part; `step_cpu` are those of all threads, whoever else is busy."""
+    """Median wall seconds of a step and of its parts; `step_cpu`: CPU seconds of all threads."""
     trainer = Trainer(model, LearnerConfig.model_validate({"num_threads": threads, **settings}))
     walls, cpus, parts = [], [], []
     for step in range(steps + 1):
@@ -131,13 +134,14 @@ def measure_steps(model: Path, settings: Mapping[str, Any], groups: list, steps:
 
 
 def cpu_seconds(action: Callable[[], Any]) -> float:
+    """CPU seconds of this process during the action."""
     start = time.process_time()
     action()
     return time.process_time() - start
 
 
 def measure_rates() -> dict[str, float]:
-    """GFLOP/s of one product of 4096 x 256 by 256 x 768, by library."""
+    """GFLOP/s of a matrix product of 4096 x 256 by 256 x 768, by library."""
     x, weight = torch.randn(4096, 256), torch.randn(768, 256)
     ways = {"mkl": lambda: x @ weight.t(), "onednn": lambda: product(x, weight)}
     best = {name: min(cpu_seconds(way) for _ in range(20)) for name, way in ways.items()}
@@ -146,7 +150,7 @@ def measure_rates() -> dict[str, float]:
 
 def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[str, float]:
     """CPU seconds of a step packed, padded, and padded through the learner's own modules (best of the steps after the
-    first), the ratios to packed, and what they reach of the floor."""
+    first), the ratios to packed, and the ratios as shares of the floor."""
     shape = LAYOUTS[name]
     if shape is None:
         groups, minibatches = learner_work.demonstrated(name, 8, GROUP_SIZE, folder), 4
@@ -172,8 +176,9 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
 
 
 def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dict[str, dict[str, float]]:
-    """CPU seconds of FrozenLake's step with a share of its groups, and how far off proportional to tokens they are, as
-    shares of all groups' but for the seconds; by the clock too, which is what a quiet machine should be asked."""
+    """CPU seconds of FrozenLake's step with a share of its groups, and their deviation from proportionality to tokens.
+    All figures except the seconds are shares of the step with all groups. Wall seconds are measured too; they are the
+    better figure on a quiet machine."""
     groups = learner_work.demonstrated("frozenlake", num_groups, GROUP_SIZE, folder)
     trainer = Trainer(folder, LearnerConfig(num_threads=threads))
     parts = {kept: groups[: round(kept * len(groups))] for kept in KEPT}
@@ -205,9 +210,12 @@ def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dic
 
 
 def off_the_line(seconds: float, tokens: float, fed: float) -> dict[str, float]:
-    """How far a step with a share of the tokens is off that share of the time, and the two things that it is made of:
-    more tokens fed for each one kept, as fewer groups share what all prompts begin with, and more time for each one
-    fed. All three are shares of what the whole step has."""
+    """Deviation of a step's time from proportionality to its tokens, and its two parts: more fed tokens per kept token,
+    because fewer groups share the common beginning of prompts, and more time per fed token.
+
+    Args:
+        seconds, tokens, fed: time, kept tokens and fed tokens, as shares of those of the whole step.
+    """
     return {
         "off_the_line": seconds / tokens - 1,
         "by_less_sharing": fed / tokens - 1,
@@ -216,8 +224,8 @@ def off_the_line(seconds: float, tokens: float, fed: float) -> dict[str, float]:
 
 
 def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
-    """CPU seconds of a step with as many optimizer steps as the others and next to nothing in them, and seconds of its
-    optimizer (norm, clipping, AdamW over all parameters)."""
+    """CPU seconds of a step with the usual number of optimizer steps on almost no tokens, and seconds of its optimizer
+    (norm, clipping, AdamW over all parameters)."""
     groups = learner_work.random_groups(2, trainer.config.minibatches, 2, 2, VOCABULARY // 2)
     seconds, optimizer = [], []
     for step in range(steps + 1):
@@ -228,8 +236,8 @@ def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
 
 
 def measure_memory() -> dict[str, Any]:
-    """Peak MiB of a step by case, and the large vocabulary over the small: all of `MATRICES` aside, all but the last,
-    and none."""
+    """Peak MiB of a step by case, and the ratio of the large vocabulary's peak to the small vocabulary's: without all
+    of `MATRICES`, without all but the last, and with all."""
     found = {name: learner_memory_worker.measure(**case, prompt=40, answer=60) for name, case in MEMORY.items()}
     small, large = list(found.values())[-2:]
     over = [
@@ -247,7 +255,7 @@ def measure_memory() -> dict[str, Any]:
 
 
 def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
-    """Seconds of a publication (chunks stay in this process), of a checkpoint, and of loading it."""
+    """Seconds of a publication (its chunks stay in this process), of a checkpoint, and of loading that."""
     marks = [time.perf_counter()]
     for action in (
         lambda: trainer.publish(1, lambda chunk: chunk),
@@ -260,6 +268,7 @@ def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
 
 
 def vector(trainer: Trainer) -> torch.Tensor:
+    """All parameters as one float64 vector."""
     return torch.cat([p.to_local().detach().flatten().clone() for p in trainer.policy.parameters()]).double()
 
 
@@ -312,7 +321,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """The figures, a line each."""
+    """The figures as text, one line each."""
     lines = [
         f"{found['trajectories']} trajectories, {found['tokens']} tokens ({found['sampled_tokens']} sampled), "
         f"{found['threads']} threads, {found['max_resident_mib']:.0f} MiB"
@@ -344,6 +353,7 @@ def as_text(found: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the figures; returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.learner", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one measured step of 32 trajectories")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")

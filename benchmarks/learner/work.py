@@ -1,8 +1,7 @@
-"""Trajectories for the learner's benchmark: real lengths without a policy, and the padded step they are compared to.
+"""Trajectories of realistic lengths for the learner's benchmark, without a policy, and the padded step for comparison.
 
-The trajectories of an environment are its own demonstrations: its prompts, observations and answers in its own tokens,
-each task played by the demonstrator as often as a group has members. Rewards are random; arithmetic does not depend on
-them.
+An environment's trajectories are its own demonstrations: its prompts, observations and answers in its own tokens; the
+demonstrator plays each task once per member of the group. Rewards are random; the arithmetic does not depend on them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LAYERS = {"width": 128, "layers": 4, "hidden": 384, "heads": 4}
 
 
 def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) -> Groups:
-    """Groups of the recipe's environment; a random tiny policy with its tokenizer is written into `folder`."""
+    """Groups of the recipe's environment; writes a random tiny policy with its tokenizer into `folder`."""
     environment = runs.load(recipe).environment
     tiny: TinyRecipe = recipe_for(environment.name)
     folder.mkdir(parents=True)
@@ -62,13 +61,13 @@ def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) ->
 
 
 def single_turn(num_groups: int, group_size: int, prompt: int, answer: int, folder: Path) -> Groups:
-    """Groups of random tokens; a random policy goes into `folder`."""
+    """Groups of random tokens with lengths `prompt` and `answer`; writes a random policy into `folder`."""
     common.random_qwen2(folder, vocabulary=512, seed=0, **LAYERS)
     return random_groups(num_groups, group_size, prompt, answer, 512)
 
 
 def random_groups(num_groups: int, group_size: int, prompt: int, answer: int, vocabulary: int) -> Groups:
-    """One prompt a group, one answer a member, lengths in tokens."""
+    """Groups of random tokens: one prompt per group, one answer per member; lengths in tokens."""
     rng, groups = np.random.default_rng(0), []
     for task in range(num_groups):
         fed = rng.integers(2, vocabulary, prompt)
@@ -88,9 +87,8 @@ def _trajectory(rng: np.random.Generator, index: int, played: Demonstration) -> 
 
 
 class PaddedPolicy(Policy):
-    """The same step as TRL and the paper's authors compute it: rows padded to the longest, causal SDPA with a mask.
-
-    The head is the learner's own.
+    """The policy's forward pass as in TRL and the paper's authors' code: rows padded to the longest, causal SDPA with a
+    mask. The head is the learner's own.
     """
 
     def forward(
@@ -117,8 +115,8 @@ class PaddedPolicy(Policy):
 
 
 class PaddedTrainer(Trainer):
-    """The learner with padded rows through transformers' own modules, as TRL and the paper's authors have them; give it
-    `share_openings: false`, so that its layout is rows one after another."""
+    """The learner with padded rows through transformers' own modules, as in TRL and the paper's authors' code. It needs
+    `share_openings: false`, so that its layout has one row after another."""
 
     def _load(self, lora: LoraSettings | None = None) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(
@@ -128,11 +126,11 @@ class PaddedTrainer(Trainer):
         return shard(PaddedPolicy(model), self.mesh, self.config)
 
     def _equip(self, model: PreTrainedModel) -> None:
-        """Nothing: as it comes."""
+        """Keeps transformers' own modules."""
 
 
 class PaddedTrainerAlike(PaddedTrainer):
-    """The same with the learner's products and blocks, so that the layout alone differs from the learner."""
+    """As `PaddedTrainer`, but with the learner's matrix products and blocks, so that only the layout differs."""
 
     def _equip(self, model: PreTrainedModel) -> None:
         use_fast_products(model)
@@ -142,8 +140,8 @@ class PaddedTrainerAlike(PaddedTrainer):
 def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> float:
     """Operations of the matrix products of one training step, forward and backward.
 
-    Two a weight and token for each of three products; the head at sampled tokens only; attention's seven products
-    (two forward, five backward) over the pairs that a causal mask leaves, padding being as causal as anything else.
+    Two operations per weight and token for each of three products; the head at sampled tokens only; attention's seven
+    products (two forward, five backward) over the pairs that a causal mask leaves, padding included.
     """
     rows = batching.to_rows(groups, trainer.config.objective)
     plan = trainer._plan(rows, trainer.config.minibatches, step)
@@ -162,7 +160,7 @@ def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> flo
 
 
 def tokens_fed(trainer: Trainer, groups: Groups, steps: Iterable[int]) -> float:
-    """Tokens that a training step feeds, packed, mean over `steps` (each has minibatches of its own)."""
+    """Tokens that a packed training step feeds, mean over `steps`, each of which has other minibatches."""
     rows = batching.to_rows(groups, trainer.config.objective)
     sizes = [
         sum(_fed([rows[i].token_ids for i in micro], False)[0] for part in plan for micro in part.micro_batches[0])

@@ -1,11 +1,12 @@
-"""The gradient of one off-policy GRPO minibatch through Squelch's learner and through TRL 1.16: python -m \
+"""Compares the gradient of one off-policy GRPO minibatch in Squelch's learner and in TRL 1.16: python -m \
 benchmarks.peer.gradients [--quick] [--json]
 
-The model of `benchmarks.peer.trl`, groups of 8 that share a prompt of 40 random tokens, answers of 8 to 64, log-
-probabilities of the sampler off by a normal error of 0.3, so that some ratios are clipped, on both sides. Ours is
-packed and goes through `learner.trainer.Trainer`; TRL's is padded and goes through its trainer's own loss, in the
-environment that `benchmarks.peer.trl` makes. Prints, over all parameters and for the worst one, the relative norm of
-the difference. `--quick` has one group.
+Both sides use the model of `benchmarks.peer.trl` and groups of 8 with a common prompt of 40 random tokens and answers
+of 8 to 64. The sampler's log-probabilities have a normal error of 0.3, so that some ratios are clipped from either
+side.
+Squelch's minibatch is packed and goes through `learner.trainer.Trainer`; TRL's is padded and goes through its trainer's
+own loss, in the environment that `benchmarks.peer.trl` creates. The benchmark prints the relative norm of the
+difference over all parameters, and for the parameter with the largest one. `--quick` uses one group.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ TIMEOUT_S = 300.0
 
 
 def settings(work: peer_work.Work) -> LearnerConfig:
+    """The learner's settings for the work, in one minibatch."""
     objective = ObjectiveConfig(clip_low=work.clip_low, clip_high=work.clip_high, entropy_coefficient=0.0)
     return LearnerConfig(minibatches=1, num_threads=1, objective=objective)
 
 
 def minibatch(trainer: Trainer, num_groups: int) -> list[tuple[str, list[Trajectory]]]:
-    """Random groups with the trainer's own log-probabilities, and an error."""
+    """Random groups with the trainer's own log-probabilities plus a normal error."""
     rng = np.random.default_rng(0)
     groups = []
     for g in range(num_groups):
@@ -63,7 +65,7 @@ def minibatch(trainer: Trainer, num_groups: int) -> list[tuple[str, list[Traject
 
 
 def arrays(groups: list[tuple[str, list[Trajectory]]], objective: ObjectiveConfig) -> dict[str, np.ndarray]:
-    """The minibatch as TRL's loss takes it: completions padded on the right."""
+    """The minibatch in the form of TRL's loss: completions padded on the right."""
     rows = to_rows(groups, objective)
     members = [t for _, ts in groups for t in ts]
     width = max(len(t.token_ids) for t in members) - PROMPT
@@ -84,6 +86,7 @@ def arrays(groups: list[tuple[str, list[Trajectory]]], objective: ObjectiveConfi
 
 
 def compare(num_groups: int, python: Path, folder: Path) -> dict[str, Any]:
+    """Computes both gradients; returns the relative norms of their difference."""
     work = peer_work.Work(num_steps=1, num_threads=1)
     common.random_qwen2(folder, vocabulary=512, width=256, layers=4, hidden=768, heads=4, seed=peer_work.SEED)
     peer_work.save(work, folder)
@@ -109,6 +112,7 @@ def compare(num_groups: int, python: Path, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Prints the figures."""
     arguments = common.arguments(__doc__, "one group instead of four; never installs")
     python = peer_python(may_install=not arguments.quick)
     torch.set_num_threads(1)

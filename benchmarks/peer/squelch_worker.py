@@ -1,10 +1,10 @@
 """Squelch's side of the peer benchmark: python -m benchmarks.peer.squelch_worker FOLDER
 
-The parts that a run has: `actors.rollout.worker.Engine` (vLLM in its own process) samples, the groups go as Arrow
-tables through Ray's object store to `learner.actor.LearnerGroup`, which takes one optimizer step on as many FSDP2
-ranks as there are threads, one thread each, as the demo's does on two cores; and the new weights are published into
-the engine, with checksum and parity probe, before the step counts as done. No filter: all groups are learned from, as
-on the other side.
+The parts are those of a run. `actors.rollout.worker.Engine` (vLLM in its own process) samples. The groups go as Arrow
+tables through Ray's object store to `learner.actor.LearnerGroup`, which makes one optimizer step on as many FSDP2 ranks
+as there are threads, with one thread each, as in the demo on two cores. The new weights are published into the engine,
+with checksum and parity probe, before the step counts as done. There is no filter: all groups are trained on, as on the
+other side.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ STORE_BYTES = 200 << 20
 
 
 def rollout_config(work: Work) -> RolloutConfig:
+    """The engine's settings for the lengths of the work."""
     length = work.prompt_tokens + work.new_tokens
     return RolloutConfig(max_model_len=length, kv_cache_gib=0.5, num_threads=work.num_threads)
 
 
 def learner_config(work: Work) -> LearnerConfig:
-    """Plain GRPO in one optimizer step; the rest is as in a run."""
+    """Plain GRPO in one optimizer step; the other settings are a run's defaults."""
     return LearnerConfig(
         ranks=work.num_threads,
         num_threads=1,
@@ -55,7 +56,7 @@ def learner_config(work: Work) -> LearnerConfig:
 
 
 def requests(work: Work, step: int) -> list[GenerationRequest]:
-    """All of a step's sequences: prompts in order, the samples of one together."""
+    """The requests for all sequences of a step: prompts in order, the samples of a prompt together."""
     return [
         GenerationRequest(
             request_id=str(prompt * work.num_samples + sample),
@@ -70,7 +71,7 @@ def requests(work: Work, step: int) -> list[GenerationRequest]:
 
 
 async def generate(engine: Engine, asked: list[GenerationRequest]) -> list[Completion]:
-    """The completions in the order asked for. Raises RuntimeError when some are late or failed."""
+    """The completions in the order of the requests. RuntimeError if some are late or failed."""
     engine.submit("benchmark", asked)
     found: dict[str, Completion] = {}
     deadline = time.monotonic() + COLLECT_S
@@ -85,6 +86,7 @@ async def generate(engine: Engine, asked: list[GenerationRequest]) -> list[Compl
 
 
 def trajectory(index: int, request: GenerationRequest, completion: Completion) -> Trajectory:
+    """A completion as a trajectory of one turn, with its reward."""
     start = len(request.prompt_ids)
     ids = np.concatenate([request.prompt_ids, completion.token_ids])
     end, version = len(ids), completion.version_min
@@ -97,7 +99,7 @@ def trajectory(index: int, request: GenerationRequest, completion: Completion) -
 def put_groups(
     work: Work, step: int, asked: list[GenerationRequest], completions: list[Completion]
 ) -> dict[str, ray.ObjectRef]:
-    """The step's groups by id, their tables, summary included, in the object store."""
+    """Puts the step's groups, with their summaries, into the object store; returns the references by group id."""
     groups = {}
     for prompt in range(work.num_prompts):
         rows = slice(prompt * work.num_samples, (prompt + 1) * work.num_samples)
@@ -110,7 +112,7 @@ def put_groups(
 
 
 class Peer:
-    """Engine and learner of one run."""
+    """The engine and the learner of one run."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self.work, self.step = work, 0
@@ -120,11 +122,12 @@ class Peer:
         self.engine = Engine("peer", folder, rollout_config(work), stop_ids=[])
 
     async def start(self) -> None:
+        """Starts learner and engine."""
         self.learner.start()
         await self.engine.start()
 
     async def stop(self) -> None:
-        """Also after a start that failed."""
+        """Stops engine, learner and Ray, also after a failed start."""
         try:
             await self.engine.stop()
             self.learner.stop()
@@ -132,7 +135,7 @@ class Peer:
             ray.shutdown()
 
     async def play(self) -> dict[str, Any]:
-        """One step; its seconds by part."""
+        """Makes one step; returns its seconds by part."""
         marks = [time.perf_counter()]
         asked = requests(self.work, self.step)
         completions = await generate(self.engine, asked)
@@ -161,6 +164,7 @@ class Peer:
         }
 
     async def publish(self) -> UpdateReport:
+        """Publishes the learner's weights into the engine."""
         bundle = self.learner.publish(self.step + 1)
         chunks = ray.get(list(bundle.chunks), timeout=TIMEOUT_S)
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
@@ -168,6 +172,7 @@ class Peer:
 
 
 async def serve(channel: Channel, folder: Path) -> None:
+    """Makes a step for each request of the channel, and stops at its end."""
     peer = Peer(peer_work.load(folder), folder)
     try:
         await peer.start()
@@ -180,6 +185,7 @@ async def serve(channel: Channel, folder: Path) -> None:
 
 
 def main() -> None:
+    """Runs the worker for the folder on the command line."""
     asyncio.run(serve(Channel(), Path(sys.argv[1])))
 
 

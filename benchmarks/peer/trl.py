@@ -1,22 +1,23 @@
-"""The same GRPO work through Squelch and through TRL 1.16, step by step in turn on the same cores.
+"""Runs the same GRPO work in Squelch and in TRL 1.16, with alternating steps on the same cores.
 
 python -m benchmarks.peer.trl [--quick] [--json]
 
-One turn, 8 prompts of 40 random tokens x 16 samples x 64 new tokens (no end token stops any), one optimizer step; a
-random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads each. Rewards are the share of even ids. All workers
-are up all the time and take turns of one step, so that what else the machine does hits both; the first step of each is
-left out. TRL generates as it does by default; see `peer_trl_worker` for its settings, `peer_squelch_worker` for ours.
-TRL runs twice: as it comes, which is what the wanted ratio is to, and `tuned`: without the gradient checkpointing that
-it turns on (this model needs none) and with the OpenMP and allocator variables that our learner sets for itself.
-`--quick` has 16 new tokens and one timed step: it shows that all works, and its ratio is not the one that is wanted.
+The work is one turn with 8 prompts of 40 random tokens x 16 samples x 64 new tokens (no end token stops a sample) and
+one optimizer step; the model is a random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads per side. The
+reward is the share of even ids. All workers run all the time and alternate after each step, so that other load on the
+machine affects both; the first step of each is left out. TRL generates as by default; `benchmarks.peer.trl_worker` has
+its settings and `benchmarks.peer.squelch_worker` Squelch's. TRL runs twice: with its defaults, to which the target
+ratio refers, and `tuned`: without the gradient checkpointing that it enables (this model does not need it) and with the
+OpenMP and allocator variables that Squelch's learner sets for itself. `--quick` has 16 new tokens and one timed step:
+it shows that everything works, but the target does not apply to its ratio.
 
-TRL lives in a virtual environment of its own, `.bench-venv`, made on first use (about a minute, 1.5 GB): its needs are
-not ours. `--quick` does not make it: where it is missing, that ends with exit code 2 and says so.
+TRL has its own virtual environment, `.bench-venv`, because its requirements differ. The first use creates it (about a
+minute, 1.5 GB). `--quick` does not create it: if it is missing, `--quick` says so and exits with code 2.
 
 | party | waits for | on time-out |
 |---|---|---|
-| benchmark | a worker to come up, or its step | RuntimeError naming the worker, with the end of its log |
-| worker | the word to do a step | none: the end of its input, which the benchmark's own end brings, ends it |
+| benchmark | a worker's start, or its step | RuntimeError that names the worker and quotes the end of its log |
+| worker | the request for a step | no time-out: it ends at the end of its input, at the latest with the benchmark |
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from benchmarks.peer.work import Work
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEER_VENV = REPOSITORY / ".bench-venv"
 TORCH = "torch==2.13.0"
-"""As in the project's own environment."""
+"""The version in the project's own environment."""
 TRL = "trl==1.16.*"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 STAMP = "squelch-peer"
@@ -59,7 +60,8 @@ LOG_TAIL = 3000
 
 
 def peer_python(may_install: bool) -> Path:
-    """The interpreter of TRL's environment, which is made if need be. Exits with 2 when it would be and may not."""
+    """The interpreter of TRL's environment, which is created if missing. Exits with 2 if it is missing and may not be
+    installed."""
     python, stamp, wanted = PEER_VENV / "bin" / "python", PEER_VENV / STAMP, f"{TORCH} {TRL}"
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
@@ -84,13 +86,13 @@ def peer_python(may_install: bool) -> Path:
 
 
 def installed(python: Path, *arguments: str) -> bool:
-    """Whether pip could install this."""
+    """Installs packages with pip; returns whether that succeeded."""
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     return subprocess.run(command, stdout=sys.stderr, timeout=INSTALL_S, check=False).returncode == 0
 
 
 class Worker:
-    """One side, in a session of its own, so that all its processes can be ended with it."""
+    """The process of one side, in its own session, so that all its child processes can be ended with it."""
 
     def __init__(self, name: str, command: list[str], variables: dict[str, str], log: Path) -> None:
         self.name, self.log = name, log
@@ -107,9 +109,9 @@ class Worker:
             )
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next line. Raises RuntimeError naming the worker when it is late or gone."""
+        """The worker's next answer. RuntimeError, which names the worker, if it is late or has died."""
         assert self.process.stdout is not None
-        # A worker answers once for each line it gets, so that nothing can be waiting in Python's own buffer.
+        # A worker answers once for each line that it gets, so Python's own buffer is empty here.
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else ""
         if not line:
@@ -118,7 +120,7 @@ class Worker:
         return json.loads(line)
 
     def step(self) -> dict[str, Any]:
-        """Have it do one step; its figures, `cpu` among them: CPU seconds of all its processes."""
+        """Lets the worker make one step; returns its figures with `cpu`, the CPU seconds of all its processes."""
         assert self.process.stdin is not None
         before = self._cpu_seconds()
         self.process.stdin.write("step\n")
@@ -131,20 +133,20 @@ class Worker:
         return sum(time.user + time.system for time in times)
 
     def stop(self) -> None:
-        """End it and whatever it started."""
+        """Ends the worker and every process that it started."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
             self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             print(f"peer_trl: the {self.name} worker did not end within {STOP_S:g} s and is killed", file=sys.stderr)
-        with suppress(ProcessLookupError):  # the usual case: nothing of it is left
+        with suppress(ProcessLookupError):  # usually no process is left
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_S)
 
 
 def run(work: Work, python: Path) -> dict[str, Any]:
-    """All of the work's steps on each side, in turn; the first of each is left out of the figures."""
+    """Runs the work's steps alternately on each side; the figures leave out the first step of each."""
     with tempfile.TemporaryDirectory(prefix="squelch-peer-") as name, ExitStack() as stack:
         folder = Path(name)
         parameters = common.random_qwen2(folder, vocabulary=work.vocabulary, seed=peer_work.SEED, **SHAPE)
@@ -159,7 +161,7 @@ def run(work: Work, python: Path) -> dict[str, Any]:
 
 
 def start(work: Work, folder: Path, python: Path, stack: ExitStack) -> dict[str, Worker]:
-    """The workers, on their way up; the stack ends them."""
+    """Starts the workers and returns them before they are ready; the stack ends them."""
     from learner.actor import ENVIRONMENT
 
     threads = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -211,10 +213,11 @@ def figures(
 
 
 def update_floor(work: Work, linear: int) -> dict[str, float]:
-    """Seconds of an update's matrix products alone, packed and padded, at the rate measured here by oneDNN and by MKL.
+    """Seconds of only the matrix products of an update, packed and padded, at the rates measured for oneDNN and MKL.
 
-    `linear`: parameters of the linear layers, the output matrix included. Six operations a parameter and token, and
-    attention's fourteen a pair, unit of width and layer; TRL's checkpointing, a third more, is not in it.
+    `linear`: number of parameters of the linear layers with the output matrix. There are six operations per parameter
+    and token, and fourteen of attention per pair, unit of width and layer. TRL's checkpointing, which adds a third, is
+    not counted.
     """
     import torch
 
@@ -253,7 +256,7 @@ def table(found: dict[str, Any]) -> list[list[Any]]:
 
 
 def notes(found: dict[str, Any]) -> list[str]:
-    """What the table's figures are of."""
+    """The lines under the table, which explain its figures."""
     versions = [" ".join(f"{name} {version}" for name, version in found[side]["versions"].items()) for side in SIDES]
     return [
         f"{found['prompts']} prompts of {found['prompt_tokens']} tokens x {found['samples']} samples x "
@@ -270,6 +273,7 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    """Prints the figures."""
     arguments = common.arguments(__doc__, "one timed step of 16 new tokens instead of 7 of 64; never installs")
     work = Work(num_steps=2, new_tokens=16) if arguments.quick else Work(num_steps=8)
     found = run(work, peer_python(may_install=not arguments.quick))

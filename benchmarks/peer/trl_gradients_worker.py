@@ -2,7 +2,7 @@
 
     python -m benchmarks.peer.trl_gradients_worker FOLDER
 
-Reads `minibatch.npz`, and writes the gradients of its trainer's loss on it to `gradients.safetensors`.
+Reads `minibatch.npz` and writes the gradients of TRL's loss on it to `gradients.safetensors`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.peer.trl_worker import rewards, settings, texts
 
 
 def main() -> None:
+    """Computes and writes the gradients for the folder on the command line."""
     folder = Path(sys.argv[1])
     work = peer_work.load(folder)
     torch.set_num_threads(1)

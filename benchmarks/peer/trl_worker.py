@@ -1,8 +1,8 @@
 """TRL's side of the peer benchmark: python -m benchmarks.peer.trl_worker FOLDER [tuned], in TRL's own environment.
 
-GRPO with TRL's default generation (transformers' `generate`), float32, all sequences of a step in one batch; whatever
-else the work leaves open is TRL's default. `tuned` turns off gradient checkpointing: it saves memory that this model
-does not need, and costs time.
+GRPO with TRL's default generation (transformers' `generate`), float32, and all sequences of a step in one batch. All
+other settings are TRL's defaults. `tuned` turns off gradient checkpointing, which costs time and saves memory that this
+model does not need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.peer.work import Channel, Work
 
 
 class TimedTrainer(trl.GRPOTrainer):
-    """TRL's trainer, with its generation timed and its prompts and completions checked against the work."""
+    """TRL's trainer; it measures the time of generation and checks prompts and completions against the work."""
 
     work: Work
     seconds_generation: float = 0.0
@@ -46,17 +46,19 @@ class TimedTrainer(trl.GRPOTrainer):
 
 
 class OneStepAtATime(TrainerCallback):
-    """Holds every step until the benchmark asks for it, and answers with its seconds."""
+    """Delays each step until the benchmark requests it, and answers with its seconds."""
 
     def __init__(self, trainer: TimedTrainer, channel: Channel) -> None:
         self.trainer, self.channel, self.start = trainer, channel, 0.0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Waits for the request of a step; exits at the end of the input."""
         if not self.channel.next_step():
             sys.exit(0)
         self.start = time.perf_counter()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Answers with the seconds of the step and its parts."""
         step = time.perf_counter() - self.start
         generation = self.trainer.seconds_generation
         rewards = [peer_work.reward(completion) for completion in self.trainer.completions]
@@ -73,6 +75,7 @@ class OneStepAtATime(TrainerCallback):
 
 
 def settings(work: Work, folder: Path, tuned: bool) -> trl.GRPOConfig:
+    """TRL's settings for the work."""
     return trl.GRPOConfig(
         output_dir=str(folder / "trl"),
         use_cpu=True,
@@ -98,16 +101,18 @@ def settings(work: Work, folder: Path, tuned: bool) -> trl.GRPOConfig:
 
 
 def texts(work: Work) -> Dataset:
-    """The prompts of all steps, in order, as texts that the folder's tokenizer turns back into their ids."""
+    """The prompts of all steps in order, as texts that the folder's tokenizer converts back to their ids."""
     prompts = [prompt for step in range(work.num_steps) for prompt in work.prompts(step)]
     return Dataset.from_list([{"prompt": " ".join(word(token) for token in prompt)} for prompt in prompts])
 
 
 def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """The reward of each completion."""
     return [peer_work.reward(completion) for completion in completion_ids]
 
 
 def main() -> None:
+    """Runs the worker for the folder on the command line."""
     folder, channel = Path(sys.argv[1]), Channel()
     work = peer_work.load(folder)
     torch.set_num_threads(work.num_threads)

@@ -1,8 +1,8 @@
-"""The work that both sides of the peer benchmark do, and how each is told to do one step of it.
+"""The work of both sides of the peer benchmark, and the protocol that requests a step.
 
-Imported in two virtual environments: standard library only. A worker says `ready`, then does one GRPO step for every
-line it reads and answers it with one line of JSON; the end of its input ends it. It waits for the benchmark, which
-waits for it with a bound.
+Two virtual environments import this module, so it uses only the standard library. A worker answers `ready`, then makes
+one GRPO step for every line that it reads and answers with one line of JSON; it ends at the end of its input. The
+worker waits for the benchmark, and the benchmark waits for the worker with a time-out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, TextIO
 FILE_NAME = "work.json"
 SEED = 20
 FIRST_PROMPT_ID = 2
-"""Ids below are the padding and the end of a text."""
+"""Smaller ids are the padding and the end of a text."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One turn of GRPO: every step has `num_prompts` new prompts and one optimizer step on all samples of them."""
+    """GRPO with one turn: every step has `num_prompts` new prompts and one optimizer step on all of their samples."""
 
     num_steps: int
     num_prompts: int = 8
@@ -40,10 +40,11 @@ class Work:
 
     @property
     def num_sequences(self) -> int:
+        """Number of sequences per step."""
         return self.num_prompts * self.num_samples
 
     def prompts(self, step: int) -> list[list[int]]:
-        """Token ids, (num_prompts, prompt_tokens), of a step counted from 0."""
+        """Token ids (num_prompts, prompt_tokens) of a step; steps count from 0."""
         rng = random.Random(SEED * 1_000_003 + step)
         return [
             [rng.randrange(FIRST_PROMPT_ID, self.vocabulary) for _ in range(self.prompt_tokens)]
@@ -51,7 +52,7 @@ class Work:
         ]
 
     def check(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], step: int) -> None:
-        """Raises RuntimeError unless these are the step's prompts, each sampled `num_samples` times in full length."""
+        """Raises RuntimeError unless these are the step's prompts, each with `num_samples` samples of full length."""
         wanted = [prompt for prompt in self.prompts(step) for _ in range(self.num_samples)]
         if [list(prompt) for prompt in prompts] != wanted:
             raise RuntimeError(f"step {step}: the {len(prompts)} prompts fed are not the {len(wanted)} of the work")
@@ -64,29 +65,32 @@ class Work:
 
 
 def save(work: Work, folder: Path) -> None:
+    """Writes the work into the folder."""
     (folder / FILE_NAME).write_text(json.dumps(asdict(work)))
 
 
 def load(folder: Path) -> Work:
+    """Reads the work from the folder."""
     return Work(**json.loads((folder / FILE_NAME).read_text()))
 
 
 def reward(completion: Sequence[int]) -> float:
-    """Share of even ids, 0 to 1: cheap, a function of the tokens alone, and different among samples."""
+    """Share of even ids, in [0, 1]: cheap, a function of only the tokens, and different among samples."""
     return sum(token % 2 == 0 for token in completion) / len(completion)
 
 
 class Channel:
-    """The worker's end. Nothing else can write to it: what libraries print goes to standard error."""
+    """The worker's end of the protocol. Only this class writes to it: output of libraries goes to standard error."""
 
     def __init__(self) -> None:
         self._answers: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def answer(self, message: dict[str, Any]) -> None:
+        """Sends one line of JSON to the benchmark."""
         self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
 
     def next_step(self) -> bool:
-        """Wait to be told; False at the end."""
+        """Waits for the request of a step; False at the end of the input."""
         return bool(sys.stdin.readline())

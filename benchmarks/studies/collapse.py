@@ -1,18 +1,18 @@
-"""The collapse study: how filter, entropy bonus and KL change MI, H(Z|X), success, the alarm and the judge.
+"""The collapse study: the effect of filter, entropy bonus and KL on MI, H(Z|X), success, the alarm and the judge.
 
 python -m benchmarks.studies.collapse --run ENV ... [--seeds 0,1,2] [--other-seeds 0] [--parallel N] [--runs-dir DIR]
 python -m benchmarks.studies.collapse --report DIR ... [--out FOLDER] [--unfinished] [--json]
 python -m benchmarks.studies.collapse --quick [--json]
 
-`--run` sweeps the arms on sokoban and frozenlake, cell by cell, resumable (docs/sweep.md); about five minutes a cell on
-two quiet cores. The base has entropy bonus 0.001 and KL 0.001. Each arm changes one thing: the filter (none, top_p 0.9,
-top_k 0.25) or, with and without top_p, the entropy bonus (0.03, 0.1) or the KL (0.1). The arms of MAIN run with
-`--seeds`, the others with `--other-seeds`. All arms were fixed before the first run; do not tune one until a seed shows
-an effect.
+`--run` sweeps the arms on sokoban and frozenlake; the sweep can be resumed (docs/sweep.md), and a cell takes about five
+minutes on two idle cores. The base has entropy bonus 0.001 and KL 0.001. Each arm changes one setting: the filter
+(none, top_p 0.9, top_k 0.25) or, with and without top_p, the entropy bonus (0.03, 0.1) or the KL (0.1). The arms of
+MAIN run with `--seeds`, the others with `--other-seeds`. All arms were fixed before the first run; do not tune an arm
+until a seed shows an effect.
 
 `--report` reads every run at or below the folders. It prints means with 95% t-intervals over seeds, differences from
 the same arm without a filter paired by seed, and a figure over steps; `--out` writes collapse.md and collapse.svg.
-`--quick` shows the report on made-up runs, and says so.
+`--quick` shows the report on synthetic runs, and says so.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ REGULARISERS: Mapping[str, Mapping[str, Any]] = {
     "kl0.1": {ENTROPY: 0.001, KL: 0.1},
 }
 MAIN = ("none_ent0.001", "top_p_ent0.001", "none_ent0.1", "top_p_ent0.1")
-"""The arms of the paper's claim: regularisers that ignore the input cause templates, and the filter prevents them."""
+"""Arms that test the paper's claim: regularisers that ignore the input cause templates; the filter prevents them."""
 COMMON = ["scorer.every=3", "filter.include_zero=false"]
 
 
 def study_arms() -> list[Arm]:
-    """Every arm; top_k under the base regularisers only."""
+    """Every arm; top_k only with the base's regularisers."""
     return [
         Arm(f"{rule}_{name}", {**chosen, **strengths})
         for name, strengths in REGULARISERS.items()
@@ -63,7 +63,7 @@ def study_arms() -> list[Arm]:
 
 
 def run_study(environments: Sequence[str], seeds: list[int], others: list[int], parallel: int, runs_dir: str) -> int:
-    """Sweeps each environment, one after the other; the largest exit code. An interrupted sweep ends the study."""
+    """Sweeps the environments one after another; returns the largest exit code. An interrupted sweep ends the study."""
     from cluster.sweep.cells import execute
 
     arms = study_arms()
@@ -89,7 +89,7 @@ def report(runs: Sequence[Run], unfinished: bool) -> dict[str, Any]:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """One row as it is printed."""
+    """The printed cells of one row."""
     figures = [text(row["figures"][name], "+" if "change" in name or name == "gain" else "") for name in COLUMNS]
     less = [text(row["minus_no_filter"][name], "+") for name in ("success", "mi_last")]
     return [row["environment"], row["arm"], ",".join(map(str, row["seeds"])), str(row["steps"]), *figures, *less]
@@ -106,7 +106,7 @@ LEGEND = (
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """collapse.md."""
+    """The text of collapse.md."""
     lines = [
         "# The collapse study",
         "",
@@ -123,7 +123,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 
 def write_made_up(folder: Path) -> None:
-    """Run folders of three seeds each with and without a filter: without one MI decays from the middle on."""
+    """Writes synthetic runs of three seeds with and without a filter; without it MI decays from the middle on."""
     for rule in ("none", "top_p"):
         for seed in range(3):
             path = folder / f"made-up-{rule}-{seed}"
@@ -161,7 +161,7 @@ def _made_up_lines(collapses: bool, rng: np.random.Generator) -> list[dict[str, 
 
 
 def show(folders: Sequence[Path], args: argparse.Namespace, made_up: bool) -> None:
-    """Prints the report; writes it where `--out` says."""
+    """Prints the report, and writes it into the folder of `--out`."""
     runs = find_runs(folders)
     figures = report(runs, args.unfinished) | {"made_up": made_up}
     if args.out:
@@ -174,19 +174,19 @@ def show(folders: Sequence[Path], args: argparse.Namespace, made_up: bool) -> No
 
 
 def main() -> int:
-    """One of the three forms."""
+    """Runs one of the three forms of the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group(required=True)
     form.add_argument("--run", nargs="+", choices=("sokoban", "frozenlake"), metavar="ENV", help="sweep the arms")
     form.add_argument("--report", nargs="+", type=Path, metavar="DIR", help="folders with runs at or below them")
-    form.add_argument("--quick", action="store_true", help="the report on made-up runs, in seconds")
+    form.add_argument("--quick", action="store_true", help="the report on synthetic runs, in seconds")
     parser.add_argument("--json", action="store_true", help="report: one JSON object instead of the table")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="report: write collapse.md and collapse.svg there")
-    parser.add_argument("--unfinished", action="store_true", help="report: read runs that were cut short too")
-    parser.add_argument("--seeds", help="run: of the main arms (default: 0,1,2)")
-    parser.add_argument("--other-seeds", help="run: of the other arms (default: 0)")
-    parser.add_argument("--parallel", type=int, help="run: cells side by side (default: 1)")
-    parser.add_argument("--runs-dir", help="run: where the sweeps go (default: runs)")
+    parser.add_argument("--unfinished", action="store_true", help="report: also read runs that have not finished")
+    parser.add_argument("--seeds", help="run: seeds of the main arms (default: 0,1,2)")
+    parser.add_argument("--other-seeds", help="run: seeds of the other arms (default: 0)")
+    parser.add_argument("--parallel", type=int, help="run: number of cells that run at once (default: 1)")
+    parser.add_argument("--runs-dir", help="run: folder of the sweeps (default: runs)")
     args = parser.parse_args()
     of_run = (args.seeds, args.other_seeds, args.parallel, args.runs_dir)
     if not args.run and any(value is not None for value in of_run):

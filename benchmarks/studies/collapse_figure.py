@@ -1,4 +1,4 @@
-"""The figure of the collapse study: a column an environment, a row a figure, a line an arm."""
+"""The figure of the collapse study: one column per environment, one row per figure, one line per arm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Point = tuple[float, float]
 
 
 def figure(arms: Mapping[Arm, Sequence[Run]]) -> str:
-    """An SVG; a panel without data says that nothing was recorded."""
+    """The figure as an SVG; a panel without data says that nothing was recorded."""
     environments = sorted({arm.environment for arm in arms})
     labels = list(dict.fromkeys(arm.label for arm in arms))
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}

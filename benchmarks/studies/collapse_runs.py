@@ -1,7 +1,7 @@
-"""Run folders of the collapse study: read, grouped into arms, averaged over seeds. Pure; reads files only.
+"""Reads the run folders of the collapse study, groups them into arms, and averages over seeds. Pure; reads only files.
 
-A run's arm is what its own config.yaml says (filter, entropy, KL), whatever its folder is called. Runs of an older
-version may lack figures: an arm has a figure where every run of it has one, and `missing` names the rest.
+A run's arm is defined by its config.yaml (filter, entropy, KL), not by its folder's name. Runs of an older version may
+lack figures: an arm has a figure if every run of it has the figure, and `missing` names the others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cluster.sweep.table import t_interval
 
 Series = dict[int, float]
 SCORED = {"mi": "first_turn/mi_est", "entropy": "first_turn/conditional_entropy", "judge": "judge/right"}
-"""Figures of a scoring, by the step scored."""
+"""Figures of a scoring, which belong to the scored step."""
 TITLES = {
-    "mi": "MI-Est, first turn, nats a token",
-    "entropy": "H(Z|X), first turn, nats a token",
+    "mi": "MI-Est, first turn, nats per token",
+    "entropy": "H(Z|X), first turn, nats per token",
     "success": "success on the validation tasks",
     "judge": "reasonings that name true coordinates",
     "alarm": "share of runs with the alarm raised",
 }
 ENDS = 3
-"""Scorings averaged at a run's beginning and at its end."""
+"""Number of scorings that are averaged at a run's beginning and at its end."""
 IGNORED = ("seed", "name", "runs_dir", "cluster", "recorder", "validation", "scorer", "filter.rule", "filter.rho")
 ARM_KEYS = ("learner.objective.entropy_coefficient", "learner.objective.kl.coefficient")
 TASK_SEEDS = ("environment.train_seed", "environment.validation_seed")
@@ -39,7 +39,7 @@ TASK_SEEDS = ("environment.train_seed", "environment.validation_seed")
 
 @dataclass(frozen=True)
 class Arm:
-    """What is varied."""
+    """The settings that the study varies."""
 
     environment: str
     filter: str
@@ -48,12 +48,13 @@ class Arm:
 
     @property
     def label(self) -> str:
+        """The arm's name in tables and figures."""
         return f"{self.filter}, entropy {self.entropy:g}, KL {self.kl:g}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. `series`: by name of TITLES, figure by step; empty where it was not recorded."""
+    """One run folder. `series`: for each name of TITLES, the figure by step; empty if it was not recorded."""
 
     folder: str
     arm: Arm
@@ -63,11 +64,11 @@ class Run:
     series: Mapping[str, Series]
     settings: Mapping[str, Any]
     finished: bool
-    """To its last step, or to an early stop."""
+    """Whether the run reached its last step or an early stop."""
 
 
 def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """Every run at or below the folders, in order of name. ValueError when there is none."""
+    """Every run at or below the folders, ordered by name. ValueError if there is none."""
     found = sorted({path.parent for folder in folders for path in folder.glob("**/metrics.jsonl")})
     runs = [read_run(folder) for folder in found if (folder / "config.yaml").is_file()]
     if not runs:
@@ -77,7 +78,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """A run as it stands; its config.yaml is read as plain data, so that one of an older version is read too."""
+    """Reads a run in its present state. Its config.yaml is read as plain data, so that older versions are read too."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     try:
         rule, rho = config["filter"]["rule"], config["filter"]["rho"]
@@ -114,7 +115,7 @@ def series_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys."""
+    """The tree's values by dotted key."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -122,7 +123,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def by_arm(runs: Iterable[Run]) -> dict[Arm, list[Run]]:
-    """Runs of each arm, by seed; of two runs of one seed the longer one. Arms in a fixed order."""
+    """The runs of each arm, ordered by seed; of two runs with one seed the longer. Arms are in a fixed order."""
     longest: dict[tuple[Arm, int], Run] = {}
     for run in runs:
         key = (run.arm, run.seed)
@@ -136,7 +137,7 @@ def by_arm(runs: Iterable[Run]) -> dict[Arm, list[Run]]:
 
 
 def figures_of(run: Run) -> dict[str, float]:
-    """A run's row; what it did not record is left out."""
+    """The figures of a run's row, without those that it did not record."""
     found: dict[str, float] = {}
     for name in ("mi", "entropy", "judge"):
         values = [value for _, value in sorted(run.series[name].items())]
@@ -152,7 +153,7 @@ def figures_of(run: Run) -> dict[str, float]:
     both = sorted(run.series["mi"].keys() & run.series["judge"].keys())
     if len(both) >= 2 * ENDS:
         found["judge_and_mi"] = spearman([run.series["mi"][s] for s in both], [run.series["judge"][s] for s in both])
-    return {name: value for name, value in found.items() if value == value}  # no rank correlation of a constant
+    return {name: value for name, value in found.items() if value == value}  # NaN: rank correlation of a constant
 
 
 COLUMNS = {
@@ -170,7 +171,7 @@ COLUMNS = {
 
 
 def arm_rows(arms: Mapping[Arm, Sequence[Run]]) -> list[dict[str, Any]]:
-    """One row an arm: means with t-intervals over seeds, and paired differences from the same arm without a filter."""
+    """One row per arm: means with t-intervals over seeds, and paired differences from the same arm without a filter."""
     rows = []
     for arm, runs in arms.items():
         own = {run.seed: figures_of(run) for run in runs}
@@ -201,7 +202,7 @@ def mean_series(runs: Sequence[Run], name: str) -> list[tuple[int, dict[str, Any
 
 
 def missing(runs: Sequence[Run]) -> list[str]:
-    """Notes: what was not recorded, what was left out, and settings that differ between runs that are compared."""
+    """Notes on figures that some runs lack, and on settings that differ between runs that are compared."""
     lines = []
     for name, title in TITLES.items():
         if without := [run.folder for run in runs if not run.series[name]]:
@@ -213,7 +214,7 @@ def missing(runs: Sequence[Run]) -> list[str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """`key: value, value` of settings that are not the arm's or the seed's and are not the same in all runs."""
+    """`key: value, value` for each setting, other than the arm's and the seed, that differs between runs."""
     keys = sorted(set().union(*(run.settings for run in runs)))
     odd = []
     for key in keys:

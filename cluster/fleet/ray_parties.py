@@ -48,6 +48,7 @@ class RayParties:
         return {"env_vars": {**(variables or {}), **log_variable(self.logs, name)}}
 
     def player(self, name: str) -> RayPlayer:
+        """An environment actor."""
         config = self.config
         shell = ray.remote(EnvironmentActor).options(
             num_cpus=config.environment_actor.num_cpus, max_concurrency=1000, runtime_env=self._process(name)
@@ -56,6 +57,7 @@ class RayParties:
         return RayPlayer(shell.remote(name, self.model_dir, *settings))
 
     def worker(self, name: str) -> RayWorker:
+        """A rollout worker."""
         rollout = self.config.rollout
         shell = ray.remote(RolloutWorker).options(
             num_cpus=rollout.num_cpus,
@@ -66,10 +68,12 @@ class RayParties:
         return RayWorker(shell.remote(name, self.model_dir, rollout))
 
     def filter(self) -> RayFilter:
+        """The filter service, which needs no CPU of its own."""
         shell = _shell(FilterService).options(num_cpus=0, runtime_env=self._process("filter"))
         return RayFilter(shell.remote(self.config.filter))
 
     def scorer(self) -> RayScorer:
+        """The scorer."""
         config, scorer = self.config, self.config.scorer
         shell = _shell(ScorerActor).options(
             num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env=self._process("scorer", ALLOCATOR)
@@ -78,13 +82,14 @@ class RayParties:
         return RayScorer(shell.remote(self.model_dir, *settings, config.learner.kernels))
 
     def learner(self) -> RayLearner:
+        """The learner, which creates its ranks."""
         config = self.config
         settings = (config.learner, config.seed, config.sampling.temperature)
         return RayLearner(LearnerGroup(self.model_dir, *settings, logs=self.logs))
 
 
 def _shell(decorated: Any) -> Any:
-    """A class that `ray.remote` decorated, as what it is then: no annotation says so."""
+    """Returns the class as Any: `ray.remote` has replaced it by an actor class, which annotations do not express."""
     return decorated
 
 
@@ -117,6 +122,7 @@ class RayParty:
         self.handle = handle
 
     def kill(self) -> None:
+        """Ends the actor's process at once."""
         ray.kill(self.handle)
 
 
@@ -127,10 +133,12 @@ class RayPlayer(RayParty):
         return await answered(self.handle.ready.remote())
 
     async def meet(self, workers: Mapping[str, Worker]) -> None:
+        """Sends the rollout workers' actor handles."""
         handles = {name: worker.handle for name, worker in workers.items() if isinstance(worker, RayParty)}
         await answered(self.handle.set_workers.remote(handles))
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
+        """Plays a ticket; the rows stay in the object store, and only their reference is returned."""
         summary, table = self.handle.play.options(num_returns=2).remote(ticket)
         return await answered(summary), table
 
@@ -228,7 +236,9 @@ class RayPayloads:
     """The groups' rows in Ray's object store."""
 
     def put(self, table: pa.Table) -> Payload:
+        """Puts a group's rows into the object store."""
         return ray.put(table)
 
     async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
+        """Fetches groups' rows, in a thread, because `ray.get` blocks."""
         return await asyncio.to_thread(ray.get, payloads, timeout=timeout_s)
