@@ -1,17 +1,17 @@
-"""The gradient decomposition on the learner: task, KL and entropy gradients prompt by prompt (paper, section 3.1).
+"""The gradient decomposition on the learner: task, KL and entropy gradients of each prompt (paper, section 3.1).
 
-Every group is taken by itself, normalised over itself as the objective would normalise a step of that group alone.
-`learner.decomposition.statistics` says what is made of it; docs/gradients.md how to read it.
+Each group is processed separately and normalised as the objective would normalise a step of that group alone.
+`learner.decomposition.statistics` computes the figures; docs/gradients.md explains how to read them.
 
 Invariants:
 
-- Nothing is updated: parameters, optimizer state and counts are those of before.
-- A collective: every rank gives the same groups and runs the same passes; gradients stay sharded, and what is summed
-  over ranks are inner products. Beside the model a rank holds at most `MAX_GRADIENTS` of its own shards.
-- The ratio is 1 at the policy's own weights, so nothing is clipped; a token weighs min(exp(learner - rollout),
-  mismatch_cap), which is 1 but for numerics when the policy itself sampled it and corrects for age when not.
+- Nothing is updated: parameters, optimizer state and counts do not change.
+- `decompose` is a collective: every rank passes the same groups and runs the same passes. Gradients stay sharded; only
+  inner products are summed over ranks. Besides the model, a rank holds at most `MAX_GRADIENTS` of its own shards.
+- The ratio is 1 at the policy's own weights, so no token is clipped. A token's weight is min(exp(learner - rollout),
+  mismatch_cap): 1 up to numerics if the present policy sampled the token; otherwise it corrects for staleness.
 
-Who waits: for the other ranks, in collectives, at most the process group's time-out.
+Waiting: each rank waits for the other ranks, in collectives, at most the process group's time-out.
 """
 
 from collections.abc import Sequence
@@ -42,11 +42,11 @@ from learner.objective.components import ADVANTAGES, AGGREGATIONS, StepSize
 from learner.trainer import Trainer
 
 Shards = list[Tensor]
-"""One gradient, as this rank's pieces of every trained parameter."""
+"""One gradient: this rank's shard for every trained parameter."""
 
 
 def decompose(trainer: Trainer, groups: Groups, num_buckets: int = BUCKETS) -> Decomposition:
-    """Figure 3 over the groups, under the trainer's weights and regularisers. A collective.
+    """Figures of Figure 3 for the groups, at the trainer's weights and with its regularisers. A collective.
 
     Raises ValueError for non-finite groups, and when fewer than two groups have two trajectories to compare.
     """
@@ -77,7 +77,8 @@ def score_objective(own: ObjectiveConfig) -> ObjectiveConfig:
 
 
 def regulariser_objectives(own: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
-    """The KL term alone and the entropy term alone, with the coefficients of `own`; those that are 0 are left out."""
+    """Objectives of the KL term alone and the entropy term alone, with `own`'s coefficients; without those that are
+    0."""
     plain = score_objective(own).model_copy(update={"anchor": "rollout"})
     found = {}
     if own.kl_in_loss > 0:
@@ -89,7 +90,8 @@ def regulariser_objectives(own: ObjectiveConfig) -> dict[str, ObjectiveConfig]:
 
 @dataclass
 class Parts:
-    """Loss gradients of one group: `task` with plain advantages, `scale` times it is the std-normalised one."""
+    """Loss gradients of one group: `task` uses centred returns; `scale` * `task` is the std-normalised task
+    gradient."""
 
     task: Shards
     halves: tuple[Shards, Shards] | None
@@ -99,7 +101,8 @@ class Parts:
 
 
 def group_parts(trainer: Trainer, group_id: str, members: Sequence[Trajectory]) -> Parts:
-    """All passes over one group: one a trajectory for the task gradient, one for each regulariser. A collective."""
+    """Runs all passes over one group: one per trajectory for the task gradient, and one per regulariser. A
+    collective."""
     own = trainer.config.objective
     rows = batching.to_rows([(group_id, members)], own)
     ranked = batching.ranked_returns(members, own)
@@ -191,14 +194,15 @@ def _variance(members: Sequence[Trajectory]) -> float:
 
 
 def _std_scale(ranked: np.ndarray) -> float:
-    """What std-normalisation multiplies a group's advantages by; 0 where they are all 0
+    """The factor by which std-normalisation multiplies a group's advantages; 0 if all advantages are 0
     (`learner.objective.advantages`)."""
     std = float(ranked.std(ddof=1))
     return 0.0 if std <= RELATIVE_ZERO * max(1.0, float(np.abs(ranked).max())) else 1.0 / std
 
 
 def _length_factors(rows: Sequence[Row], own: ObjectiveConfig, num_trajectories: int) -> list[float]:
-    """s_k in the group's mean over what a pass over trajectory k alone gives, which divides by its own length only."""
+    """Per trajectory k: the ratio of s_k in the group's mean to the gradient of a pass over k alone, which normalises
+    by the length of k only."""
     lengths = torch.tensor([row.num_sampled for row in rows], dtype=torch.int64)
     rule = AGGREGATIONS[own.aggregation]
     whole = StepSize(num_trajectories, int(lengths.sum()), own.normaliser_tokens)
@@ -215,7 +219,7 @@ def _add(total: Shards | None, gradient: Shards, weight: float) -> Shards:
 
 
 def _joint_norm(gradients: Sequence[Shards | None]) -> float:
-    """Norm of the sum of those that are there."""
+    """Norm of the sum of the gradients that are not None; 0 if there are none. A collective."""
     there = [g for g in gradients if g is not None]
     if not there:
         return 0.0

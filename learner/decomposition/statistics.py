@@ -1,16 +1,17 @@
 """Figures of the gradient decomposition (paper, section 3.1, Figure 3, Table 2, appendices H, K, N). Pure numpy.
 
-Words: for a prompt x with trajectories k of return R_k, s_k is the gradient of trajectory k's aggregated
-log-probability (aggregated as the objective does) and g_task = 1/n sum_k (R_k - mean R) s_k. All norms are Euclidean,
-over all trained parameters, of one prompt's own mean over its trajectories: a bucket of few prompts is on the scale of
-one of many.
+Definitions: for a prompt x with trajectories k of return R_k, s_k is the gradient of trajectory k's aggregated
+log-probability (aggregated as the objective does), and g_task = 1/n sum_k (R_k - mean R) s_k. All norms are Euclidean
+norms over all trained parameters, of one prompt's mean over its trajectories. The scale of a bucket's figures therefore
+does not depend on the number of its prompts.
 
 Invariants:
 
-- Buckets hold all groups once, in order of reward variance; their sizes differ by at most one.
-- A half's estimate of g_task has its own baseline and divides by its size less one: it is unbiased, and independent of
-  the other half's, so that the inner product of the two is an unbiased estimate of |g_signal|^2 (it may be negative).
-- Nothing here waits, and nothing imports torch.
+- Each group is in exactly one bucket; buckets are ordered by reward variance, and their sizes differ by at most one.
+- A group's trajectories are split into two halves. Each half's estimate of g_task has its own baseline and divides by
+  its size minus one, so that it is unbiased and independent of the other half's. The inner product of the two is
+  therefore an unbiased estimate of |g_signal|^2 (it may be negative).
+- No function waits, and the module does not import torch.
 """
 
 import hashlib
@@ -22,37 +23,40 @@ from typing import Any
 import numpy as np
 
 BUCKETS = 6
-"""Figure 3."""
+"""Number of buckets in Figure 3."""
 MAX_GRADIENTS = 11
-"""That a rank holds at once, beside the model's own: four sums of a bucket, five of a group, two in the making."""
+"""Gradients that a rank holds at once, besides the model's own: four sums of a bucket, five of a group, and two that
+are being computed."""
 MIN_SPLIT = 4
-"""Trajectories below which a group has no two halves with a baseline each."""
+"""Smallest number of trajectories of a group that is split: each half needs two for a baseline."""
 
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """One prompt's gradients. Norms; `_std`: advantages divided by the group's std. NaN where undefined."""
+    """Gradient norms of one prompt; `_std`: with advantages divided by the group's std. NaN if undefined."""
 
     group_id: str
     num_trajectories: int
     reward_variance: float
-    """Sample variance (ddof = 1) of the returns, format penalty left out: what buckets are made by."""
+    """Sample variance (ddof = 1) of the returns without format penalties, by which groups are sorted into buckets."""
     task: float
     task_std: float
     kl: float
-    """With its coefficient, as are `entropy` and their sum `regulariser`."""
+    """Norm of the KL term's gradient, including its coefficient; the same holds for `entropy` and for the norm of their
+    sum, `regulariser`."""
     entropy: float
     regulariser: float
     total: float
-    """Of task and regulariser together, with the advantages that the run trains on."""
+    """Norm of the sum of task and regulariser gradients, with the advantages that the run trains on."""
     score_square: float
     """Mean over trajectories of |s_k|^2."""
     bound: float
-    """Theorem H.2: sqrt(variance of what the advantage ranks, ddof = 0) * sqrt(`score_square`) >= `task`."""
+    """Theorem H.2: sqrt(variance (ddof = 0) of the returns that advantages compare) * sqrt(`score_square`) >=
+    `task`."""
     signal_square: float
-    """Estimate of |g_signal|^2 from two halves; unbiased, so possibly negative."""
+    """Estimate of |g_signal|^2 from two halves; it is unbiased and may be negative."""
     noise_square: float
-    """Estimate of E|g_task-noise|^2 of the mean of both halves."""
+    """Estimate of E|g_task-noise|^2 for the mean of both halves."""
 
     @property
     def dominance(self) -> float:
@@ -61,27 +65,28 @@ class GroupFigures:
 
     @property
     def dominance_std(self) -> float:
+        """`dominance` with the std-normalised task gradient."""
         return share(self.regulariser, self.task_std)
 
     @property
     def snr(self) -> float:
-        """SNR(x) of section 3.2: |signal| / (|task noise| + |regulariser|), from one split in halves and so noisy; 0
-        where the estimate of the signal is negative, NaN where there are no halves."""
+        """SNR(x) of section 3.2: |signal| / (|task noise| + |regulariser|). It is noisy, because it comes from a single
+        split into halves. It is 0 if the estimate of the signal is negative, and NaN if the group was not split."""
         noise = math.sqrt(max(self.noise_square, 0.0))
         return _ratio(math.sqrt(max(self.signal_square, 0.0)), noise + self.regulariser)
 
     @property
     def tightness(self) -> float:
-        """`task` as a share of Theorem H.2's bound, at most 1; what sampling noise adds to `task` is in it."""
+        """`task` as a share of Theorem H.2's bound, at most 1; it includes the sampling noise in `task`."""
         return self.task / self.bound if self.bound > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class BucketFigures:
-    """Groups of similar reward variance: means over them, and norms of their mean gradient (`mean_` in front)."""
+    """Groups of similar reward variance: means over the groups, and norms of their mean gradient (prefix `mean_`)."""
 
     bucket: int
-    """From 1, the lowest variance."""
+    """Number of the bucket; 1 has the lowest variance."""
     num_groups: int
     variance_low: float
     variance_high: float
@@ -100,38 +105,38 @@ class BucketFigures:
     mean_regulariser: float
     signal_square: float
     signal_square_error: float
-    """Standard error of the mean above."""
+    """Standard error of `signal_square`, which is a mean over groups."""
     noise_square: float
     snr: float
-    """Section 3.2: |signal| / (|task noise| + |regulariser|), each the bucket's root mean square or mean; 0 where the
-    estimate of the signal is negative."""
+    """Section 3.2: |signal| / (|task noise| + |regulariser|), with the bucket's root mean square of signal and noise
+    and the mean of the regulariser; 0 if the estimate of the signal is negative."""
     snr_task: float
     """Appendix H.4, without the regulariser: |signal| / |task noise|."""
     score_square: float
     tightness: float
     """Mean share of Theorem H.2's bound that the task gradient reaches."""
     tightness_signal: float
-    """The same with the sampling noise taken out: root of the mean `signal_square`, as a share of that of bound^2."""
+    """`tightness` without the sampling noise: sqrt(mean of `signal_square`) / sqrt(mean of bound^2)."""
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Figure 3 of one policy version."""
+    """The data of Figure 3 for one policy version."""
 
     groups: tuple[GroupFigures, ...]
     buckets: tuple[BucketFigures, ...]
 
     @property
     def trends(self) -> dict[str, float]:
-        """Rank correlation (Spearman) over groups of the reward variance with each norm: Figure 3 says that `task`
-        rises with it and `regulariser` does not."""
+        """Spearman rank correlation, over groups, of the reward variance with each norm. In Figure 3, `task` rises with
+        the reward variance and `regulariser` does not."""
         variance = [g.reward_variance for g in self.groups]
         names = ("task", "task_std", "kl", "entropy", "regulariser", "dominance", "score_square")
         values = {name: [float(getattr(g, name)) for g in self.groups] for name in names}
         return {name: rank_correlation(variance, values[name]) for name in names}
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data for JSON; what is undefined is None."""
+        """The decomposition as plain data for JSON; undefined values are None."""
         tree = {
             "groups": [asdict(g) | {name: getattr(g, name) for name in GROUP_RATIOS} for g in self.groups],
             "buckets": [asdict(b) for b in self.buckets],
@@ -154,14 +159,15 @@ FLAT_RATIOS = ("dominance", "dominance_std", "snr", "tightness", "reward_varianc
 def bucket_indices(variances: Sequence[float], ids: Sequence[str], count: int = BUCKETS) -> list[np.ndarray]:
     """Indices of the groups of each bucket, the lowest variance first; sizes differ by at most one.
 
-    Ties go by id. With fewer groups than buckets there are as many buckets as groups.
+    Groups of equal variance are ordered by id. With fewer groups than `count`, each group has its own bucket.
     """
     order = sorted(range(len(ids)), key=lambda i: (variances[i], ids[i]))
     return np.array_split(np.array(order, dtype=np.int64), min(count, len(ids))) if ids else []
 
 
 def split_halves(group_id: str, num_trajectories: int) -> np.ndarray | None:
-    """(num_trajectories,) bool: who is in the first half, at random by the group's id; None when there are too few."""
+    """(num_trajectories,) bool, true for the first half; the split is random, seeded by the group's id. None below
+    `MIN_SPLIT` trajectories."""
     if num_trajectories < MIN_SPLIT:
         return None
     seed = int.from_bytes(hashlib.sha256(group_id.encode()).digest()[:8], "big")
@@ -173,8 +179,8 @@ def split_halves(group_id: str, num_trajectories: int) -> np.ndarray | None:
 def half_weights(returns: np.ndarray, half: np.ndarray) -> np.ndarray:
     """Weights (num_trajectories,) of s_k in a half's estimate of g_task: (R_k - its mean) / (its size - 1); 0 outside.
 
-    The sample covariance of R and s, which is E[(R - b) s] without bias (the group's own mean as a baseline, divided
-    by n, is low by the factor (n - 1) / n).
+    The weighted sum is the sample covariance of R and s, an unbiased estimate of E[(R - b) s]. (With the group's own
+    mean as baseline, division by n would bias it by the factor (n - 1) / n.)
     """
     inside = np.asarray(returns, dtype=np.float64)[half]
     weights = np.zeros(len(returns))
@@ -231,7 +237,8 @@ MEANS = (*VECTORS, "dominance", "dominance_std", "score_square", "tightness")
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's, ties at their mean rank; pairs with a NaN left out; NaN when either side does not vary."""
+    """Spearman's rank correlation; ties get their mean rank and pairs with a NaN are excluded. NaN when either side
+    does not vary."""
     pairs = np.array([(a, b) for a, b in zip(one, other, strict=True) if not (math.isnan(a) or math.isnan(b))])
     if len(pairs) < 2:
         return math.nan
