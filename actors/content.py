@@ -1,6 +1,6 @@
-"""Content keys: a prompt is identified by a digest of all that it shows, its ids and its pictures. Pure.
+"""Content keys: a prompt is identified by a digest of its content, i.e. its ids and its pictures. Pure.
 
-Two prompts are the same if, and only if, their keys are equal: ids alone do not tell two pictures apart, because every
+Two prompts are the same if and only if their keys are equal. Ids alone do not distinguish pictures, because every
 picture is fed as the same placeholder ids.
 """
 
@@ -21,22 +21,22 @@ def _digest(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture that a trajectory shows. The bytes are here (`data`), or lie elsewhere (`reference`)."""
+    """One picture in a trajectory: its bytes (`data`), or the key under which they are stored (`reference`)."""
 
     position: int
     """Index in the trajectory's `token_ids` of the first id that stands for the picture."""
     media_type: str
-    """Of the encoded bytes, e.g. `image/png`."""
+    """Media type of the encoded bytes, e.g. `image/png`."""
     digest: str
     """BLAKE2b of the encoded bytes, 128 bits in hexadecimal."""
     data: bytes | None = None
     """The encoded bytes."""
     reference: str | None = None
-    """Where the bytes lie: a key in the run's store, e.g. `pictures/1f...e0.png`."""
+    """Key of the bytes in the run's store, e.g. `pictures/1f...e0.png`."""
 
     @classmethod
     def of(cls, position: int, media_type: str, data: bytes) -> Picture:
-        """The picture that these encoded bytes are."""
+        """The picture with these encoded bytes."""
         return cls(position, media_type, _digest(data).hex(), data)
 
 
@@ -45,7 +45,7 @@ def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:
 
     Args:
         ids: (num_tokens,) token ids of the prompt, any integer type.
-        pictures: those that the prompt shows; where the bytes lie does not matter.
+        pictures: the prompt's pictures; the key does not depend on where their bytes are stored.
     """
     shown = sorted(pictures, key=lambda picture: picture.position)
     parts = [np.ascontiguousarray(ids, dtype="<i4").tobytes(), _number(len(ids))]
@@ -58,5 +58,5 @@ def _number(value: int) -> bytes:
 
 
 def turn_keys(token_ids: np.ndarray, sample_starts: Sequence[int], pictures: Sequence[Picture] = ()) -> list[str]:
-    """The content key of each turn's prompt X: `token_ids[:sample_start]` with the pictures that stand in it."""
+    """The content key of each turn's prompt X: `token_ids[:sample_start]` and its pictures."""
     return [content_key(token_ids[:end], [p for p in pictures if p.position < end]) for end in sample_starts]

@@ -1,4 +1,4 @@
-"""Why a trajectory failed: a cause that programs read, and a detail that people read. Standard library only.
+"""Failures of trajectories: a cause for programs, and a detail for people. Standard library only.
 
 The causes are the label values of `squelch_trajectory_failures_total` and the codes of failed tickets in the ledger.
 """
@@ -10,16 +10,16 @@ from enum import StrEnum
 
 
 class FailureCause(StrEnum):
-    """What went wrong; the values are stored and exported."""
+    """Cause of a failure; the values are stored and exported."""
 
     STEP_TIMEOUT = "step_timeout"
     """One call of the environment ran longer than `environment_actor.step_timeout_s`."""
     GENERATION_TIMEOUT = "generation_timeout"
-    """A turn's tokens did not come within `environment_actor.generation_timeout_s`."""
+    """A turn's tokens did not arrive within `environment_actor.generation_timeout_s`."""
     EPISODE_TIMEOUT = "episode_timeout"
     """The episode ran longer than `environment_actor.episode_timeout_s`."""
     ENVIRONMENT_ERROR = "environment_error"
-    """The environment raised."""
+    """The environment raised an error."""
     GENERATION_ERROR = "generation_error"
     """The rollout worker could not sample the turn."""
     CONTEXT_EXHAUSTED = "context_exhausted"
@@ -29,15 +29,16 @@ class FailureCause(StrEnum):
     ACTOR_DIED = "actor_died"
     """The environment actor's process died."""
     ACTOR_ERROR = "actor_error"
-    """The environment actor raised."""
+    """The environment actor raised an error."""
     WORKER_DIED = "worker_died"
     """The group's rollout worker died."""
     OTHER = "other"
-    """A file of another trainer states a cause that is not listed here; the detail is its text. No run records it."""
+    """A file of another trainer states a cause that is not listed here; the detail is its text. No run of Squelch
+    records this cause."""
 
     @property
     def in_generation(self) -> bool:
-        """Whether sampling failed, so that the rollout worker may be the one at fault."""
+        """Whether sampling failed, so that the rollout worker may be at fault."""
         return self in (FailureCause.GENERATION_TIMEOUT, FailureCause.GENERATION_ERROR)
 
 
@@ -53,13 +54,13 @@ class Failure:
 
 
 def failure_of(cause: str, detail: str) -> Failure:
-    """The failure that a file states; a cause that is not listed above becomes `OTHER` with both in its detail."""
+    """The failure with this cause and detail; an unknown cause becomes `OTHER` with cause and detail as its detail."""
     if cause not in set(FailureCause):
         return Failure(FailureCause.OTHER, f"{cause}: {detail}" if detail else cause)
     return Failure(FailureCause(cause), detail)
 
 
 def failure_of_text(text: str) -> Failure:
-    """The failure that a file of version 0 states as `cause` or `cause: detail`; inverse of `str(failure)`."""
+    """The failure in a file of version 0, of the form `cause` or `cause: detail`; inverse of `str(failure)`."""
     cause, _, detail = text.partition(": ")
     return failure_of(cause, detail)

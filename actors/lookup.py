@@ -1,4 +1,4 @@
-"""Names looked up in a table; an unknown one is a ValueError that names the nearest. Pure."""
+"""Looks up names in tables; an unknown name raises a ValueError with the nearest valid name. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ T = TypeVar("T")
 
 
 def nearest(wrong: str, valid: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing when no valid name is near."""
+    """The text `; did you mean X?`, or an empty string if no valid name is similar."""
     found = difflib.get_close_matches(wrong, list(valid), n=1, cutoff=0.5)
     return f"; did you mean `{found[0]}`?" if found else ""
 
 
 def look_up(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of that name; `what` says in the error what the table holds, e.g. `rule`."""
+    """The entry `name`. Raises ValueError for an unknown name; `what` is the kind of entry in its message, e.g.
+    `rule`."""
     if name not in table:
         raise ValueError(f"unknown {what} `{name}`{nearest(name, table)} (known: {', '.join(map(repr, table))})")
     return table[name]

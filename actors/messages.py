@@ -1,4 +1,4 @@
-"""Plain messages that cross between actors. Arrays are numpy, so that they pickle cheaply."""
+"""Messages between actors. Arrays are numpy arrays, which pickle cheaply."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One turn to be sampled. `prompt_ids`: (num_tokens,) int32, everything fed so far; `seed` is the request's own."""
+    """One turn to be sampled. `prompt_ids`: (num_tokens,) int32, all ids fed and sampled so far; `seed`: the seed of
+    this request's sampling."""
 
     request_id: str
     prompt_ids: np.ndarray
@@ -28,8 +29,8 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class Completion:
-    """A sampled turn. `token_ids`: (num_sampled,) int32, the end token included when it was sampled; `log_probs`:
-    (num_sampled,) float32, nats, under the distribution sampled from (processed, at the temperature)."""
+    """A sampled turn. `token_ids`: (num_sampled,) int32, including the end token if it was sampled; `log_probs`:
+    (num_sampled,) float32, nats, under the distribution that was sampled from (at the request's temperature)."""
 
     request_id: str
     token_ids: np.ndarray
@@ -40,11 +41,10 @@ class Completion:
     version_max: int
     error: str | None = None
     version_spans: tuple[VersionSpan, ...] = ()
-    """Which version sampled which of `token_ids`, in order; empty where the engine does not say."""
+    """Runs of `token_ids` and the version that sampled each, in order; empty if the engine does not report them."""
 
     def spans_from(self, start: int) -> tuple[VersionSpan, ...] | None:
-        """`version_spans` with positions that count from `start`; None where it is not known which version sampled
-        which token."""
+        """`version_spans` with `start` added to each position; None if the tokens of each version are not known."""
         if not self.version_spans and self.version_min != self.version_max:
             return None
         spans = self.version_spans or (VersionSpan(0, len(self.token_ids), self.version_min),)
@@ -69,14 +69,15 @@ class WeightBundle:
     num_bytes: int = 0
     bfloat16_names: frozenset[str] = frozenset()
     seconds_gathered: float = 0.0
-    """Of the learner, gathering from the shards; probe, conversion and checksum are in neither of the two."""
+    """Seconds in which the learner gathered weights from its shards. Neither this nor `seconds_sent` includes probe,
+    conversion and checksum."""
     seconds_sent: float = 0.0
-    """Of the learner, putting chunks into the object store."""
+    """Seconds in which the learner put chunks into the object store."""
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What one weight update of one rollout worker took and proved."""
+    """Durations and checks of one weight update of one rollout worker."""
 
     worker: str
     version: int
@@ -88,19 +89,19 @@ class UpdateReport:
     seconds_loaded: float
     seconds_probe: float
     seconds_fetched: float = 0.0
-    """Until the worker had all chunks; sampling goes on meanwhile."""
+    """Seconds until the worker had all chunks; it samples meanwhile."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one training step of the learner did. Means are over kept sampled tokens unless said otherwise."""
+    """Result of one training step of the learner. Means are over kept sampled tokens unless stated otherwise."""
 
     step: int
     updated: bool
     optimizer_steps: int
     num_trajectories: int
     num_tokens: int
-    """Sampled tokens learned from."""
+    """Number of sampled tokens that were learned from."""
     metrics: dict[str, float] = field(default_factory=dict)
     """loss, policy_loss, entropy, kl, ratio_mean, ratio_max, clip_fraction_low, clip_fraction_high, grad_norm,
     learning_rate, mismatch_abs, mismatch_k3, mismatch_outside, effective_sample_size, masked_share, advantage_std,
@@ -108,4 +109,4 @@ class StepReport:
     seconds: dict[str, float] = field(default_factory=dict)
     """fetch, prepare, forward_backward, optimizer, recompute, reference, critic."""
     refused: str | None = None
-    """Why the step was refused, e.g. `non-finite gradient in group 000003-002`."""
+    """The reason if the step was refused, e.g. `non-finite gradient in group 000003-002`."""

@@ -1,4 +1,4 @@
-"""Records: what one trajectory and one group are, and their form as a table, in which they travel and rest.
+"""Records of tasks, tickets, trajectories and groups, and the tables in which groups are passed on and archived.
 
 Invariants:
 
@@ -7,12 +7,12 @@ Invariants:
   from, and 0 elsewhere.
 - Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:sample_start]`, which ends with
   the opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn without reasoning has
-  `reasoning_start == reasoning_end`: both are `sample_start` where nothing stood before its closing, and `sample_end`
-  where it was never closed.
-- A group's identity is its ticket's id, assigned by the coordinator; it is never derived from text.
-- A failed trajectory keeps its row, with `failure` set and whatever tokens it had; it is never learned from.
+  `reasoning_start == reasoning_end`: both are `sample_start` if there is no text before the closing marker, and
+  `sample_end` if the reasoning was never closed.
+- A group's identity is its ticket's id, which the coordinator assigns; it is never derived from text.
+- A failed trajectory keeps its row, with `failure` set and the tokens that it had; the learner never uses it.
 
-The table (`actors.archive.schema.TRAJECTORY_SCHEMA`) has one row a trajectory.
+The table (`actors.archive.schema.TRAJECTORY_SCHEMA`) has one row per trajectory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from envs.splits import Split
 
 @dataclass(frozen=True)
 class Task:
-    """One environment instance to be solved: it determines the episode but for the environment's declared noise."""
+    """One environment instance to be solved. It determines the episode, except for the environment's declared noise."""
 
     environment: str
     seed: int
@@ -42,6 +42,7 @@ class Task:
 
     @property
     def options_json(self) -> str:
+        """The options as a JSON object with sorted keys."""
         return json.dumps(dict(self.options), sort_keys=True)
 
 
@@ -49,7 +50,7 @@ class Task:
 class Ticket:
     """The right to play one task for one training step.
 
-    `ticket_id` is also the group's id. `worker` names the rollout worker that the whole group stays on.
+    `ticket_id` is also the group's id. `worker` names the rollout worker that samples the whole group.
     """
 
     ticket_id: str
@@ -73,7 +74,7 @@ class Turn:
     format_penalty: float
     format_valid: bool
     hit_token_limit: bool
-    """The turn was cut at its token limit; the episode went on."""
+    """The turn was cut at its token limit; the episode continued."""
     num_actions: int
     version_min: int
     version_max: int
@@ -95,20 +96,22 @@ class Trajectory:
     failure: Failure | None = None
     worker: str = ""
     bootstrap_last_state: bool = False
-    """The episode was cut off with turns left, by the environment's own `truncated` or by a full context, so that its
-    last state still has value and the critic's estimate stands there. Never true at the turn limit, which the prompt
-    counts down to: no turn is left there."""
+    """The environment's own `truncated`, or a full context, ended the episode with turns left. Its last state still has
+    value, for which the critic's estimate is used. Never true at the turn limit: the prompt states the number of
+    turns left, and none is left there."""
     version_spans: tuple[VersionSpan, ...] | None = None
-    """Which policy version sampled which tokens, in order; positions index `token_ids`. None where not recorded."""
+    """Runs of tokens and the policy version that sampled each, in order; positions index `token_ids`. None if not
+    recorded."""
     pictures: tuple[Picture, ...] = ()
 
     @property
     def episode_return(self) -> float:
-        """Sum of rewards, format penalty left out."""
+        """Sum of rewards, without format penalties."""
         return float(sum(turn.reward for turn in self.turns))
 
     @property
     def format_penalty(self) -> float:
+        """Sum of the turns' format penalties, 0 or negative."""
         return float(sum(turn.format_penalty for turn in self.turns))
 
 
@@ -120,15 +123,16 @@ class Group:
     task_key: str
     trajectories: list[Trajectory]
     task_kind: str | None = None
-    """The kind of the task, where its environment declares one."""
+    """The kind of the task, if its environment declares one."""
     seconds_environment: float = 0.0
-    """Mean seconds that a trajectory waited for its environment, and for its tokens."""
+    """Mean seconds that a trajectory waited for its environment."""
     seconds_generation: float = 0.0
+    """Mean seconds that a trajectory waited for its tokens."""
 
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """What the filter, the ledger and the metrics need of a group; the payload stays where it is.
+    """The part of a group that the filter, the ledger and the metrics need; the group itself is not passed to them.
 
     Arrays have one entry per surviving trajectory, in order of `indices`.
     """
@@ -139,7 +143,7 @@ class GroupSummary:
     task_key: str
     group_size: int
     indices: tuple[int, ...]
-    returns: np.ndarray  # float64, format penalty left out
+    returns: np.ndarray  # float64, without format penalties
     format_penalties: np.ndarray  # float64, <= 0
     lengths: np.ndarray  # int64, sampled tokens
     surprisals: np.ndarray  # float64, mean -log p (nats) of the sampled tokens
@@ -147,12 +151,12 @@ class GroupSummary:
     truncations: np.ndarray  # bool, the episode ended at the turn limit
     format_valid_turns: int
     num_turns: int
-    num_tokens: int  # all tokens, fed ones included
+    num_tokens: int  # all tokens, fed and sampled
     reasoning_tokens: int
     version_min: int
     version_max: int
     failures: tuple[Failure, ...] = field(default=())
-    """Of the trajectories that failed."""
+    """Failures of the trajectories that failed."""
     worker: str = ""
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
@@ -191,7 +195,7 @@ def summarise(group: Group) -> GroupSummary:
 
 
 def to_table(group: Group) -> pa.Table:
-    """The group as a table of `TRAJECTORY_SCHEMA`, one row a trajectory."""
+    """The group as a table of `TRAJECTORY_SCHEMA`, one row per trajectory."""
     return pa.Table.from_pylist([_row(group, t) for t in group.trajectories], schema=TRAJECTORY_SCHEMA)
 
 
@@ -226,7 +230,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
-    """A list column as one numpy array a row, without a Python object per element."""
+    """A list column as one numpy array per row, without a Python object per element."""
     column = table.column(name).combine_chunks()
     values = column.flatten().to_numpy(zero_copy_only=False)
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)

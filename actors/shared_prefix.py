@@ -1,15 +1,15 @@
-"""Which sequences are the same, and how much of their beginnings they share: the one place that everyone asks. Pure.
+"""Finds equal sequences and their common prefixes, for the learner, the scorer and the warm-up. Pure.
 
-Two sequences are alike as far as they show the same: their ids, and the pictures that stand among them. Every picture
-is fed as the same placeholder ids, so that ids alone do not tell two pictures apart; `identities` does. All other
-functions here compare identities. The identity of a sequence without pictures is its ids.
+Sequences are compared by content, i.e. ids and pictures. Every picture is fed as the same placeholder ids, so ids alone
+do not distinguish pictures; `identities` does. All other functions here compare identities. The identity of a sequence
+without pictures is its ids.
 
-The questions are the same everywhere. The computation that a shared prefix saves is not, and stays where it is done:
+Each user saves computation on a shared prefix in its own way:
 
-- The learner needs gradients from every row through the tokens that they share, hence one pass over all rows: it packs
-  them into a forest in which every token attends along its path (`learner.kernels.packing`).
-- The scorer needs no gradient, and has more pairs of prompt and reasoning than fit one pass: it keeps the keys and
-  values of a prefix from one pass to the next (`actors.scorer.cross_scoring`).
+- The learner needs gradients from every row through the shared tokens, hence one pass over all rows. It packs the rows
+  into a forest in which every token attends along its path (`learner.kernels.packing`).
+- The scorer needs no gradient, and has more pairs of prompt and reasoning than fit into one pass. It reuses the keys
+  and values of a prefix in several passes (`actors.scorer.cross_scoring`).
 - The warm-up gives every batch the system message's keys and values, with their gradient (`learner.warmup.training`).
 """
 
@@ -23,15 +23,15 @@ from actors.content import Picture
 
 
 def identities(rows: Sequence[np.ndarray], pictures: Sequence[Sequence[Picture]]) -> list[np.ndarray]:
-    """Numbers that are equal where, and only where, the rows show the same id and the same picture.
+    """Rows of numbers that are equal at a position if and only if both rows have the same id and picture there.
 
     Args:
         rows: (length,) token ids each, at least 0.
-        pictures: those of each row; those that begin behind its last token are left out.
+        pictures: the pictures of each row; a picture that begins after the row's last token is ignored.
 
     Returns:
-        The rows themselves where none has a picture. Otherwise copies, int64, in which a negative number stands for the
-        id and the digest wherever a picture begins; the numbers compare within one call only.
+        The rows themselves if none has a picture. Otherwise int64 copies with a negative number at each position where
+        a picture begins, which encodes the id and the digest; numbers of different calls must not be compared.
     """
     marks = [_marks(row, shown) for row, shown in zip(rows, pictures, strict=True)]
     number = {mark: -1 - k for k, mark in enumerate(sorted({mark for own in marks for mark in own.values()}))}
@@ -54,13 +54,13 @@ def _marks(row: np.ndarray, pictures: Sequence[Picture]) -> dict[int, tuple[int,
 
 
 def in_order(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Indices of the rows in lexicographic order, (num_rows,): rows that begin alike are neighbours."""
+    """Indices of the rows in lexicographic order, (num_rows,): rows with a common prefix are neighbours."""
     keys = [row.astype(">u4").tobytes() for row in rows]
     return np.array(sorted(range(len(rows)), key=keys.__getitem__), dtype=np.int64)
 
 
 def common_lengths(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Leading tokens that each row has in common with the one before it, (num_rows,); 0 for the first."""
+    """Number of leading tokens that each row shares with the row before it, (num_rows,); 0 for the first row."""
     found = np.zeros(len(rows), dtype=np.int64)
     for i in range(1, len(rows)):
         size = min(len(rows[i - 1]), len(rows[i]))
@@ -70,12 +70,13 @@ def common_lengths(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def common_length(rows: Sequence[np.ndarray]) -> int:
-    """Leading tokens that all rows have in common; all of them for one row."""
+    """Number of leading tokens that all rows share; the row's length for a single row."""
     return int(common_lengths(rows)[1:].min(initial=len(rows[0])))
 
 
 def distinct(rows: Sequence[np.ndarray]) -> tuple[list[int], np.ndarray]:
-    """Index of the first of each set of equal rows, in order of appearance, and for each row (num_rows,) its set's."""
+    """Indices of the first row of each set of equal rows, in order of appearance, and (num_rows,) the set of each
+    row."""
     index: dict[bytes, int] = {}
     first: list[int] = []
     inverse = np.zeros(len(rows), dtype=np.int64)

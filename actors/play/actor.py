@@ -1,8 +1,8 @@
-"""Environment actor: the Ray shell around `EnvironmentPlayer`.
+"""Environment actor: the Ray actor around `EnvironmentPlayer`.
 
-| waits for | who unblocks it | on time-out |
+| call | waits for | on time-out |
 |---|---|---|
-| `play` and `evaluate` wait for the player | tokens and environment calls | the trajectory fails (`player.py`) |
+| `play`, `evaluate` | the player's tokens and environment calls | the trajectory fails (`player.py`) |
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _HandlePort:
-    """A rollout worker reached through its Ray handle."""
+    """Port to a rollout worker through its Ray handle."""
 
     handle: Any
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        """As `RolloutWorker.submit`."""
         await self.handle.submit.remote(client, requests)
 
     async def collect(self, client: str, timeout_s: float) -> list[Completion]:
+        """As `RolloutWorker.collect`."""
         return await self.handle.collect.remote(client, timeout_s)
 
     async def abort(self, client: str, request_ids: list[str]) -> None:
+        """As `RolloutWorker.abort`."""
         await self.handle.abort.remote(client, request_ids)
 
 
 class EnvironmentActor:
-    """The Ray actor (asynchronous). The caller owns what `play` returns: this actor's death loses no finished group."""
+    """The Ray actor, which is asynchronous. The caller owns the groups that `play` returns, so finished groups survive
+    this actor's death."""
 
     def __init__(
         self,
@@ -64,29 +68,32 @@ class EnvironmentActor:
 
     def _port(self, worker: str) -> _HandlePort:
         if worker not in self._workers:
-            raise GenerationFailed(f"not known here; known are {', '.join(sorted(self._workers)) or 'none'}")
+            known = ", ".join(sorted(self._workers)) or "none"
+            raise GenerationFailed(f"this environment actor does not know the worker; it knows {known}")
         return _HandlePort(self._workers[worker])
 
     async def ready(self) -> bool:
         """True once the actor is up."""
-        gc.freeze()  # what imports made is never garbage: collections need not walk it
+        gc.freeze()  # objects made by imports live forever, so collections need not visit them
         return True
 
     async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
-        """From now on these are the rollout workers."""
+        """Replaces the rollout workers, by name."""
         self._workers = dict(workers)
 
     async def take_spans(self) -> list[Span]:
-        """When environments were stepped, since the last call."""
+        """Intervals since the last call in which environments were stepped."""
         return self._player.steps.spans.take()
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
-        """Call with `num_returns=2`: the summary travels, the table stays in the object store."""
+        """Plays a ticket; returns its group's summary and table. Call it with `num_returns=2`, so that the table stays
+        in the object store when the summary is fetched."""
         group = await self._player.play(ticket)
         return summarise(group), to_table(group)
 
     async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
-        """One trajectory a ticket, all at once; one summary a ticket, one table. Call with `num_returns=2`."""
+        """Plays one trajectory per ticket, all concurrently; returns one summary per ticket and one table. Call it with
+        `num_returns=2`."""
         groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
         tables = [to_table(group) for group in groups]
         return [summarise(group) for group in groups], pa.concat_tables(tables)

@@ -1,17 +1,18 @@
-"""Tokens in, tokens out: between an episode's messages and the exact ids that a policy is fed and samples.
+"""Codec between an episode's messages and the exact ids that a policy is fed and samples.
 
 Invariants:
 
-- What was sampled is never decoded and encoded again. An episode's sequence is
-  `first_turn | sampled | next_turn | sampled | ...`, each part encoded once, on its own.
-- X of a turn is everything fed up to and including the opening of the reasoning, `<think>`, which we append.
-- `next_turn` comes out of the model's own chat template: the template is rendered around a sentinel in the place of the
-  sampled text, and what follows the sentinel is taken. So a template that rewrites earlier turns (one that strips old
-  reasoning, say) changes nothing in the sequence; a template whose continuation depends on earlier turns is refused.
-- Spans are found on bytes, so a token that straddles `</think>` belongs to the marker and never to the reasoning.
+- Sampled ids are never decoded and encoded again. An episode's sequence is
+  `first_turn | sampled | next_turn | sampled | ...`; each part is encoded once, separately.
+- X of a turn is all ids up to and including the opening of the reasoning, `<think>`, which the codec appends.
+- `next_turn` is rendered by the model's own chat template: the template is rendered with a sentinel in place of the
+  sampled text, and the text after the sentinel is the next turn. So a template that rewrites earlier turns (for
+  example, one that strips old reasoning) does not change the sequence. A template whose continuation depends on earlier
+  turns is refused.
+- Spans are found on bytes, so a token that contains a part of `</think>` belongs to the marker, not to the reasoning.
 
-Only byte-level tokenizers are taken (GPT-2's alphabet: Qwen, Llama 3, and the tiny policy's word pieces), because only
-there does every token stand for known bytes whatever its neighbours are. Nothing here waits.
+Only byte-level tokenizers are supported (GPT-2's alphabet: Qwen, Llama 3, and the tiny policy's word pieces), because
+their tokens stand for the same bytes in every context. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CACHED_TURNS = 4096
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte-level alphabet: printable character -> the byte it stands for; 256 entries."""
+    """GPT-2's byte-level alphabet: printable character -> byte; 256 entries."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     rest = [byte for byte in range(256) if byte not in printable]
     shifted = {chr(256 + index): byte for index, byte in enumerate(rest)}
@@ -44,7 +45,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _kinds(part: dict[str, Any] | None) -> list[str]:
-    """The `type` names of a tokenizer's component, a sequence unrolled."""
+    """The `type` names of a tokenizer's component; for a sequence, those of its parts."""
     if part is None:
         return []
     inner = part.get("decoders", []) if part["type"] == "Sequence" else [part]
@@ -62,10 +63,10 @@ def _as_ids(value: int | list[int] | None) -> list[int]:
 
 
 class ChatCodec:
-    """Encodes an episode's messages for one model folder and reads what its policy sampled.
+    """Encodes an episode's messages for the policy in one model folder, and decodes its sampled ids.
 
-    Raises ValueError, naming the folder and the file, when the folder has no fast byte-level tokenizer, no chat
-    template of its own, or a template that cannot be continued turn by turn.
+    Raises ValueError with the folder and the file if the folder has no fast byte-level tokenizer, no chat template, or
+    a template that cannot be continued turn by turn.
     """
 
     def __init__(self, model_dir: str | Path) -> None:
@@ -74,8 +75,8 @@ class ChatCodec:
             raise ValueError(
                 f"{self._dir} holds no tokenizer.json: give a local Hugging Face folder with a fast tokenizer"
             )
-        # Not AutoTokenizer: for some architectures (Qwen2 among them) it replaces what tokenizer.json says by its
-        # class's own pre-tokenizer and decoder. The file is what the policy was trained with.
+        # Not AutoTokenizer: for some architectures (such as Qwen2) it replaces the pre-tokenizer and the decoder in
+        # tokenizer.json, with which the policy was trained, by those of its class.
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(str(self._dir), local_files_only=True)
         self._backend: Tokenizer = self._tokenizer.backend_tokenizer
         self._alphabet = byte_alphabet()
@@ -87,14 +88,14 @@ class ChatCodec:
         self._silent = {index for index in specials if self._added.get(index) not in MARKERS}
         self._end_id = self._turn_end()
         self.stop_ids: tuple[int, ...] = self._find_stop_ids()
-        """Ids that end a turn: the tokenizer's, the generation configuration's and the chat template's."""
+        """Ids that end a turn, from the tokenizer, the generation configuration and the chat template."""
         self._silent |= set(self.stop_ids)
         config = _read_json(self._dir / "config.json")
         self.vocab_size: int = int(config.get("vocab_size", len(self._tokenizer)))
         """Rows of the model's output head; at least the tokenizer's size."""
         pad = self._tokenizer.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad is None else int(pad)
-        """Fills rows of a batch; never attended to and never learned from."""
+        """Id that pads rows of a batch; it is never attended to and never learned from."""
         self._between = lru_cache(maxsize=_CACHED_TURNS)(self._encode_between)
 
     # --- what is fed ---
@@ -104,10 +105,10 @@ class ChatCodec:
         return self.encode(self._open_reasoning(self._render(messages)))
 
     def next_turn(self, message: Message, closed: bool) -> np.ndarray:
-        """(num_tokens,) int32: exactly what is fed between two sampled turns.
+        """(num_tokens,) int32: the ids that are fed between two sampled turns.
 
-        `closed`: the sampled turn ended with one of `stop_ids`, which then stands for the template's end of turn;
-        otherwise the end of turn comes first here.
+        `closed`: whether the sampled turn ended with one of `stop_ids`, which replaces the template's end of turn. If
+        it did not, the ids begin with the end of turn.
         """
         ids = self._between(message["role"], message["content"])
         return ids[1:] if closed else ids
@@ -115,14 +116,14 @@ class ChatCodec:
     # --- what was sampled ---
 
     def text(self, ids: np.ndarray | list[int]) -> str:
-        """The sampled text, end-of-turn and other control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        """The sampled text without end-of-turn and other control tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(int(index)) for index in ids).decode("utf-8", errors="replace")
 
     def reasoning_span(self, ids: np.ndarray | list[int]) -> tuple[int, int]:
-        """(start, end) among the sampled ids: those whose bytes all lie before `</think>`.
+        """(start, end) of the reasoning among the sampled ids: the ids whose bytes all precede `</think>`.
 
-        White space at either end of the reasoning counts as reasoning. Empty where there is none: (0, 0) where nothing
-        but white space stands before `</think>`, (n, n) behind all n ids where it was never closed.
+        White space at either end counts as reasoning. The span is empty if there is no reasoning: (0, 0) if only white
+        space precedes `</think>`, and (n, n), after all n ids, if the reasoning was never closed.
         """
         pieces = [self.token_bytes(int(index)) for index in ids]
         text = b"".join(pieces)
@@ -135,13 +136,13 @@ class ChatCodec:
         return (0, 0) if blank else (0, end)
 
     def token_bytes(self, index: int) -> bytes:
-        """The bytes that one token stands for; none for control tokens and for rows the tokenizer does not fill."""
+        """The bytes of one token; empty for control tokens and for ids that the tokenizer does not define."""
         if index not in self._pieces:
             self._pieces[index] = self._spell(index)
         return self._pieces[index]
 
     def check(self, texts: list[str]) -> None:
-        """Raise ValueError, naming the words, where a text does not survive encoding and decoding."""
+        """Raise ValueError with the words that change when a text is encoded and decoded."""
         missing: list[str] = []
         for text in texts:
             ids = self.encode(text)
@@ -170,11 +171,11 @@ class ChatCodec:
 
     @staticmethod
     def _open_reasoning(text: str) -> str:
-        """Some reasoning models' templates open the reasoning themselves; it is never opened twice."""
+        """The text with the opening of the reasoning appended, unless the template has already added it."""
         return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
 
     def _after(self, history: list[Message], message: Message) -> str:
-        """What the template puts after the text sampled in reply to `history`; `message` and opening included."""
+        """The template's text after the reply to `history`: end of turn, `message` and the opening of the reasoning."""
         rendered = self._open_reasoning(self._render([*history, {"role": "assistant", "content": _SENTINEL}, message]))
         before, found, after = rendered.rpartition(_SENTINEL)
         if not found or _SENTINEL in before or message["content"].strip() not in after:
@@ -189,7 +190,8 @@ class ChatCodec:
         return self.encode(self._after(history, {"role": role, "content": content}))
 
     def _turn_end(self) -> int:
-        """The id with which the template ends an assistant turn, after proving that the continuation is stable."""
+        """The id with which the template ends an assistant turn. Raises ValueError if the continuation depends on
+        earlier turns."""
         start = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         longer = [*start, {"role": "assistant", "content": "a b"}, {"role": "user", "content": "v"}]
         message = {"role": "user", "content": "next"}
@@ -216,7 +218,7 @@ class ChatCodec:
     # --- the tokenizer ---
 
     def encode(self, text: str) -> np.ndarray:
-        """(num_tokens,) int32, read-only: the text alone, nothing added. What was sampled is never passed here."""
+        """(num_tokens,) int32, read-only: the ids of the text without special tokens. Never used for sampled text."""
         ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
         ids.setflags(write=False)
         return ids
@@ -230,7 +232,7 @@ class ChatCodec:
         return b"" if index in self._silent else self._literal(index)
 
     def _literal(self, index: int) -> bytes:
-        """The bytes a token is written with, control tokens included."""
+        """The bytes of a token's text, also for control tokens."""
         if index in self._added:
             return self._added[index].encode()
         piece = self._backend.id_to_token(index)

@@ -1,14 +1,16 @@
-"""The client of rollout workers: a tick's requests go out in one call, and one long poll a worker brings results back.
+"""The client of rollout workers: sends the requests of one tick of the event loop in one call per worker, and receives
+completions by one long poll per worker.
 
-Imports neither Ray nor vLLM: a worker is reached through a `Port`, which the environment actor makes of a Ray handle.
+Imports neither Ray nor vLLM: a worker is called through a `Port`, which the environment actor makes from a Ray handle.
 
 Invariants:
 
-- At most one `collect` and, per tick, one `submit` are under way to a worker.
-- Every request ends: with its completion, with `GenerationFailed` naming the worker, or by its caller's cancellation,
-  which is passed on so that the worker stops sampling for it.
+- There is at most one `collect` per worker at a time, and one `submit` per worker and tick.
+- Every request ends: with its completion, with a `GenerationFailed` that names the worker, or because its caller
+  cancels it; the worker then stops sampling it.
 
-Who waits: `generate` for its completion (the caller bounds it); the poll for the worker, at most `poll_s` plus a grace.
+`generate` waits for its completion, for as long as its caller allows. The poll waits for the worker for at most
+`poll_s` plus `grace_s`.
 """
 
 from __future__ import annotations
@@ -25,22 +27,29 @@ GRACE_S = 30.0
 
 
 class GenerationFailed(Exception):
-    """A request that no completion will come for; the text names the worker."""
+    """A request that gets no completion; the message names the worker."""
 
 
 class Port(Protocol):
-    """What is used of a rollout worker; see `actors.rollout.worker`."""
+    """The methods of a rollout worker that the client calls; see `actors.rollout.worker`."""
 
-    async def submit(self, client: str, requests: list[GenerationRequest]) -> None: ...
+    async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        """As `RolloutWorker.submit`."""
+        ...
 
-    async def collect(self, client: str, timeout_s: float) -> list[Completion]: ...
+    async def collect(self, client: str, timeout_s: float) -> list[Completion]:
+        """As `RolloutWorker.collect`."""
+        ...
 
-    async def abort(self, client: str, request_ids: list[str]) -> None: ...
+    async def abort(self, client: str, request_ids: list[str]) -> None:
+        """As `RolloutWorker.abort`."""
+        ...
 
 
 @dataclass
 class _Mailbox:
-    """Requests of one worker: `pending` leave with the next tick, `waiting` have a caller."""
+    """Requests of one worker: `pending` and `given_up` are sent at the end of the tick; `waiting` have a caller that
+    waits."""
 
     pending: list[GenerationRequest] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
@@ -50,7 +59,7 @@ class _Mailbox:
 
 
 class GenerationClient:
-    """`generate` for many concurrent episodes. `port(worker)` gives the way to a worker by name; it may change."""
+    """Samples turns for many concurrent episodes. `port(worker)` returns a worker's port by name; it may change."""
 
     def __init__(
         self, client: str, port: Callable[[str], Port], poll_s: float = POLL_S, grace_s: float = GRACE_S
@@ -62,7 +71,7 @@ class GenerationClient:
         self._mailboxes: dict[str, _Mailbox] = {}
 
     async def generate(self, worker: str, request: GenerationRequest) -> Completion:
-        """The sampled turn. Raises GenerationFailed when the worker cannot deliver it."""
+        """The sampled turn. Raises GenerationFailed if the worker cannot deliver it."""
         mailbox = self._mailboxes.setdefault(worker, _Mailbox())
         loop = asyncio.get_running_loop()
         if not mailbox.pending and not mailbox.given_up:
@@ -91,7 +100,7 @@ class GenerationClient:
         mailbox.given_up.append(request.request_id)
 
     def _flush(self, worker: str) -> None:
-        """End of a tick: everything that became ready in it leaves in one call."""
+        """At the end of a tick, sends all requests that were added in it."""
         mailbox = self._mailboxes[worker]
         requests, mailbox.pending = mailbox.pending, []
         given_up, mailbox.given_up = mailbox.given_up, []
@@ -109,12 +118,13 @@ class GenerationClient:
                 if given_up:
                     await self._port(worker).abort(self._client, given_up)
         except TimeoutError:
-            self._fail(worker, [one.request_id for one in requests], f"no answer to submit for {self._grace_s:g} s")
-        except Exception as error:  # the boundary to another process: whatever it is, the callers are told
+            reason = f"did not answer a submit call within {self._grace_s:g} s"
+            self._fail(worker, [one.request_id for one in requests], reason)
+        except Exception as error:  # every error of the other process is passed on to the callers
             self._fail(worker, [one.request_id for one in requests], _text(error))
 
     async def _receive(self, worker: str) -> None:
-        """Poll as long as anyone waits."""
+        """Poll as long as a caller waits."""
         mailbox = self._mailboxes[worker]
         bound = self._poll_s + self._grace_s
         try:
@@ -123,8 +133,8 @@ class GenerationClient:
                     completions = await self._port(worker).collect(self._client, self._poll_s)
                 self._deliver(mailbox, completions)
         except TimeoutError:
-            self._fail(worker, list(mailbox.waiting), f"no answer to collect for {bound:g} s")
-        except Exception as error:  # the boundary to another process: whatever it is, the callers are told
+            self._fail(worker, list(mailbox.waiting), f"did not answer a collect call within {bound:g} s")
+        except Exception as error:  # every error of the other process is passed on to the callers
             self._fail(worker, list(mailbox.waiting), _text(error))
 
     @staticmethod
@@ -143,6 +153,6 @@ class GenerationClient:
 
 
 def _text(error: Exception) -> str:
-    """One line: an actor's error carries a whole remote traceback, whose last line says what happened."""
+    """The last line of an error's text: an actor's error contains the remote traceback, which ends with the message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

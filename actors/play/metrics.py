@@ -1,7 +1,7 @@
-"""Metrics of played trajectories, and the figures of a step's groups that feed them. Pure.
+"""Metrics of played trajectories, and the values of a step's groups that feed them. Pure.
 
-Failed trajectories have no figures but their cause. Sums are exact (`math.fsum`), so that no figure depends on the
-order of arrival. Figures of groups as the filter sees them are in `actors.filter.metrics`.
+Of a failed trajectory only the cause is counted. Sums are exact (`math.fsum`), so no value depends on the order of
+arrival. `actors.filter.metrics` has the metrics of the filter's groups.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ METRICS: Table = {
         MetricSpec(
             "squelch_tasks_ratio",
             "gauge",
-            "Share of the step's tasks whose group fails throughout, is mixed, or succeeds throughout",
+            "Share of the step's groups in which no, some or all trajectories succeed",
             "tasks_{band}",
             ("band",),
             product(BANDS),
         ),
         gauge("squelch_format_valid_ratio", "format_validity", "Share of turns that are well formed"),
-        gauge("squelch_reasoning_length_tokens", "reasoning_length", "Mean reasoning tokens a turn", unit="tokens"),
-        gauge("squelch_format_penalty_mean", "format_penalty_mean", "Mean format penalty a trajectory, 0 or negative"),
+        gauge("squelch_reasoning_length_tokens", "reasoning_length", "Mean reasoning tokens per turn", unit="tokens"),
+        gauge(
+            "squelch_format_penalty_mean", "format_penalty_mean", "Mean format penalty per trajectory, 0 or negative"
+        ),
         gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens", unit="nats"),
-        gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns a trajectory"),
+        gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns per trajectory"),
         gauge("squelch_truncated_ratio", "truncated_share", "Share of trajectories that ended at the turn limit"),
     ),
     Section.HEALTH: (
@@ -63,7 +65,7 @@ METRICS: Table = {
 
 
 def trajectory_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
-    """Figures of one step's trajectories, whatever the filter decides; NaN where none survived.
+    """Metrics of one step's trajectories, kept or not, by flat key; means are NaN if no trajectory survived.
 
     Args:
         summaries: every group of the step.
@@ -90,7 +92,7 @@ def trajectory_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
 
 
 def _join(summaries: Sequence[GroupSummary], name: str) -> list[float]:
-    """One value a surviving trajectory of all groups."""
+    """One value per surviving trajectory of all groups."""
     return [value for summary in summaries for value in vars(summary)[name].tolist()]
 
 

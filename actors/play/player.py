@@ -1,21 +1,20 @@
-"""The player: it plays tickets, token by token.
+"""The player, which plays tickets.
 
-`EnvironmentPlayer` is asyncio and knows neither Ray nor vLLM; a function `generate` samples its turns.
-`actors/play/actor.py` is its Ray shell.
+`EnvironmentPlayer` uses asyncio and depends on neither Ray nor vLLM; a function `generate` samples its turns.
+`actors/play/actor.py` is its Ray actor.
 
 Invariants:
 
-- A trajectory is `first_turn | sampled | next_turn | sampled | ...`, the exact ids; nothing is decoded and encoded
-  again. `loss_mask` is true at sampled ids only. It ends with its last sampled id: nothing is fed after the last turn.
-- A turn cut at its token limit is closed with masked ids (`next_turn(closed=False)`), counts as badly formatted, and
-  the episode goes on. When the context cannot hold a further turn the episode ends there as `truncated`, which is no
-  failure; only a first turn that does not fit is one (`context_exhausted`).
-- Whatever goes wrong costs one trajectory, which says why (`actors.failures`) and keeps the tokens
-  it had.
-- Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn), each trajectory's noise seed
-  one of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) where the environment shares its noise.
+- A trajectory is the exact ids `first_turn | sampled | next_turn | sampled | ...`; no text is decoded and encoded
+  again. `loss_mask` is true at sampled ids only. A trajectory ends with its last sampled id.
+- A turn that is cut at its token limit is closed with masked ids (`next_turn(closed=False)`) and counts as badly
+  formatted, and the episode continues. If the context cannot hold a further turn, the episode ends as `truncated`,
+  which is not a failure; only a first turn that does not fit is a failure (`context_exhausted`).
+- An error fails one trajectory only, which records the cause (`actors.failures`) and keeps its tokens.
+- Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
+  is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
 
-| waits for | who unblocks it | on time-out |
+| waits for | unblocked by | on time-out |
 |---|---|---|
 | a turn's tokens | the ticket's rollout worker | `generation_timeout`, after `generation_timeout_s` |
 | an environment call | a step thread | `step_timeout`, after `step_timeout_s` of running; the thread is abandoned |
@@ -53,7 +52,7 @@ _SEED_MASK = 2**63 - 1
 
 
 def derive_seed(*parts: int | str) -> int:
-    """63 bits that depend on every part; the same on every machine."""
+    """A 63-bit seed that depends on every part and is the same on every machine."""
     text = "\0".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big") & _SEED_MASK
 
@@ -64,17 +63,17 @@ def request_seed(ticket: Ticket, trajectory: int, turn: int) -> int:
 
 
 def noise_seed(ticket: Ticket, trajectory: int, shared: bool) -> int:
-    """Seed of one trajectory's environment noise; the whole group's where the environment shares it."""
+    """Seed of one trajectory's environment noise; if `shared`, the same for the whole group."""
     return derive_seed("noise", ticket.seed, ticket.ticket_id, *(() if shared else (trajectory,)))
 
 
 def make_task(task: Task) -> Environment:
-    """The environment that plays a task, not yet reset."""
+    """An environment for a task, not yet reset."""
     return make(task.environment, task.split, dict(task.options))
 
 
 class _Failed(Exception):
-    """This trajectory ends here."""
+    """Ends this trajectory with a failure."""
 
     def __init__(self, cause: FailureCause, detail: object = "") -> None:
         self.failure = Failure(cause, str(detail))
@@ -83,7 +82,7 @@ class _Failed(Exception):
 
 @dataclass
 class _Transcript:
-    """A trajectory being written: ids as they are fed and sampled."""
+    """A trajectory in progress: its ids, in the order in which they are fed and sampled."""
 
     parts: list[np.ndarray] = field(default_factory=list)
     log_probs: list[np.ndarray | None] = field(default_factory=list)
@@ -99,7 +98,7 @@ class _Transcript:
     seconds_generation: float = 0.0
 
     def add(self, ids: np.ndarray, log_probs: np.ndarray | None = None) -> int:
-        """Append ids, sampled ones with their log-probabilities; returns where they start."""
+        """Append fed ids, or sampled ids with their log-probabilities; returns the position of the first."""
         start = self.length
         self.parts.append(ids)
         self.log_probs.append(log_probs)
@@ -107,17 +106,18 @@ class _Transcript:
         return start
 
     def add_sampled(self, completion: Completion) -> int:
-        """Append a sampled turn; returns where it starts."""
+        """Append a sampled turn; returns the position of its first id."""
         spans = completion.spans_from(self.length)
         before = self.version_spans
         self.version_spans = None if spans is None or before is None else (*before, *spans)
         return self.add(completion.token_ids, completion.log_probs)
 
     def token_ids(self) -> np.ndarray:
-        """(num_tokens,) int32."""
+        """All ids so far, (num_tokens,) int32."""
         return np.concatenate(self.parts).astype(np.int32, copy=False) if self.parts else np.zeros(0, np.int32)
 
     def trajectory(self, index: int, worker: str, failure: Failure | None) -> Trajectory:
+        """The trajectory; one that failed is neither a success nor truncated."""
         mask, log_probs = np.zeros(self.length, dtype=bool), np.zeros(self.length, dtype=np.float32)
         position = 0
         for part, sampled in zip(self.parts, self.log_probs, strict=True):
@@ -165,7 +165,7 @@ class EnvironmentPlayer:
         self._idle: dict[tuple[str, str, str], list[Environment]] = {}
 
     async def play(self, ticket: Ticket) -> Group:
-        """Play a ticket's `group_size` trajectories at once; never raises for what goes wrong in one of them."""
+        """Play a ticket's `group_size` trajectories concurrently; an error in one of them is not raised."""
         played = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
         transcripts, trajectories = zip(*played, strict=True)
         started = next((transcript for transcript in transcripts if transcript.task_key), transcripts[0])
@@ -221,7 +221,7 @@ class EnvironmentPlayer:
         return env, episode, episode.start()
 
     def _fits(self, transcript: _Transcript, feed: np.ndarray) -> bool:
-        """Whether the context holds `feed` and a whole turn after it. If not, the episode ends: truncated."""
+        """Whether the context has room for `feed` and a turn of full length. If not, the episode ends as truncated."""
         needed = transcript.length + len(feed) + self._max_tokens
         if needed <= self._max_model_len:
             return True
@@ -258,7 +258,7 @@ class EnvironmentPlayer:
             transcript.seconds_generation += time.monotonic() - started
 
     async def _act(self, episode: Episode, transcript: _Transcript, completion: Completion) -> TurnOutcome:
-        """Record what was sampled and play it. A turn cut at its limit is played as such."""
+        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit."""
         ids = completion.token_ids
         start = transcript.add_sampled(completion)
         hit_token_limit = completion.finish_reason == "length"
@@ -283,7 +283,7 @@ class EnvironmentPlayer:
         return outcome
 
     async def _call(self, transcript: _Transcript, function: Callable[[], Any]) -> Any:
-        """An environment call in a step thread. An episode that fails here leaves its environment behind."""
+        """Run an environment call in a step thread. If it fails, the episode's environment is not used again."""
         started = time.monotonic()
         try:
             return await self.steps.run(function)
@@ -296,5 +296,5 @@ class EnvironmentPlayer:
 
 
 def _idle_key(task: Task) -> tuple[str, str, str]:
-    """Tasks that agree in this key are played in the same environments, one after another."""
+    """Key of the environments that can be reused for a task: tasks with the same key share them, one after another."""
     return task.environment, task.split, task.options_json

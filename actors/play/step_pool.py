@@ -1,14 +1,15 @@
-"""Environment calls off the event loop. All calls of a tick are handed over together; a hung call costs only itself.
+"""Runs environment calls in threads, so that they do not block the event loop. All calls of one tick of the event loop
+are handed over together; a call that hangs affects no other call.
 
 Invariants:
 
-- A call's result is delivered on the event loop, once, or its time-out is.
-- A call that runs longer than `timeout_s` is given up: Python cannot stop a thread, so its thread is abandoned (it ends
-  when the call ever returns, and never keeps the process alive), the calls queued behind it move to a new thread, and
-  its caller gets TimeoutError. The clock runs from the call's own start, so slow neighbours are not its fault.
+- Each call's result, or its time-out, is delivered once, on the event loop.
+- A call that runs longer than `timeout_s` is given up, and its caller gets TimeoutError. Python cannot stop a thread,
+  so the thread is abandoned: it ends if the call returns, and it does not keep the process alive. The calls queued
+  behind it move to a new thread. Time is counted from the start of the call itself, not of the calls before it.
 - Calls handed over together may run in any thread, one after another: they must not share state.
 
-Who waits: the caller, for its own call, at most `timeout_s` once that has begun.
+A caller waits for its own call for at most `timeout_s` after the call has started.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ T = TypeVar("T")
 
 
 class CallFailed(Exception):
-    """What a call raised, as text: its exception may be of any kind, and some cannot be put into a future."""
+    """The text of an error that a call raised. Only the text is kept, because a future does not accept some
+    exceptions."""
 
 
 @dataclass
@@ -38,12 +40,14 @@ class _Call:
     error: str | None = None
 
     def run(self) -> None:
+        """Runs the function, in a step thread."""
         try:
             self.value = self.function()
-        except BaseException as error:  # SystemExit of an environment must not end the thread unseen
+        except BaseException as error:  # an environment's SystemExit must not end the thread silently
             self.error = f"{type(error).__name__}: {error}"
 
     def deliver(self) -> None:
+        """Passes the result to the caller, on the event loop."""
         if self.future.done():
             return
         if self.error is None:
@@ -54,7 +58,7 @@ class _Call:
 
 @dataclass
 class _Batch:
-    """Calls that one thread works through. `lock` guards all but `calls`."""
+    """Calls that one thread runs one after another. `lock` guards all fields but `calls`."""
 
     calls: list[_Call]
     position: int = 0
@@ -64,7 +68,7 @@ class _Batch:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def work(self) -> bool:
-        """Run all calls; False when the batch was taken away meanwhile."""
+        """Run all calls; returns False if the batch was abandoned meanwhile."""
         for index, call in enumerate(self.calls):
             with self.lock:
                 if self.abandoned:
@@ -77,13 +81,14 @@ class _Batch:
 
 
 class StepPool:
-    """`run` from one event loop; `num_threads` threads work, each on a share of a tick's calls."""
+    """Pool of `num_threads` threads, each of which runs a share of a tick's calls. All calls of `run` must come from
+    one event loop."""
 
     def __init__(self, timeout_s: float, num_threads: int = 1) -> None:
         self.num_abandoned = 0
-        """Threads given up so far."""
+        """Number of threads abandoned so far."""
         self.spans = Spans()
-        """When environments were stepped."""
+        """Intervals in which environments were stepped."""
         self._timeout_s = timeout_s
         self._num_threads = num_threads
         self._pending: list[_Call] = []
@@ -91,7 +96,7 @@ class StepPool:
         self._started = False
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The function's value. Raises TimeoutError after `timeout_s` of running, CallFailed when it raised."""
+        """The function's result. Raises TimeoutError if it runs for `timeout_s`, and CallFailed if it raises."""
         loop = asyncio.get_running_loop()
         if not self._started:
             self._started = True
@@ -104,7 +109,7 @@ class StepPool:
         return await future
 
     def close(self) -> None:
-        """Let idle threads end; abandoned ones end when their call does."""
+        """Let idle threads end; an abandoned thread ends when its call returns."""
         for _ in range(self._num_threads):
             self._batches.put(None)
 
@@ -130,11 +135,11 @@ class StepPool:
                 return
             try:
                 loop.call_soon_threadsafe(_deliver, batch.calls)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed, so no caller waits
                 return
 
     def _watch(self, loop: asyncio.AbstractEventLoop, batch: _Batch) -> None:
-        """Give the batch's running call up once it has run for `timeout_s`; otherwise look again when it would have."""
+        """Abandon the batch if its present call has run for `timeout_s`; otherwise check again when it would have."""
         with batch.lock:
             if batch.finished:
                 return

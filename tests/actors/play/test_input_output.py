@@ -89,7 +89,7 @@ def test_a_worker_that_dies_fails_every_request_by_name_and_serves_again_when_re
 def test_a_worker_that_does_not_answer_fails_its_requests_within_the_bound():
     client = GenerationClient("env-0", {"w": Worker(deaf=True)}.__getitem__, poll_s=0.1, grace_s=0.2)
     (failed,) = asyncio.run(gather(client, ["a"]))
-    assert str(failed) == "rollout worker w: no answer to collect for 0.3 s"
+    assert str(failed) == "rollout worker w: did not answer a collect call within 0.3 s"
 
 
 def test_an_unknown_worker_is_a_failure_and_not_a_wait():
