@@ -1,4 +1,4 @@
-"""The learner on Ray: one actor a rank, and the group that the coordinator calls.
+"""The learner on Ray: one actor per rank, and the group of actors that the coordinator calls.
 
 | party | produces | waits for | unblocked by | on time-out |
 |---|---|---|---|---|
@@ -6,8 +6,8 @@
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 | `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
 
-Invariants: all ranks get every call, in the same order; a rank that dies fails the call with a RuntimeError that names
-it, and nothing is retried here. The process group holds learner ranks only and lives as long as they do.
+Invariants: all ranks get every call, in the same order. When a rank dies, the call fails with a RuntimeError that names
+the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do.
 """
 
 import os
@@ -36,8 +36,9 @@ from learner.process_environment import ENVIRONMENT
 from learner.trainer import Trainer
 
 GRACE_S = 5.0
-"""After a rank has failed, so long for the others to fail too: the one that died is the one to name."""
+"""Seconds to wait, after a rank has failed, for failures of other ranks, so that the error names a rank that died."""
 STOP_S = 10.0
+"""Seconds to wait for the ranks to leave the process group before they are killed."""
 
 
 class LearnerRank:
@@ -69,11 +70,11 @@ class LearnerRank:
         return replace(report, seconds={**report.seconds, "fetch": fetch})
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
-        """The gradients of these groups taken apart; nothing is learned. See `learner.decomposition.decompose`."""
+        """The gradient decomposition of these groups; no update is made. See `learner.decomposition.decompose`."""
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
 
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
-        """The groups' tables, within `step_timeout_s`."""
+        """The groups' trajectories. Raises RuntimeError when their tables do not arrive within `step_timeout_s`."""
         try:
             tables = ray.get(list(refs), timeout=self.config.step_timeout_s)
         except GetTimeoutError as error:
@@ -84,22 +85,27 @@ class LearnerRank:
         return [(group_id, from_table(table)) for group_id, table in zip(group_ids, tables, strict=True)]
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
-        """The weights, put into the object store by rank 0; None from the others."""
+        """The weights, which rank 0 puts into the object store; other ranks return None."""
         return self.trainer.publish(version, ray.put, {"bfloat16": torch.bfloat16}.get(dtype, torch.float32))
 
     def save(self, path: str, loop: Mapping[str, Any]) -> None:
+        """Write a checkpoint that contains the coordinator's data `loop`."""
         self.trainer.save(Path(path), loop)
 
     def load(self, path: str) -> dict[str, Any]:
+        """Load a checkpoint; returns the coordinator's data."""
         return self.trainer.load(Path(path))
 
     def export(self, path: str) -> None:
+        """Write the policy as a Hugging Face folder."""
         self.trainer.export(Path(path))
 
     def optimizer_steps(self) -> int:
+        """Optimizer steps taken so far, including those before a loaded checkpoint."""
         return self.trainer.optimizer_steps
 
     def stop(self) -> None:
+        """Leave the process group."""
         process_group.stop()
 
 
@@ -110,7 +116,8 @@ def _process(config: LearnerConfig, rank: int, logs: Path | None) -> dict[str, A
 
 
 class LearnerGroup:
-    """All ranks, as the coordinator sees them. Every method blocks, with a bound, until all ranks are through."""
+    """All ranks behind one interface, for the coordinator. Every method blocks until all ranks have finished, at most
+    for the method's time-out. Each raises TimeoutError or RuntimeError, naming the ranks that are late or failed."""
 
     def __init__(
         self,
@@ -120,7 +127,7 @@ class LearnerGroup:
         temperature: float = 1.0,
         logs: Path | None = None,
     ) -> None:
-        """Create the actors. Each rank writes what it prints to a file of its own in the folder `logs`."""
+        """Create the actors. Each rank writes its output to a separate file in the folder `logs`."""
         self.config = config
         self.ranks = [
             ray.remote(LearnerRank)
@@ -131,7 +138,7 @@ class LearnerGroup:
         self.pids: list[int] = []
 
     def start(self) -> None:
-        """Bring up the process group and load the model on every rank."""
+        """Start the process group and load the model on every rank."""
         places = self._all("place", self.config.start_timeout_s)
         self.pids = [pid for _, _, pid in places]
         one_node = len({address for address, _, _ in places}) == 1
@@ -141,21 +148,22 @@ class LearnerGroup:
         self._wait("start", calls, self.config.start_timeout_s)
 
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
-        """Learn from the kept groups. The report is rank 0's (metrics are over all ranks), seconds the slowest's."""
+        """Learn from the kept groups. Returns rank 0's report (metrics are over all ranks) with the slowest rank's
+        seconds for each part."""
         reports = self._all("train_step", self.config.step_timeout_s, step, list(refs), list(group_ids), loss_scale)
         slowest = {part: max(report.seconds[part] for report in reports) for part in reports[0].seconds}
         return replace(reports[0], seconds=slowest)
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
-        """The gradient decomposition of these groups at the current weights; all ranks find the same.
+        """The gradient decomposition of these groups at the current weights; all ranks compute the same result.
 
-        Each group may take `step_timeout_s`: it is a forward and a backward pass a trajectory, one after another.
+        The time-out is `step_timeout_s` per group, because each trajectory needs its own forward and backward pass.
         """
         bound = self.config.step_timeout_s * max(1, len(group_ids))
         return self._all("decompose", bound, list(refs), list(group_ids))[0]
 
     def publish(self, version: int, dtype: str = "float32") -> WeightBundle:
-        """The current weights as `version`. The chunks live as long as rank 0 and a reference to them do."""
+        """The current weights as `version`. The chunks exist as long as rank 0 and a reference to them do."""
         bundle = self._all("publish", self.config.step_timeout_s, version, dtype)[0]
         if bundle is None:
             raise RuntimeError("learner rank 0 published nothing")
@@ -166,17 +174,19 @@ class LearnerGroup:
         self._all("save", self.config.step_timeout_s, str(path), dict(loop))
 
     def load(self, path: Path | str) -> dict[str, Any]:
+        """Load a checkpoint on all ranks; returns the caller's data."""
         return self._all("load", self.config.step_timeout_s, str(path))[0]
 
     def export(self, path: Path | str) -> None:
+        """Write the policy as a Hugging Face folder."""
         self._all("export", self.config.step_timeout_s, str(path))
 
     def optimizer_steps(self) -> int:
-        """Optimizer steps taken so far, those of a loaded checkpoint included."""
+        """Optimizer steps taken so far, including those before a loaded checkpoint."""
         return self._all("optimizer_steps", self.config.step_timeout_s)[0]
 
     def stop(self) -> None:
-        """Leave the process group and end the actors, whatever state they are in."""
+        """Leave the process group, then end the actors in any case; waits at most `STOP_S`."""
         calls = [actor.stop.remote() for actor in self.ranks]
         ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
         self.kill()
@@ -208,7 +218,8 @@ class LearnerGroup:
         return [results[rank] for rank in range(len(calls))]
 
     def _named(self, method: str, calls: list[Any], call: Any, first: "Failure", waiting: list[Any]) -> Exception:
-        """The error to raise: a user's mistake as it is, else a RuntimeError naming the rank that died or failed."""
+        """The error to raise: a ValueError (bad input) unchanged, else a RuntimeError that names the rank that died or
+        failed."""
         failures = [(calls.index(call), first)]
         ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if waiting else ([], [])
         failures += [(calls.index(c), outcome) for c in ended if isinstance(outcome := _outcome(c), Failure)]
@@ -219,7 +230,7 @@ class LearnerGroup:
 
 
 class Failure:
-    """How one rank's call ended badly."""
+    """The failure of one rank's call: its cause, and whether the rank's process died."""
 
     def __init__(self, error: RayActorError | RayTaskError) -> None:
         self.error = error

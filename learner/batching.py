@@ -1,12 +1,13 @@
-"""From groups to micro-batches: which rows are learned from together, on which rank. Pure numpy.
+"""Splits groups into micro-batches: decides which rows are processed together, and on which rank. Pure numpy.
 
 Invariants:
 
-- Rows are in order of (group id, trajectory index) before anything random happens to them, so that arrival order
-  cannot matter; the shuffle is a function of (seed, step).
-- Every row is in exactly one micro-batch of one rank. Where ranks would have unequal numbers of micro-batches, the
-  short ones get empty ones (which the trainer runs with weight 0); no row is ever duplicated.
-- The plan is a function of the rows alone, so that every rank computes all of it and none has to ask another.
+- Rows are sorted by (group id, trajectory index) before they are shuffled, so that the order of arrival has no effect;
+  the shuffle is a function of (seed, step).
+- Every row is in exactly one micro-batch of one rank. Ranks with fewer micro-batches than others get empty ones (which
+  the trainer runs with weight 0); no row is duplicated.
+- The plan depends only on the rows, the settings, the seed and the step. Every rank computes the whole plan, without
+  communication.
 """
 
 from collections.abc import Sequence
@@ -22,16 +23,16 @@ from learner.kernels.packing import Forest, added_tokens, pack
 from learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
-"""(group id, its trajectories), failed ones included or not: they are left out here."""
+"""(group id, its trajectories) per group. Failed trajectories may be among them; `survivors` excludes them."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trajectory to learn from. `token_ids` (length,) int32 are the inputs: all ids before the last sampled one,
-    and that one too where a critic has to say what the state after it is worth (`bootstrap`).
+    """One trajectory to learn from. `token_ids` (length,) int32 are the inputs: all ids before the last sampled one;
+    with `bootstrap` also that one, because the critic then evaluates the state after it.
 
-    `positions` (num_sampled,) index the inputs whose next token was sampled; `targets` and `log_probs` are that token
-    and its rollout log-probability. `prompt_length` tokens come before the first sampled one.
+    `positions` (num_sampled,) are the indices of inputs whose next token was sampled; `targets` and `log_probs`
+    (num_sampled,) are these sampled tokens and their rollout log-probabilities.
     """
 
     group_id: str
@@ -42,11 +43,11 @@ class Row:
     log_probs: np.ndarray
     advantage: float
     rewards: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """(num_sampled,) float64, what each sampled token was paid (`learner.objective.advantages.token_rewards`)."""
+    """(num_sampled,) float64, reward of each sampled token (`learner.objective.advantages.token_rewards`)."""
     bootstrap: bool = False
-    """The episode was cut off, not over: the value after its last token is the critic's."""
+    """The episode was ended from outside, so the critic's value of the state after the last token is used."""
     pictures: tuple[Picture, ...] = ()
-    """Those among the inputs."""
+    """The pictures whose positions are among the inputs."""
 
     @property
     def length(self) -> int:
@@ -59,19 +60,19 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows in one packed layout. Flat fields have one entry a sampled token, (num_sampled,), rows in order."""
+    """Rows in one packed layout. Flat fields have one entry per sampled token, (num_sampled,), row after row."""
 
     rows: tuple[Row, ...]
     forest: Forest
     positions: np.ndarray
-    """Of the prediction, in the packed tokens."""
+    """Index, among the packed tokens, of the input that predicts each sampled token."""
     targets: np.ndarray
     rollout: np.ndarray
     advantages: np.ndarray
     lengths: np.ndarray
     """(num_rows,) sampled tokens of each row."""
     ends: np.ndarray
-    """(num_rows,) of each row's last token fed, in the packed tokens."""
+    """(num_rows,) index, among the packed tokens, of each row's last input."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ class OptimizerStep:
 
 
 def survivors(groups: Groups) -> list[tuple[str, list[Trajectory]]]:
-    """Groups by id, each with the trajectories that did not fail, by index. Two groups of one id are refused."""
+    """Groups sorted by id, each with its surviving trajectories sorted by index.
+
+    Raises RuntimeError when two groups have the same id.
+    """
     ordered = sorted(groups, key=lambda group: group[0])
     ids = [group_id for group_id, _ in ordered]
     if len(set(ids)) != len(ids):
@@ -95,7 +99,8 @@ def survivors(groups: Groups) -> list[tuple[str, list[Trajectory]]]:
 
 
 def non_finite(groups: Groups) -> str | None:
-    """Why the step must be refused: the first group (by id) with a non-finite reward or log-probability, else None."""
+    """The reason to refuse the step, which names the first group (by id) with a non-finite reward or log-probability;
+    None when all are finite."""
     for group_id, trajectories in survivors(groups):
         for t in trajectories:
             if not np.isfinite(t.episode_return + t.format_penalty):
@@ -106,7 +111,7 @@ def non_finite(groups: Groups) -> str | None:
 
 
 def to_rows(groups: Groups, config: ObjectiveConfig) -> list[Row]:
-    """Rows of all surviving trajectories that sampled anything, in order of (group id, index)."""
+    """Rows of all surviving trajectories that have sampled tokens, sorted by (group id, index)."""
     rows: list[Row] = []
     for group_id, alive in survivors(groups):
         advantages = group_advantages(ranked_returns(alive, config), config.advantage)
@@ -116,8 +121,9 @@ def to_rows(groups: Groups, config: ObjectiveConfig) -> list[Row]:
 
 
 def ranked_returns(alive: Sequence[Trajectory], config: ObjectiveConfig) -> np.ndarray:
-    """What a group's advantage ranks, (num_survivors,) float64: returns, with the format penalty if asked and the
-    over-long penalty; a KL in the reward comes off later (`learner.objective.credit`)."""
+    """Returns that advantages compare within a group, (num_survivors,) float64: episode returns plus over-long
+    penalties and, if configured, format penalties. `learner.objective.credit` subtracts a KL term in the reward
+    later."""
     returns = np.array([t.episode_return for t in alive])
     penalties = np.array([t.format_penalty for t in alive])
     shaped = shaped_returns(returns, penalties, config.include_format_penalty)
@@ -149,7 +155,8 @@ def _row(group_id: str, trajectory: Trajectory, advantage: float, config: Object
 
 
 def shown(rows: Sequence[Row]) -> list[np.ndarray]:
-    """What the rows show at each input (`actors.shared_prefix.identities`): rows share as far as these are equal."""
+    """Per row, the identities of its inputs (`actors.shared_prefix.identities`), (length,): rows share inputs as far as
+    these are equal."""
     return identities([row.token_ids for row in rows], [row.pictures for row in rows])
 
 
@@ -158,8 +165,8 @@ def plan(
 ) -> list[OptimizerStep]:
     """Split the rows into at most `minibatches` optimizer steps (fewer when there are fewer rows) and pack each.
 
-    Rows that begin alike come into the same micro-batch; `share` says whether what they share is counted once. Raises
-    ValueError when one row is longer than `token_budget`.
+    With `share`, rows with a common prefix go to the same micro-batch, and the prefix counts once. Raises ValueError
+    when one row is longer than `token_budget`.
     """
     lengths = np.array([row.length for row in rows], dtype=np.int64)
     if len(rows) and lengths.max() > token_budget:
@@ -191,9 +198,10 @@ def _optimizer_step(
 
 
 def fill(lengths: np.ndarray, added: np.ndarray, budget: int) -> list[tuple[int, int]]:
-    """Cut rows, in order, into runs of at most `budget` tokens, each of one row or more.
+    """Cut the sequence of rows into runs of at most `budget` tokens, each with at least one row: (start, end) of each.
 
-    `lengths`: (num_rows,) tokens of each row by itself; `added`: those it adds to a run that holds the row before it.
+    `lengths`: (num_rows,) tokens of each row alone; `added`: (num_rows,) tokens that each row adds to a run that
+    contains the previous row.
     """
     cuts, size = [0], int(lengths[0])
     for i in range(1, len(lengths)):
@@ -205,7 +213,8 @@ def fill(lengths: np.ndarray, added: np.ndarray, budget: int) -> list[tuple[int,
 
 
 def balanced(lengths: np.ndarray, added: np.ndarray, budget: int, world_size: int) -> list[tuple[int, int]]:
-    """The smallest equal-sized runs that need no more of them than the budget does, rounded up to whole ranks."""
+    """Runs of similar size: the number of runs that `budget` requires is rounded up to a multiple of `world_size`, and
+    rows are cut by the smallest budget that needs no more runs than that."""
     count = -(-len(fill(lengths, added, budget)) // world_size) * world_size
     low, high = int(lengths.max()), budget
     while low < high:
@@ -218,7 +227,8 @@ def balanced(lengths: np.ndarray, added: np.ndarray, budget: int, world_size: in
 
 
 def deal(runs: Sequence[np.ndarray], sizes: Sequence[int], world_size: int) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Micro-batches to ranks, the largest first to the least loaded rank that has a place left; empty ones fill up."""
+    """Assign micro-batches to ranks: each, the largest first, goes to the least loaded rank that has a place left.
+    Empty micro-batches fill the places that remain."""
     places = -(-len(runs) // world_size)
     hands: list[list[np.ndarray]] = [[] for _ in range(world_size)]
     load = [0] * world_size
@@ -231,9 +241,9 @@ def deal(runs: Sequence[np.ndarray], sizes: Sequence[int], world_size: int) -> t
 
 
 def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
-    """Pack rows into one layout, what they begin with in common once if `share`.
+    """Pack rows into one layout; with `share`, common prefixes are stored once.
 
-    No rows: one token with nothing sampled, so that ranks stay in step.
+    Without rows, the micro-batch is one token with nothing sampled, so that this rank still takes part in collectives.
     """
     ids = [row.token_ids.astype(np.int64) for row in rows] or [np.zeros(1, dtype=np.int64)]
     forest = pack(ids, share, shown(rows) or None)

@@ -1,18 +1,19 @@
-"""Checkpoints of the learner: sharded state that any number of ranks can load, and a Hugging Face export beside it.
+"""Checkpoints of the learner: sharded state that any number of ranks can load, together with a Hugging Face export.
 
-`path/` holds `sharded/` (torch.distributed.checkpoint: parameters and optimizer state of the policy, and of what else
-is trained, e.g. a critic), `hf/` (safetensors, configuration, tokenizer), `model.json` (names and shapes of all
-parameters, what else tells models apart, the algorithm, optimizer steps) and `loop.json` (the caller's).
+`path/` holds `sharded/` (torch.distributed.checkpoint: parameters and optimizer state of the policy, and of other
+trained modules, e.g. a critic), `hf/` (safetensors, configuration, tokenizer), `model.json` (names and shapes of all
+parameters, other properties that distinguish models, the algorithm, optimizer steps) and `loop.json` (the caller's
+data).
 
 Invariants:
 
-- A checkpoint is written beside its place, synced, and renamed when whole, so that a folder by that name is complete. A
-  failed write leaves nothing behind and what was there untouched.
-- A checkpoint of another model or algorithm is refused before anything is changed: of other parameters, or of a
-  configuration, a tokenizer or adapters by which the same parameters would be another function of a text.
-- The export streams: rank 0 holds one file's worth of whole parameters (`EXPORT_BYTES`), never a second model.
+- A checkpoint is written under a temporary name in the same folder, synced, and renamed once complete, so that a folder
+  with the final name is always complete. A failed write leaves no files and does not change an earlier checkpoint.
+- A checkpoint of another model or algorithm is refused before any state changes. Models differ if their parameters
+  differ, or if a different configuration, tokenizer or adapter gives the same parameters another meaning.
+- The export is streamed: rank 0 holds unsharded parameters of one file (`EXPORT_BYTES`), never a second model.
 
-Who waits: each rank for the others, in collectives, at most the process group's time-out.
+Waiting: each rank waits for the others, in collectives, at most the process group's time-out.
 """
 
 import hashlib
@@ -53,22 +54,22 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
-"""Of those, what says which text an id is."""
+"""The tokenizer files that map ids to texts."""
 NO_PART_OF_THE_FUNCTION = frozenset(
     {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
     | {"bos_token_id", "eos_token_id", "pad_token_id"}
 )
-"""Keys of a model's configuration by which two of one function may differ."""
+"""Keys of a model's configuration that do not affect the function it computes."""
 WRITE_ERRORS = (OSError, SafetensorError)
 EXPORT_BYTES = 4 << 30
-"""Of one safetensors file of the export; a larger model takes several, as Hugging Face's own do."""
+"""Largest size of one safetensors file of the export; larger models get several files, as Hugging Face's own do."""
 Others = Mapping[str, tuple[nn.Module, Optimizer]]
-"""What is trained besides the policy, by name: module under FSDP2 and its optimizer."""
+"""Trained modules besides the policy, by name: each module under FSDP2, with its optimizer."""
 NOTHING_ELSE: Others = MappingProxyType({})
 
 
 def partial_path(path: Path) -> Path:
-    """Where a checkpoint is written before it is whole."""
+    """Temporary path at which the checkpoint `path` is written."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -82,7 +83,7 @@ def save(
     others: Others = NOTHING_ELSE,
     algorithm: str = "",
 ) -> None:
-    """Write the checkpoint; a collective. Replaces a checkpoint of that name. `loop` has to be plain JSON data.
+    """Write the checkpoint; a collective. An existing checkpoint at `path` is replaced. `loop` must be plain JSON data.
 
     Raises ValueError on all ranks, naming the path, when it cannot be written.
     """
@@ -107,7 +108,7 @@ def save(
 
 
 def _not_written(path: Path, error: BaseException) -> str:
-    """One paragraph. torch's own text holds a traceback of each rank and hides the disk behind its own complaint."""
+    """The error message: one paragraph. torch's own message has every rank's traceback and obscures the disk error."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     causes = [f"rank {rank}: {_first_line(cause)}" for rank, (cause, _) in failures.items()] or [_first_line(error)]
     free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free / 2**20
@@ -131,8 +132,8 @@ def load(
 ) -> tuple[int, dict[str, Any]]:
     """Restore parameters and optimizer state, on any number of ranks; returns (optimizer steps, the caller's data).
 
-    `model_dir`: whose tokenizer has to be the checkpoint's. Raises ValueError, naming the path and the difference, for
-    a checkpoint of another model or algorithm, or none.
+    `model_dir`: folder whose tokenizer must equal the checkpoint's. Raises ValueError, naming the path and the
+    difference, when `path` is no complete checkpoint, or one of another model or algorithm.
     """
     described = _describe(path)
     _same_algorithm(path, described.get("algorithm", ""), algorithm)
@@ -148,7 +149,7 @@ def load(
 
 
 def load_weights(path: Path, policy: Policy) -> None:
-    """Restore the policy's parameters alone: for whoever measures and does not train. Raises as `load` does."""
+    """Restore only the policy's parameters, for measurements without training. Raises ValueError as `load` does."""
     described = _describe(path)
     _same_model(path, described["parameters"], shapes(policy))
     _same_identity(path, described.get("identity", {}), identity(policy, None))
@@ -158,7 +159,7 @@ def load_weights(path: Path, policy: Policy) -> None:
 
 
 def _trained(policy: Policy, optimizer: Optimizer, others: Others) -> list[tuple[nn.Module, Optimizer, str]]:
-    """(module, optimizer, prefix of its keys in the sharded state)."""
+    """(module, optimizer, prefix of its keys in the sharded state) of every trained module, the policy first."""
     return [(policy, optimizer, ""), *((module, own, f"{name}_") for name, (module, own) in sorted(others.items()))]
 
 
@@ -170,18 +171,18 @@ def _state(policy: Policy, optimizer: Optimizer, others: Others) -> dict[str, An
 
 
 def read_loop(path: Path) -> dict[str, Any]:
-    """The caller's data of a checkpoint."""
+    """The caller's data in the checkpoint `path`."""
     return json.loads((path / "loop.json").read_text())
 
 
 def export(path: Path, policy: Policy, model_dir: Path, file_bytes: int | None = None) -> None:
-    """Write a Hugging Face folder (float32 safetensors); a collective. Files of `model_dir`'s tokenizer are copied.
+    """Write a Hugging Face folder (float32 safetensors); a collective. Copies the tokenizer files of `model_dir`.
 
     Raises OSError on all ranks when it cannot be written.
     """
     _on_rank_zero(lambda: _write_folder(path, policy, model_dir))
     files = _Files(path, _file_names(policy, file_bytes or EXPORT_BYTES), dist.get_rank() == 0)
-    for name, tensor in gathered(policy):  # every rank runs through all of it, whatever rank 0 fails to write
+    for name, tensor in gathered(policy):  # every rank iterates to the end, even if rank 0 fails to write
         files.add(name, tensor)
     _on_rank_zero(files.finish)
 
@@ -195,7 +196,7 @@ def _write_folder(path: Path, policy: Policy, model_dir: Path) -> None:
 
 
 def _file_names(policy: Policy, file_bytes: int) -> dict[str, str]:
-    """Which file each parameter goes to, in the order in which they are gathered."""
+    """The file name of each parameter, in the order in which parameters are gathered."""
     numbers, number, size = {}, 1, 0
     for name, tensor in published(policy).items():
         own = tensor.numel() * tensor.element_size()
@@ -208,7 +209,7 @@ def _file_names(policy: Policy, file_bytes: int) -> dict[str, str]:
 
 
 class _Files:
-    """Safetensors files, each written and forgotten as soon as its parameters are there (on rank 0)."""
+    """Writes safetensors files on rank 0; each is written, and its memory freed, once its parameters are complete."""
 
     def __init__(self, path: Path, names: Mapping[str, str], writes: bool) -> None:
         self.path, self.names, self.writes = path, names, writes
@@ -218,6 +219,7 @@ class _Files:
         self.failure: BaseException | None = None
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes one parameter; writes the previous file if the parameter belongs to the next."""
         if not self.writes or self.failure is not None:
             return
         if self.names[name] != self.current:
@@ -230,12 +232,12 @@ class _Files:
         try:
             if self.open:
                 save_file(self.open, self.path / self.current, metadata={"format": "pt"})
-        except WRITE_ERRORS as error:  # told by `finish`: the other ranks are in the middle of their collectives
+        except WRITE_ERRORS as error:  # `finish` raises it; the other ranks are still in collectives
             self.failure = error
         self.open = {}
 
     def finish(self) -> None:
-        """Write what is left and, for several files, their index; raises the first failure of all writes."""
+        """Writes the last file and, for several files, their index; raises the first failure of all writes."""
         self._write()
         if self.failure is not None:
             raise self.failure
@@ -245,18 +247,18 @@ class _Files:
 
 
 def shapes(policy: Policy) -> dict[str, list[int]]:
-    """Names and whole shapes of all parameters: what makes two models the same to a checkpoint."""
+    """Names and unsharded shapes of all parameters; a checkpoint fits a model only if they are equal."""
     return {name: list(tensor.shape) for name, tensor in entries(policy).items()}
 
 
 def module_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """The same of any trained module."""
+    """Names and unsharded shapes of all parameters of any trained module."""
     return {name: list(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
 
 
 def identity(policy: Policy, model_dir: Path | None) -> dict[str, Any]:
-    """What tells models of the same parameters apart, by name, as plain JSON data: the configuration, the adapters'
-    scale, and a digest of the tokenizer in `model_dir`."""
+    """Properties that distinguish models with equal parameter shapes, by name, as plain JSON data: the configuration,
+    the adapters' scale, and a digest of the tokenizer in `model_dir`."""
     found = {f"config.json: {key}": value for key, value in policy.model.config.to_dict().items()}
     found = {name: value for name, value in found.items() if name.partition(": ")[2] not in NO_PART_OF_THE_FUNCTION}
     if policy.lora is not None:
@@ -316,7 +318,8 @@ def _same_model(
 
 
 def _same_identity(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """What only one side has (another version of transformers, or no `model_dir`) is not compared."""
+    """Raises ValueError when a property differs. Properties that only one side has (because of another version of
+    transformers, or no `model_dir`) are not compared."""
     differing = [name for name in own if name in saved and saved[name] != own[name]]
     if differing:
         name = differing[0]
@@ -333,7 +336,7 @@ def _clear(path: Path) -> None:
 
 
 def _on_rank_zero(action: Callable[[], None]) -> None:
-    """Run on rank 0 while the others wait; a failed write is raised on all of them."""
+    """Run `action` on rank 0 while the others wait; if it fails to write, all ranks raise OSError."""
     failure: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
