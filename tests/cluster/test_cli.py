@@ -51,6 +51,15 @@ def test_bad_input_ends_in_one_paragraph_and_code_2_and_writes_nothing(words, sa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_already_taken_and_a_resume_of_nothing_are_refused(capsys, tmp_path):
+    words = ["train", "frozenlake", f"runs_dir={tmp_path}", "recorder.port=0", "name=it"]
+    assert main([*words, "--resume"]) == 2 and "holds no run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "metrics.jsonl").write_text("")
+    assert main(words) == 2 and "--resume" in capsys.readouterr().err
+
+
 def commands(capsys) -> set[str]:
     with pytest.raises(SystemExit):
         parse(["--help"])

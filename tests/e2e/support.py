@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from actors.archive.reader import read_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -106,5 +109,43 @@ def small_run(tmp_path: Path, model: Path, name: str, *overrides: str) -> list[s
     ]
 
 
-def summary(tmp_path: Path, name: str) -> dict[str, Any]:
-    return json.loads((tmp_path / name / "summary.json").read_text())
+STEPS = 5
+
+
+def compared_run(folder: Path, model: Path) -> list[str]:
+    """Words of the `train` command whose course is compared to the bit: whole, stopped, killed and resumed."""
+    return small_run(
+        folder.parent,
+        model,
+        folder.name,
+        f"loop.steps={STEPS}",
+        "loop.checkpoint_every=2",
+        "validation.tasks=16",
+        "validation.early_stop=paper",
+        "learner.minibatches=2",
+        "learner.objective.anchor=recomputed",
+        "learner.objective.kl.coefficient=0.05",
+        "gradients.every=3",
+        "gradients.groups=7",
+    )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that nothing interrupted, and what was seen of it while it ran."""
+
+    folder: Path
+    run: Run
+    code: int
+    processes: list[psutil.Process]
+    unfilled: list[str]
+    """Queries of the dashboard that it left without a value; empty where Prometheus is not installed."""
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def steps(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` after the one before step 1."""
+    return [line for line in read_metrics(run_dir) if line["step"] > 0]

@@ -1,21 +1,52 @@
-"""The same command on a cluster that is already up, and as a Ray job, with token authentication."""
+"""On a cluster that is already up, with token authentication: a run whose parts are killed, and a job.
+
+What happens where a party dies, call by call, is shown on fakes (tests/cluster/loop/test_the_loop.py); here are Ray's
+own deaths and successors. Such a run is not repeated token for token; what was learned from what was archived is, to
+the bit."""
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.support import Run, small_run, summary
+from actors.archive.reader import read_events
+from tests.e2e.replay import assert_replays
+from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 from tests.prometheus import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 RAY = str(Path(sys.executable).with_name("ray"))
-TINY = ("loop.steps=1", "validation.every=0", "scorer.enabled=false")
+PARTIES = ("EnvironmentActor", "RolloutWorker", "FilterService", "ScorerActor", "LearnerRank")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A `ray start --head` with a token of its own."""
+
+    address: str
+    dashboard: str
+    env: dict[str, str]
+    pid: int
+
+    def parties(self, *kinds: str) -> list[psutil.Process]:
+        """Processes of these actors; Ray titles a process by its actor's class."""
+        return [p for p in children(self.pid) if any(kind in word for word in _title(p) for kind in kinds)]
+
+
+def _title(process: psutil.Process) -> list[str]:
+    """Nothing where the process has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def free_port() -> int:
@@ -24,8 +55,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """A `ray start --head` with a token of its own; yields (address, dashboard address, environment)."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     token = tmp_path_factory.mktemp("token") / "token"
     token.write_text("squelch-test-token-0123456789abcdef")
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
@@ -37,7 +67,7 @@ def cluster(tmp_path_factory):
     head = subprocess.Popen(command, env={**os.environ, **env, **path}, stdout=subprocess.DEVNULL)
     try:
         until(lambda: head.poll() is None and answers(dashboard), "the cluster's dashboard answers", timeout_s=90)
-        yield f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", env
+        yield Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", env, head.pid)
     finally:
         family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
         head.terminate()
@@ -51,54 +81,82 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_train_joins_a_cluster_that_is_up(cluster, tiny_policy, tmp_path):
-    address, _, env = cluster
-    settings = ("learner.ranks=2", "learner.num_cpus=0.5", "environment_actor.count=2")
-    run = Run(*small_run(tmp_path, tiny_policy, "joined", *TINY, *settings), "--address", address, env=env)
+def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(cluster, tiny_policy, tmp_path):
+    run = Run(
+        *small_run(
+            tmp_path,
+            tiny_policy,
+            "faults",
+            "loop.steps=7",
+            "loop.max_staleness=2",
+            "loop.checkpoint_every=4",
+            "learner.ranks=2",
+            "rollout.count=2",
+            "rollout.num_cpus=0.25",
+            "environment_actor.count=2",
+            "validation.every=0",
+            "scorer.every=1",
+            "scorer.max_pairs=64",
+        ),
+        *("--address", cluster.address),
+        env=cluster.env,
+        timeout_s=400,
+    )
+    run.until(lambda line: line.startswith("step    1/7"))
+    for victim, step in (("EnvironmentActor", 2), ("RolloutWorker", 4), ("FilterService", 5), ("ScorerActor", 6)):
+        found = cluster.parties(victim)
+        assert found, f"no process titled {victim}"
+        found[0].send_signal(signal.SIGKILL)
+        run.until(lambda line, step=step: line.startswith(f"step    {step}/7"))
+    left = cluster.parties(*PARTIES)
     assert run.finish() == 0, run.text
-    assert f"joined the Ray cluster at {address}" in run.text
-    assert summary(tmp_path, "joined")["ledger"]["balanced"]
+    assert f"joined the Ray cluster at {cluster.address}" in run.text
+    assert left and not wait_gone(left), "the cluster goes on, and nothing of the run is left on it"
+    metrics, run_dir = steps(tmp_path / "faults"), tmp_path / "faults"
+    staleness = [m["staleness_max"] for m in metrics]
+    assert len(staleness) == 7 and max(staleness) <= 2
+    assert max(staleness) >= 1, "steps never overlapped: the bound was not put to the test"
+    assert summary(run_dir)["ledger"]["balanced"]
+    restarted = {e["actor"] for e in read_events(run_dir) if e["name"] == "restart"}
+    assert {"filter", "scorer"} <= restarted and any(name.startswith("env-") for name in restarted)
+    assert any(name.startswith("rollout-") for name in restarted)
+    assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
+    scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
+    assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"
+    assert_replays(run_dir, tiny_policy, 5, 7, tmp_path)
 
 
-def test_a_job_is_submitted_followed_and_told_of(cluster, tiny_policy, tmp_path):
-    _, dashboard, env = cluster
-    words = small_run(tmp_path, tiny_policy, "job", *TINY)
-    run = Run("submit", *words[1:], "--address", dashboard, env=env, timeout_s=300)
-    assert run.finish() == 0, run.text
-    assert "step    1/1" in run.text and "SUCCEEDED" in run.lines[-1]
-    job_id = re.search(r"submitted (\S+);", run.text)[1]
-    status = Run("job", "status", job_id, "--address", dashboard, env=env)
-    assert status.finish() == 0 and "SUCCEEDED" in status.text
-    assert summary(tmp_path, "job")["finished"]
-
-
-def test_a_job_is_stopped(cluster, tiny_policy, tmp_path):
-    _, dashboard, env = cluster
-    words = small_run(tmp_path, tiny_policy, "stopped-job", *TINY, "loop.steps=500")
-    run = Run("submit", *words[1:], "--address", dashboard, env=env, timeout_s=300)
+def test_a_job_is_submitted_followed_told_of_and_stopped(cluster, tiny_policy, tmp_path):
+    words = small_run(tmp_path, tiny_policy, "job", "loop.steps=500", "validation.every=0", "scorer.enabled=false")
+    run = Run("submit", *words[1:], "--address", cluster.dashboard, env=cluster.env, timeout_s=300)
     job_id = re.search(r"submitted (\S+);", run.until(lambda line: line.startswith("submitted")))[1]
     run.until(lambda line: line.startswith("step    1/500"))
-    stop = Run("job", "stop", job_id, "--address", dashboard, env=env)
+    status = Run("job", "status", job_id, "--address", cluster.dashboard, env=cluster.env)
+    assert status.finish() == 0 and "RUNNING" in status.text
+    started = cluster.parties(*PARTIES)
+    stop = Run("job", "stop", job_id, "--address", cluster.dashboard, env=cluster.env)
     assert stop.finish() == 0 and "asked to stop" in stop.text
     assert run.finish() == 1 and "STOPPED" in run.lines[-1]
+    assert started and not wait_gone(started)
 
 
 def test_a_wrong_token_or_a_silent_address_is_said_in_one_paragraph(cluster, tmp_path):
-    _, dashboard, env = cluster
     wrong = Run(
         "submit",
         "frozenlake",
         f"runs_dir={tmp_path}",
         "--address",
-        dashboard,
-        env={**env, "RAY_AUTH_TOKEN": "not-the-token" * 3},
+        cluster.dashboard,
+        env={**cluster.env, "RAY_AUTH_TOKEN": "not-the-token" * 3},
     )
     assert wrong.finish() == 2 and "RAY_AUTH" in wrong.text and "Traceback" not in wrong.text
-    relative = Run("submit", "frozenlake", "--address", dashboard, env=env)
+    relative = Run("submit", "frozenlake", "--address", cluster.dashboard, env=cluster.env)
     assert relative.finish() == 2 and "runs_dir" in relative.text
     silent = Run(
-        "submit", "frozenlake", f"runs_dir={tmp_path}", "--address", f"http://127.0.0.1:{free_port()}", env=env
+        "submit", "frozenlake", f"runs_dir={tmp_path}", "--address", f"http://127.0.0.1:{free_port()}", env=cluster.env
     )
     assert silent.finish() == 2 and "Traceback" not in silent.text
-    nowhere = Run("train", "frozenlake", f"runs_dir={tmp_path}", "--address", f"127.0.0.1:{free_port()}", env=env)
+    nowhere = Run(
+        "train", "frozenlake", f"runs_dir={tmp_path}", "--address", f"127.0.0.1:{free_port()}", env=cluster.env
+    )
     assert nowhere.finish() == 2 and "cluster.address" in nowhere.text

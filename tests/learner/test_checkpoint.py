@@ -1,7 +1,4 @@
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ from learner import checkpoint
 from learner.policy.model import Policy, load_model, shard
 from learner.publish import gathered
 from learner.trainer import Trainer
+from tests.disk import files_of_at_most
 from tests.learner.models import VOCABULARY, make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -155,17 +153,6 @@ def test_the_state_is_sharded_and_says_whose_it_is(model_dir: Path, tmp_path: Pa
     described = json.loads((tmp_path / "step-1" / "model.json").read_text())
     assert described["parameters"] == checkpoint.shapes(trainer.policy)
     assert torch.Size(described["parameters"]["model.norm.weight"]) == (32,)
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow past the size, as a full disk does: a real write, a real error."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("num_bytes", [512, 60_000, 150_000])

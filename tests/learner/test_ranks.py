@@ -1,5 +1,6 @@
 """Two learner ranks, each layer sharded by itself, against one that has all of its small layers in one piece."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from learner import process_group
 from learner.publish import gathered
 from learner.trainer import Trainer
+from tests.disk import files_of_at_most
 from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
@@ -30,13 +32,26 @@ def parameters(trainer: Trainer) -> torch.Tensor:
     return torch.cat([tensor.flatten() for _, tensor in gathered(trainer.policy)])
 
 
+def save_on_a_full_disk(trainer: Trainer, folder: Path) -> str:
+    """What a rank says whose files, or the last rank's, cannot grow."""
+    last = trainer.rank == trainer.world_size - 1
+    try:
+        with files_of_at_most(512) if last else nullcontext():
+            trainer.save(folder / f"from-{trainer.world_size}", {"full": True})
+    except ValueError as error:
+        return str(error)
+    return "written"
+
+
 def work(trainer: Trainer, folder: Path) -> None:
-    """Gradients, parameters after five steps, a checkpoint, one step more, refused steps, too few rows for all."""
+    """Gradients, parameters after five steps, a checkpoint and one that fails, one step more, refused steps, too few
+    rows for all."""
     found = {"gradients": trainer.gradients(make_groups(5), 0.9)}
     reports = [trainer.train_step(step, make_groups(3 + step % 3, seed=step), 0.9) for step in range(STEPS)]
     found["metrics"] = [report.metrics for report in reports]
     found["after"] = parameters(trainer)
     trainer.save(folder / f"from-{trainer.world_size}", {"ranks": trainer.world_size})
+    found["full disk"] = save_on_a_full_disk(trainer, folder)
     refused = trainer.train_step(STEPS, poisoned())
     found["refused"], found["unchanged"] = refused.refused, bool((parameters(trainer) == found["after"]).all())
     single = [(group_id, members[:1]) for group_id, members in make_groups(1)]
@@ -93,6 +108,12 @@ def test_metrics_are_over_all_ranks(found: dict[str, dict]) -> None:
 def test_what_one_rank_refuses_all_refuse_with_the_group(found: dict[str, dict]) -> None:
     for rank in found.values():
         assert rank["refused"] == "non-finite loss in group 000001-001" and rank["unchanged"]
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all_and_keeps_the_one_before(found, folder: Path) -> None:
+    for name, rank in found.items():
+        assert f"from-{name[0]} could not be written, and nothing of it was kept" in rank["full disk"]
+    assert not list(folder.glob(".from-*.partial"))
 
 
 def test_fewer_rows_than_ranks_still_train(found: dict[str, dict]) -> None:

@@ -1,5 +1,4 @@
 import json
-import resource
 from dataclasses import asdict
 
 import pytest
@@ -7,6 +6,7 @@ import pytest
 from actors.records import Task, Ticket
 from cluster.errors import UserError
 from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
+from tests.disk import files_of_at_most
 
 
 def save(run_dir, step, **state):
@@ -41,13 +41,8 @@ def test_what_became_known_late_is_added_and_nothing_else_changes(tmp_path):
 
 def test_a_full_disk_leaves_the_loop_state_as_it_was(tmp_path):
     save(tmp_path, 3, cursor=7)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    try:
-        with pytest.raises(UserError, match=r"step-3.*The checkpoint is whole"):
-            amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(64), pytest.raises(UserError, match=r"step-3.*The checkpoint is whole"):
+        amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5})
     assert read_state(checkpoint_dir(tmp_path, 3)).cursor == 7
     assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
 

@@ -221,12 +221,23 @@ def test_an_early_stop_ends_the_run_after_its_step_and_counts_over_a_resume(tmp_
     assert outcome.coordinator.ending == whole.coordinator.ending and outcome.coordinator.admission.clock == 15
 
 
+def test_a_success_that_collapses_ends_the_run_before_its_last_step(tmp_path: Path) -> None:
+    words = ("validation.every=1", "validation.early_stop=paper", "validation.collapse_threshold=1.0", "loop.steps=9")
+    world = World(configured(tmp_path, *words, "filter.no_signal_limit=99"), rewards=lambda t, i: 0.0)
+    outcome, archive = made(world)
+    assert outcome.coordinator.ending.cause is EndCause.EARLY_STOP
+    assert outcome.coordinator.ending.text == "early stop: validation success below 100% at 5 validations in a row"
+    assert sorted(archive.figures) == [0, 1, 2, 3, 4], "with the one before training, five validations"
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         (Fault("learner.train", 2), "learner is gone"),
+        (Fault("learner.train", 2, "refuse"), "learner.train refused"),
         (Fault("learner.publish", 2), "learner is gone"),
         (Fault("learner.save", 1, "fail"), "learner.save failed"),
+        (Fault("learner.save", 2, "refuse"), "learner.save refused"),
         (Fault("filter.close", 2, "hang"), "close: filter did not answer within 60 s"),
         (Fault("filter.admit", 2, "hang"), "admit: filter did not answer within 60 s"),
         (Fault("filter.close", 2, "refuse"), "filter: filter.close refused"),

@@ -1,0 +1,30 @@
+"""The run that nothing interrupts: one for all tests that read what a finished run leaves behind."""
+
+import re
+import shutil
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import STEPS, Finished, Run, children, compared_run
+from tests.prometheus import running_prometheus, unfilled_queries
+
+SCRAPE_S = 1.0
+
+
+@pytest.fixture(scope="session")
+def whole(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Scraped by a Prometheus while it runs, where one is installed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run = Run(*compared_run(folder, tiny_policy))
+    port = int(re.search(r":(\d+)/metrics", run.until(lambda line: "/metrics" in line))[1])
+    installed = shutil.which("prometheus") is not None
+    with running_prometheus(folder.parent / "prometheus", port) if installed else nullcontext() as url:
+        run.until(lambda line: line.startswith(f"step    {STEPS - 1}/{STEPS}"))
+        processes = children(run.process.pid)
+        time.sleep(2 * SCRAPE_S)
+        unfilled = unfilled_queries(url) if url else []
+        code = run.finish()
+    return Finished(folder, run, code, processes, unfilled)

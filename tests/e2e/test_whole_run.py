@@ -1,0 +1,117 @@
+"""The real loop: Ray, vLLM, the learner, the scorer, Parquet, a real Prometheus. What a run of five steps leaves.
+
+That it repeats from its seed is shown in `test_stop_and_resume`, to the bit."""
+
+import json
+import math
+import re
+
+import pyarrow.compute as pc
+import pytest
+
+from actors.archive.reader import read_events, read_groups, read_metrics
+from cluster.cli import main
+from cluster.loop.state import checkpoints
+from tests.e2e.replay import assert_replays
+from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
+from tests.prometheus import dashboard_queries, need_prometheus
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+
+def test_the_run_ends_well_and_leaves_no_process(whole: Finished) -> None:
+    assert whole.code == 0, whole.run.text
+    assert whole.run.lines[-1] == f"done: {whole.folder}"
+    found = summary(whole.folder)
+    assert found["steps"] == STEPS and found["finished"] and found["policy_version"] >= 1
+    assert found["success"]["before"]["step"] == 0 and found["success"]["after"]["step"] == STEPS
+    assert whole.processes and not wait_gone(whole.processes)
+
+
+def test_the_terminal_shows_what_the_run_says_and_its_folder_the_rest(whole: Finished) -> None:
+    foreign = [line for line in whole.run.lines if re.search(r"pid=|WARNING|INFO|Triton|NUMA|shards|Gloo|ray", line)]
+    assert not foreign
+    logs = {path.stem for path in (whole.folder / "log").glob("*.log")}
+    assert logs == {"driver", "env-0", "filter", "learner-0", "rollout-0", "scorer"}
+    assert "EngineCore" in (whole.folder / "log" / "rollout-0.log").read_text()
+
+
+def test_every_ticket_is_accounted_for_and_archived_and_every_task_played_once(whole: Finished) -> None:
+    ledger = summary(whole.folder)["ledger"]
+    assert ledger["balanced"] and ledger["counts"]["issued"] == 4 * STEPS == ledger["archived_groups"]
+    rows = read_groups(whole.folder)
+    assert rows.num_rows == 4 * STEPS * 8
+    assert set(rows.column("decision").to_pylist()) <= {"kept", "dropped", "refused"}
+    assert all(rows.column("reason").to_pylist())
+    tasks = dict(zip(rows.column("group_id").to_pylist(), rows.column("task_seed").to_pylist(), strict=True))
+    assert sorted(tasks.values()) == list(range(4 * STEPS))
+
+
+def test_at_staleness_0_every_token_was_sampled_by_the_version_that_learns_from_it(whole: Finished) -> None:
+    assert all(m["staleness_max"] == 0 for m in steps(whole.folder))
+    trained = [m for m in steps(whole.folder) if m["optimizer_steps"] > 0]
+    assert trained and all(m["learner/mismatch_abs"] < 1e-4 for m in trained)
+
+
+def test_every_version_that_reached_a_worker_is_another_policy(whole: Finished) -> None:
+    sums = {e["version"]: e["checksum"] for e in read_events(whole.folder) if e["name"] == "weights"}
+    assert len(set(sums.values())) == len(sums) > 1
+
+
+def test_rollouts_are_what_was_fed_and_sampled(whole: Finished) -> None:
+    rows = read_groups(whole.folder)
+    assert pc.all(pc.equal(pc.list_value_length(rows["token_ids"]), pc.list_value_length(rows["loss_mask"]))).as_py()
+    for row in rows.to_pylist()[:32]:
+        sampled = {i for turn in row["turns"] for i in range(turn["sample_start"], turn["sample_end"])}
+        assert sampled == {i for i, masked in enumerate(row["loss_mask"]) if masked}
+        assert all(p <= 0 if i in sampled else p == 0 for i, p in enumerate(row["log_probs"]))
+
+
+def test_every_step_made_again_from_the_archive_gives_the_same_parameters(whole, tiny_policy, tmp_path) -> None:
+    assert_replays(whole.folder, tiny_policy, 1, STEPS, tmp_path)
+
+
+def test_the_scorer_reports_the_proxies(whole: Finished) -> None:
+    scored = [m for m in read_metrics(whole.folder) if m.get("first_turn/retrieval_accuracy") is not None]
+    assert len(scored) == summary(whole.folder)["scorer"]["done"] >= 1, "the last step's scoring has a record too"
+    for m in scored:
+        assert 0 <= m["first_turn/retrieval_accuracy"] <= 1
+        total = m["first_turn/mi_est"] + m["first_turn/conditional_entropy"]
+        assert math.isclose(total, m["first_turn/marginal_entropy"], abs_tol=1e-6)
+
+
+def test_prometheus_fills_every_panel_that_a_run_must_fill(whole: Finished) -> None:
+    need_prometheus()
+    assert len(dashboard_queries()) > 20 and whole.unfilled == []
+
+
+def test_gradients_are_taken_apart_in_a_run_and_from_its_archive(whole: Finished, capsys) -> None:
+    run_dir = whole.folder
+    line = next(m for m in steps(run_dir) if m["step"] == 3)
+    assert line["gradients/groups"] == 7
+    assert line["gradients/q6/reward_variance"] >= line["gradients/q1/reward_variance"]
+    assert all(line[f"gradients/q{b}/entropy"] > 0 for b in range(1, 7))
+    measured = json.loads((run_dir / "gradients" / "step-000003.json").read_text())
+    assert len(measured["groups"]) == 7 and measured["version"] == line["policy_version"] - 1
+    assert main(["gradients", str(run_dir), "--step", "4", "--groups", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["versions"] == {str(found["version"]): 4} and len(found["groups"]) == 4
+    assert main(["gradients", str(run_dir), "--step", "4", "--older", "weight", "--groups", "12"]) == 0
+    assert "Norm of the bucket's mean gradient" in capsys.readouterr().out
+    assert main(["gradients", str(run_dir), "--step", "4"]) == 2
+    assert "4 groups were sampled by version" in capsys.readouterr().err
+
+
+def test_status_says_that_the_run_is_over_and_its_last_step_is_checkpointed(whole: Finished, capsys) -> None:
+    assert main(["status", str(whole.folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    saved = checkpoints(whole.folder)
+    assert saved[-1][0] == STEPS and (saved[-1][1] / "hf" / "model.safetensors").is_file()
+
+
+def test_eval_plays_the_fixed_tasks_with_a_checkpoint(whole: Finished) -> None:
+    run = Run("eval", str(whole.folder), "--checkpoint", "last", "--tasks", "16", "--json")
+    assert run.finish() == 0, run.text
+    found, after = json.loads(run.lines[-1]), summary(whole.folder)["success"]["after"]
+    assert found["tasks"] == 16 and found["checkpoint"] == f"step {STEPS}"
+    assert found["success"] == after["success"], "the same weights, tasks and seeds"
