@@ -128,8 +128,8 @@ def query(url: str, expr: str) -> list[Sample]:
 
 
 def scrapes(url: str) -> int:
-    """How often Prometheus has reached the endpoint in the last minutes."""
-    found = query(url, f'count_over_time(up{{job="{JOB}"}}[10m])')
+    """How often Prometheus has read the endpoint in the last minutes; a scrape that came too late does not count."""
+    found = query(url, f'sum_over_time(up{{job="{JOB}"}}[10m])')
     return int(found[0][1]) if found else 0
 
 

@@ -193,6 +193,11 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def values(url: str, expr: str) -> list[float]:
+    """Of every series that it has now; none after a scrape that came too late."""
+    return [value for _, value in query(url, expr)]
+
+
 def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: Path) -> None:
     recorder = Recorder(RecorderConfig(port=0), REGISTRY, seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
     recorder.start()
@@ -204,10 +209,10 @@ def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: 
                 recorder.step(step, one_step(step))
                 seen = scrapes(url)
                 until(lambda seen=seen: scrapes(url) >= seen + 2, "a scrape after the step")
-            assert unfilled_queries(url) == []
-            assert query(url, "squelch_step")[0][1] == 2
-            assert query(url, 'squelch_tokens_total{kind="sampled"}')[0][1] == 1.0
-            assert alerts(url) == {}
+            until(lambda: unfilled_queries(url) == [], "a value for every query")
+            until(lambda: values(url, "squelch_step") == [2], "the step that was recorded")
+            until(lambda: values(url, 'squelch_tokens_total{kind="sampled"}') == [1.0], "the tokens that were sampled")
+            until(lambda: alerts(url) == {}, "no alert")
             recorder.set("squelch_collapsed", 1)
             until(lambda: alerts(url).get("SquelchCollapsed") == "firing", "the collapse alert fires")
     finally:

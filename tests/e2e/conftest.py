@@ -24,7 +24,14 @@ def whole(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish
     with running_prometheus(folder.parent / "prometheus", port) if installed else nullcontext() as url:
         run.until(lambda line: line.startswith(f"step    {STEPS - 1}/{STEPS}"))
         processes = children(run.process.pid)
-        time.sleep(2 * SCRAPE_S)
-        unfilled = unfilled_queries(url) if url else []
+        unfilled = _unfilled(run, url) if url else []
         code = run.finish()
     return Finished(folder, run, code, processes, unfilled)
+
+
+def _unfilled(run: Run, url: str) -> list[str]:
+    """Queries without a value; they are asked again while the run lives, as a scrape may be late."""
+    time.sleep(2 * SCRAPE_S)
+    while (found := unfilled_queries(url)) and run.process.poll() is None:
+        time.sleep(SCRAPE_S)
+    return found

@@ -4,6 +4,8 @@ from pydantic import ValidationError
 from actors.config import RolloutConfig
 from actors.rollout.engine import engine_arguments
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.mark.ray
 def test_a_float32_head_is_asked_of_vllm_and_refused_where_all_is_float32() -> None:
