@@ -1,4 +1,6 @@
-"""The estimates against channels whose mutual information is known exactly."""
+"""The estimates against channels whose mutual information is known exactly.
+
+A few dozen fixed draws each; the whole study is `python -m benchmarks.known_truth`."""
 
 import numpy as np
 import pytest
@@ -62,10 +64,10 @@ def test_the_estimate_follows_the_mixing_down() -> None:
 
 
 def test_the_bias_is_downwards_and_shrinks_with_n_and_the_interval_covers_what_it_promises() -> None:
-    few, many = (study(MEDIUM, n, 8, 150, 0, terminated=False) for n in (8, 32))
+    few, many = (study(MEDIUM, n, 8, 60, 0, terminated=False) for n in (8, 32))
     assert few["bias"] < many["bias"] < 0.01 and abs(many["bias"]) < 0.1
     for row in (few, many):
-        assert 0.89 <= row["covers_mean"] <= 0.995, row
+        assert 0.85 <= row["covers_mean"] <= 1.0, row
         assert row["told_from_null"] == 1.0
 
 
@@ -73,7 +75,7 @@ def test_the_bias_is_downwards_and_shrinks_with_n_and_the_interval_covers_what_i
 def test_every_figures_interval_covers_its_mean(strength: float) -> None:
     channel, rng = random_channel(1, strength=strength, max_length=4), np.random.default_rng(1)
     rows = []
-    for trial in range(150):
+    for trial in range(60):
         scores = draw(channel, rng, 8, 8, terminated=False)
         report = proxies_of_scores(scores)
         values = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
@@ -81,7 +83,7 @@ def test_every_figures_interval_covers_its_mean(strength: float) -> None:
         rows.append([(values[name], found[name].low, found[name].high) for name in ESTIMATED])
     value, low, high = np.moveaxis(np.array(rows), 2, 0)
     covered = ((low - 1e-9 <= value.mean(axis=0)) & (value.mean(axis=0) <= high + 1e-9)).mean(axis=0)
-    assert covered.min() >= 0.88, dict(zip(ESTIMATED, covered, strict=True))
+    assert covered.min() >= 0.85, dict(zip(ESTIMATED, covered, strict=True))
 
 
 def test_every_prompt_drawn_means_no_bias() -> None:
@@ -99,8 +101,8 @@ def test_every_prompt_drawn_means_no_bias() -> None:
 
 
 def test_independence_is_not_told_from_zero() -> None:
-    rate = false_positives(MEDIUM, 8, 8, 300, 0)
-    assert 0.02 <= rate <= 0.09
+    rate = false_positives(MEDIUM, 8, 8, 100, 0)
+    assert 0.01 <= rate <= 0.1
     silent = random_channel(0, num_prompts=64, strength=0.0)
     report = proxies_of_scores(draw(silent, np.random.default_rng(0), 16, 8))
     assert silent.information() == pytest.approx(0, abs=1e-12)
@@ -109,7 +111,7 @@ def test_independence_is_not_told_from_zero() -> None:
 
 
 def test_the_regimes_of_figure_1_are_told_apart() -> None:
-    told = regimes_told(30, seed=0)
+    told = regimes_told(12, seed=0)
     assert len(told) == 4 and min(told.values()) >= 0.9, told
 
 

@@ -97,15 +97,16 @@ def test_dependence_is_told_from_the_null_and_a_template_is_not() -> None:
 
 @pytest.mark.parametrize(("prompts", "samples", "copies"), [(8, 4, 0), (32, 1, 0), (10, 4, 2)])
 def test_independence_is_told_from_zero_one_time_in_twenty(prompts: int, samples: int, copies: int) -> None:
-    """Reasonings that vary, and favour some prompts, but no more their own than another."""
-    trials = 400
+    """Reasonings that vary, and favour some prompts, but no more their own than another. `benchmarks.known_truth`
+    counts over thousands of trials."""
+    trials = 100
     hits = dict.fromkeys(("retrieval_accuracy", "mi_est"), 0)
     for seed in range(trials):
         nulls = measured(scores_of(seed, prompts, samples, own=0.0, copies=copies))[1].nulls
         for name in hits:
             hits[name] += nulls[name].p_value <= 0.05
-    assert 0.02 * trials <= hits["mi_est"] <= 0.08 * trials
-    assert hits["retrieval_accuracy"] <= 0.08 * trials, "ties make it cautious"
+    assert 0.01 * trials <= hits["mi_est"] <= 0.1 * trials
+    assert hits["retrieval_accuracy"] <= 0.1 * trials, "ties make it cautious"
 
 
 def test_too_few_prompts_say_so_and_every_key_is_still_there() -> None:
