@@ -22,7 +22,9 @@ from cluster.config import RunConfig
 from cluster.errors import UserError
 from cluster.package import checkout
 
-EXCLUDES = [".git", ".venv", ".bench-venv", ".cache", "runs", "**/__pycache__", ".hypothesis", ".pytest_cache"]
+EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
+"""What does not travel, as in a .gitignore: a leading slash means the checkout's own folder, not one of that name in a
+room."""
 ACCEPT_TIMEOUT_S = 60.0
 
 

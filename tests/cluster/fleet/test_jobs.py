@@ -1,9 +1,12 @@
 """A job as the command line follows it, on a job server made up here; a real one: tests/e2e/test_cluster.py."""
 
+import zipfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobStatus
 
 from cluster.errors import UserError
@@ -93,3 +96,13 @@ def test_what_the_server_refuses_is_the_users(monkeypatch) -> None:
     monkeypatch.setattr(Server, "submit_job", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room")))
     with pytest.raises(UserError, match="did not accept the job: no room"):
         jobs.submit("http://it", "frozenlake", [], False, True, lambda _: None)
+
+
+def test_every_file_of_every_room_travels_with_a_job_and_no_run_does(tmp_path: Path) -> None:
+    root, package = Path(jobs.__file__).parents[2], tmp_path / "code.zip"
+    rooms = [path for room in ("actors", "cluster", "deploy", "envs", "learner") for path in (root / room).rglob("*")]
+    needed = {str(p.relative_to(root)) for p in rooms if p.is_file() and "__pycache__" not in p.parts}
+    create_package(str(root), package, include_gitignore=True, excludes=list(jobs.EXCLUDES))
+    sent = set(zipfile.ZipFile(package).namelist())
+    assert needed <= sent, sorted(needed - sent)
+    assert not {name.split("/")[0] for name in sent} & {".git", ".venv", "runs"}
