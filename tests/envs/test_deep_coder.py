@@ -84,6 +84,7 @@ def test_near_misses_are_other_plans(seed: int, difficulty: Difficulty) -> None:
     assert len(other) == len(plan) and other != plan and words(other) != words(plan)
 
 
+@pytest.mark.slow
 def test_ten_thousand_contents_in_each_split_and_none_in_both() -> None:
     keys: dict[str, set[str]] = {"train": set(), "validation": set()}
     rng = random.Random(0)

@@ -100,6 +100,7 @@ def test_every_step_of_a_worked_solution_holds_and_the_last_one_gives_the_answer
             assert problem.steps[-1].split("=")[1] == problem.answer, problem
 
 
+@pytest.mark.slow
 def test_ten_thousand_contents_a_split_and_none_in_both():
     keys = {}
     for split in ("train", "validation"):

@@ -77,6 +77,7 @@ def test_a_capital_lies_in_its_country():
     assert world.follow(world.follow(country, relations["capital"]), relations["country"]) == country
 
 
+@pytest.mark.slow
 def test_splits_share_no_question_and_hold_ten_thousand_each():
     keys = {}
     for split, draws in (("train", 10_600), ("validation", 16_000)):

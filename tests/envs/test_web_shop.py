@@ -133,6 +133,7 @@ def test_instructions_say_all_that_the_reward_depends_on():
         assert goals.setdefault(goal.instruction, rules) == rules
 
 
+@pytest.mark.slow
 def test_splits_share_no_goal():
     keys = {
         split: {draw_goal.__wrapped__(0, 10_000, seed, split).key for seed in range(10_000)}
