@@ -41,7 +41,7 @@ def test_what_became_known_late_is_added_and_nothing_else_changes(tmp_path):
 
 def test_a_full_disk_leaves_the_loop_state_as_it_was(tmp_path):
     save(tmp_path, 3, cursor=7)
-    with files_of_at_most(64), pytest.raises(UserError, match=r"step-3.*The checkpoint is whole"):
+    with files_of_at_most(64), pytest.raises(UserError, match=r"step-3.*The checkpoint is complete"):
         amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5})
     assert read_state(checkpoint_dir(tmp_path, 3)).cursor == 7
     assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
