@@ -1,4 +1,4 @@
-"""Settings of the learner. Imports no torch: the command line reads this at start."""
+"""Settings of the learner. The module imports no torch, because the command line reads it at start."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,15 +11,16 @@ from learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS
 
 
 class KLConfig(Settings):
-    """KL(policy || reference), per sampled token (Schulman's k1, k2, k3 estimators)."""
+    """The KL term, KL(policy || reference) per sampled token (Schulman's k1, k2, k3 estimators)."""
 
     coefficient: float = Field(0.0, ge=0)
     """lambda_KL; 0 turns it off and no reference policy is loaded."""
     estimator: Literal[*KL_ESTIMATORS] = "k3"
-    """k1 is refused as a loss: its expected on-policy gradient is zero. k3's is that of KL(reference || policy)."""
+    """k1 is refused as a loss, because its expected on-policy gradient is zero; that of k3 is the gradient of
+    KL(reference || policy)."""
     place: Literal["loss", "reward"] = "loss"
-    """`loss`: a term with a gradient of its own. `reward`: every sampled token's reward is less by lambda_KL times its
-    KL at the start of the step; it enters the advantage, never the filter."""
+    """`loss`: the KL is a term of the loss, with its own gradient. `reward`: lambda_KL times a token's KL at the start
+    of the step is subtracted from the token's reward; it enters the advantage, never the filter."""
 
     @model_validator(mode="after")
     def _k1_is_no_loss(self) -> "KLConfig":
@@ -35,9 +36,9 @@ class GAEConfig(Settings):
     """Generalised advantage estimation (Schulman et al. 2016, Eq. 16) over sampled tokens; `advantage: gae` only."""
 
     gamma: float = Field(1.0, gt=0, le=1)
-    """Discount from one sampled token to the next; tokens that were fed count as no time."""
+    """Discount from one sampled token to the next; fed tokens are not time steps."""
     lam: float = Field(1.0, ge=0, le=1)
-    """lambda: 1 is the return less the value, 0 the one-token temporal difference."""
+    """lambda: 1 gives the return minus the value, 0 the one-token temporal difference."""
     whiten: bool = True
     """Subtract the mean and divide by the std over all kept sampled tokens of the training step."""
 
@@ -46,11 +47,11 @@ class OverlongConfig(Settings):
     """DAPO's soft over-long penalty (Yu et al. 2025, Eq. 13), for each turn against its own limit."""
 
     penalty: float = Field(0.0, ge=0)
-    """What a turn loses at its limit; 0 turns it off. It enters the advantage, never the filter."""
+    """Penalty of a turn that reaches the limit; 0 turns it off. It enters the advantage, never the filter."""
     max_tokens: int = Field(0, ge=0)
     """L_max, sampled tokens of a turn; 0 takes `sampling.max_tokens_per_turn`."""
     cache_tokens: int = Field(0, ge=0)
-    """L_cache, over so many tokens before L_max the penalty rises from 0; 0 takes a fifth of L_max (as DAPO)."""
+    """The penalty ramps up over the last L_cache tokens before L_max; 0 takes a fifth of L_max (as DAPO)."""
 
     @model_validator(mode="after")
     def _cache_within_limit(self) -> "OverlongConfig":
@@ -65,36 +66,40 @@ class ObjectiveConfig(Settings):
     """The policy objective. The defaults are GRPO's; `learner.algorithm` sets the others (docs/algorithms.md)."""
 
     advantage: Literal[*ADVANTAGES] = "grpo"
-    """Group mean subtracted; `grpo` also divides by the group's std. `gae`: a critic's values are the baseline."""
+    """`grpo_no_std` subtracts the group mean; `grpo` also divides by the group's std; `gae` uses a critic's values as
+    the baseline."""
     ratio: Literal[*RATIOS] = "token"
-    """Ratio of the policy to the anchor. `token`: of each token. `sequence`: of a trajectory's sampled tokens together,
-    to the power 1 / their number; the clipping ranges then are far smaller (GSPO: 0.0003 and 0.0004)."""
+    """Probability ratio of the policy to the anchor. `token`: of each token. `sequence`: of all sampled tokens of a
+    trajectory together, to the power 1 / (their number); it needs far smaller clipping ranges (GSPO: 0.0003,
+    0.0004)."""
     aggregation: Literal[*AGGREGATIONS] = "sequence_mean"
     """`sequence_mean`: mean over sequences of the mean over their tokens; `token_mean`: mean over all tokens;
     `constant`: mean over sequences of the sum over their tokens / `normaliser_tokens`."""
     normaliser_tokens: int = Field(0, ge=0)
-    """aggregation=constant: 0 takes what an episode may sample, max_turns x `sampling.max_tokens_per_turn`."""
+    """The constant of aggregation=constant. 0 takes the most tokens that an episode may sample, max_turns x
+    `sampling.max_tokens_per_turn`."""
     reward: Literal["episode", "turn"] = "episode"
-    """Where rewards stand: the return on the episode's last sampled token, or each turn's on that turn's last. Groups
-    rank whole episodes, so `turn` needs advantage=gae."""
+    """`episode`: the episode's last sampled token gets the return. `turn`: each turn's last sampled token gets the
+    turn's reward. Group advantages compare whole episodes, so `turn` needs advantage=gae."""
     gae: GAEConfig = GAEConfig()
     overlong: OverlongConfig = OverlongConfig()
     clip_low: float = Field(0.2, ge=0)
     clip_high: float = Field(0.28, ge=0)
     """Asymmetric clipping (appendix B.2): ratio in [1 - clip_low, 1 + clip_high]."""
     anchor: Literal["rollout", "recomputed"] = "rollout"
-    """What the ratio is taken to (design decision 5)."""
+    """Denominator of the ratio: the sampler's probability (`rollout`), or the learner's own at the start of the
+    training step (`recomputed`)."""
     mismatch_cap: float = Field(2.0, gt=0)
     """anchor=recomputed: cap of the detached weight exp(recomputed - rollout)."""
     max_mismatch: float = Field(0.0, ge=0)
-    """Sequences whose mean |log p(learner) - log p(rollout)| at step start exceeds this (nats) are left out; 0 keeps
-    all. Costs a forward pass where anchor=rollout."""
+    """Sequences whose mean |log p(learner) - log p(rollout)| at step start exceeds this value (nats) are excluded from
+    the loss; 0 excludes none. With anchor=rollout this costs an additional forward pass."""
     entropy_coefficient: float = Field(0.001, ge=0)
     kl: KLConfig = KLConfig()
     loss_scale: Literal["none", "rho", "kept_mass", "kept_fraction", "sqrt_kept_fraction"] = "rho"
-    """Factor on the loss under filtering (section 4.1)."""
+    """Factor on the loss of a filtered step (section 4.1)."""
     include_format_penalty: bool = True
-    """Whether the format penalty enters the advantage's return (it never enters the reward variance)."""
+    """Whether the return that advantages compare includes format penalties (the reward variance never does)."""
 
     @model_validator(mode="after")
     def _what_a_group_can_rank(self) -> "ObjectiveConfig":
@@ -119,12 +124,12 @@ class ObjectiveConfig(Settings):
 
     @property
     def needs_critic(self) -> bool:
-        """Whether advantages are a critic's."""
+        """Whether a critic computes the advantages."""
         return ADVANTAGES[self.advantage].needs_critic
 
     @property
     def kl_in_loss(self) -> float:
-        """lambda_KL of the loss; 0 where the KL is in the reward."""
+        """lambda_KL of the loss; 0 when the KL term is in the reward."""
         return self.kl.coefficient if self.kl.place == "loss" else 0.0
 
 
@@ -132,19 +137,19 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Settings):
-    """AdamW."""
+    """Settings of AdamW and its learning rate."""
 
     learning_rate: float = Field(2e-4, gt=0)
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     decay_steps: int = Field(0, ge=0)
-    """Length of the fall of the learning rate, in optimizer steps, after which `final_factor` of it is left; 0 keeps
-    it."""
+    """Optimizer steps over which the learning rate decays; 0 keeps it constant. See `decay` for the curve."""
     decay: Literal["linear", "cosine"] = "linear"
-    """`linear`: less by 1 / `decay_steps` of the whole a step until `final_factor` is left. `cosine`: half a cosine
-    from the whole down to `final_factor`."""
+    """`linear`: the factor decreases by 1 / `decay_steps` per step; the decay reaches its floor `final_factor` after
+    (1 - final_factor) * decay_steps steps. `cosine`: half a cosine from 1 to `final_factor` over `decay_steps`
+    steps."""
     final_factor: float = Field(0.1, ge=0, le=1)
-    """The least share of the learning rate that is left."""
+    """The smallest factor on the learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
@@ -152,18 +157,19 @@ class OptimizerConfig(Settings):
 
 
 class CriticConfig(Settings):
-    """The value model of `advantage: gae`: the policy's architecture and first weights, and a value head that begins
-    at 0. It trains on the policy's micro-batches, with weight decay, betas and epsilon of `learner.optimizer`."""
+    """The value model of `advantage: gae`: the policy's architecture and initial weights, and a value head initialised
+    to 0. It trains on the policy's micro-batches, with weight decay, betas and epsilon of `learner.optimizer`."""
 
     learning_rate: float = Field(1e-5, gt=0)
-    """Constant (appendix B.2)."""
+    """Learning rate of the critic; it is constant (appendix B.2)."""
     clip: float = Field(0.2, ge=0)
-    """How far a value may move from that at step start before its loss stops falling; 0 does not clip."""
+    """Value clipping: the loss stops decreasing once a value is this far from its value at step start; 0 disables
+    it."""
     max_grad_norm: float = Field(1.0, gt=0)
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters on every linear layer but the output head (Hu et al. 2021)."""
+    """Low-rank adapters on every linear layer except the output head (Hu et al. 2021)."""
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
@@ -171,35 +177,37 @@ class LoraSettings(Settings):
 
 
 class LearnerConfig(Settings):
-    """The learner: FSDP2 ranks."""
+    """Settings of the learner and its FSDP2 ranks."""
 
     algorithm: Literal[*ALGORITHMS] = "grpo"
-    """Sets what tells the algorithms apart (`learner.objective.algorithms`); keys given beside it win and are
-    reported."""
+    """Sets the keys in which algorithms differ (`learner.objective.algorithms`). Keys that are also given explicitly
+    override it, and the run reports them."""
     algorithm_filter: bool = True
-    """Whether an algorithm that has a filter of its own (DAPO) brings it; `filter` may then not contradict it."""
+    """Whether to use the algorithm's own filter, if it has one (DAPO does); `filter` must not contradict it then."""
     ranks: int = Field(1, ge=1)
     num_cpus: float = Field(0.5, ge=0)
-    """Ray CPUs that each rank asks for."""
+    """Ray CPUs that each rank reserves."""
     num_gpus: float = Field(0.0, ge=0)
-    """Ray GPUs that each rank asks for; 0 uses gloo on CPU."""
+    """Ray GPUs that each rank reserves; with 0, ranks run on CPU and communicate by gloo."""
     num_threads: int = Field(2, ge=1)
     """Torch threads of each rank on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the parameters in forward and backward; masters and optimizer state stay float32."""
+    """Data type of the parameters in forward and backward; master weights and optimizer state stay float32."""
     fp32_head: bool = False
-    """dtype=bfloat16: embedding, last norm and output head compute in float32; rollout.fp32_head is the other side."""
+    """With dtype=bfloat16: embedding, last norm and output head compute in float32; rollout.fp32_head does the same in
+    the rollout workers."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input between forward and backward pass, and compute the rest again."""
+    """Store only each layer's input for the backward pass, and recompute the other activations."""
     cpu_offload: bool = False
-    """On GPUs: masters, gradients and optimizer state live in the host's memory, and the optimizer runs there."""
+    """On GPUs: keep master weights, gradients and optimizer state in host memory, and run the optimizer on the host."""
     min_num_params: int = Field(1 << 20, ge=0)
-    """Parameters from which on FSDP gathers a layer by itself; smaller ones go with the embedding and the head, all in
-    one collective. FSDP's hooks around four layers of 0.2 M took a tenth of a step."""
+    """FSDP gathers a layer separately if it has at least this many parameters; smaller layers are gathered together
+    with the embedding and the head, in one collective. (FSDP's hooks around four layers of 0.2 M parameters took a
+    tenth of a step.)"""
     kernels: Literal["fast", "plain"] = "fast"
     """`fast`: kernels written for packed rows and for the CPU. `plain`: their definitions in PyTorch's public
-    operators, for comparison; they are slower and need more memory than the estimate says. The scorer's attention
-    follows. Results differ by rounding only."""
+    operators, for comparison; they are slower and need more memory than the estimate says. The scorer uses the same
+    kind of attention. Results differ by rounding only."""
     compile: bool = False
     """Compile each layer (torch.compile; attention stays outside). Needs a C++ compiler on CPU."""
     lora: LoraSettings | None = None
@@ -207,20 +215,20 @@ class LearnerConfig(Settings):
     minibatches: int = Field(4, ge=1)
     """Optimizer steps in one training step; the kept trajectories are split evenly among them."""
     token_budget: int = Field(8192, ge=64)
-    """Tokens fed in one micro-batch; what its trajectories begin with in common counts once."""
+    """Largest number of tokens fed in one micro-batch; common prefixes of its trajectories count once."""
     share_openings: bool = True
-    """Feed what trajectories of a micro-batch begin with in common (prompts, common turns) once instead of once each.
-    It changes cost, not results."""
+    """Feed a common prefix (prompt, common turns) of a micro-batch's trajectories once instead of once per trajectory.
+    This changes the cost, not the results."""
     max_memory_gib: float | None = Field(None, gt=0)
-    """Memory that one rank may use; unset: what its device, or its share of the host, has."""
+    """Memory that one rank may use, in GiB; if unset, its GPU's memory, or its share of the host's available memory."""
     objective: ObjectiveConfig = ObjectiveConfig()
     critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     step_timeout_s: float = Field(600.0, gt=0)
-    """Seconds one training step may take before the run fails, naming the rank that is late."""
+    """Seconds that one training step may take; after that the run fails, and the error names the late rank."""
     start_timeout_s: float = Field(300.0, gt=0)
     max_bad_steps: int = Field(3, ge=1)
-    """Steps in a row refused for non-finite values after which the run ends."""
+    """The run ends after this many consecutive steps that are refused for non-finite values."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,10 +1,12 @@
-"""The memory that a learner rank will need, estimated from shapes before any weight is read, against what it has.
+"""Estimates the memory that a learner rank needs, from shapes before any weight is read, and compares it with the
+memory available to the rank.
 
-Every figure is bytes of one rank at the peak of a step: FSDP's shards (float32 masters, gradients, two Adam moments),
-on CPU the copies to which a refused step is taken back, the parameters that FSDP gathers, the activations of one
-micro-batch of `learner.token_budget` tokens, the head's tiles, and the gradients that the decomposition holds where a
-run takes it. Allocator overhead and the runtime's own hundreds of MiB are left out. The tests compare the estimate with
-a step's measured peak; `python -m cluster.commands.memory RECIPE` prints it for a recipe.
+Every figure is bytes of one rank at the peak of a step. The estimate counts FSDP's shards (float32 master weights,
+gradients, two Adam moments), on CPU the copies from which a refused step is undone, the parameters that FSDP gathers,
+the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and, if the run decomposes
+gradients, the gradients that the decomposition holds. It does not count allocator overhead or the runtime's own
+hundreds of MiB. The tests compare the estimate with a step's measured peak; `python -m cluster.commands.memory RECIPE`
+prints it for a recipe.
 """
 
 from collections.abc import Mapping
@@ -26,36 +28,41 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one rank. `state` is on the host with `cpu_offload`, and not counted then."""
+    """Bytes of one rank. With `cpu_offload`, `state` is in host memory and is not counted."""
 
     state: int
-    """Masters, gradients, Adam moments, of the policy and of a critic, which trains whole; the reference's weights."""
+    """Master weights, gradients and Adam moments of the policy and of a critic, all of whose parameters are trained;
+    weights of the reference."""
     snapshot: int
-    """Copies of masters and moments during a step of several optimizer steps (`learner.snapshot`); a GPU has none."""
+    """Copies of master weights and moments during a training step of several optimizer steps (`learner.snapshot`);
+    0 on a GPU, whose copies are in host memory."""
     decomposition: int
     """The gradients that `learner.decomposition.decompose` holds at once."""
     gathered: int
-    """Whole parameters, in the type computed in, and the whole gradients of one layer and of what is not a layer."""
+    """Unsharded parameters in the compute dtype, and unsharded gradients of one layer and of FSDP's root."""
     activations: int
     logits: int
 
     @property
     def total(self) -> int:
+        """Sum of all parts, bytes."""
         return sum(vars(self).values())
 
     def line(self) -> str:
+        """The estimate as text: the total and its parts, in GiB."""
         parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in vars(self).items() if size)
         return f"{self.total / GIB:.2f} GiB per rank ({parts})"
 
 
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model without storage."""
+    """The model on torch's meta device, without storage."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
 def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> Estimate:
-    """Of training this model on `world_size` ranks; `decomposes`: and of taking its gradients apart."""
+    """Estimate for training this model on `world_size` ranks; with `decomposes`, also for the gradient
+    decomposition."""
     model = skeleton(config)
     parameters = sum(p.numel() for p in model.parameters())
     sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
@@ -85,9 +92,11 @@ def _adapters(model: PreTrainedModel, rank: int) -> int:
 
 
 def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> int:
-    """Bytes that the layers keep of a token for the backward pass (counted from the layers' saved tensors), at most:
-    gated blocks in float32 on CPU keep half of what stands for them here (`learner.kernels.gated`), and attention on
-    CPU keeps fewer weights where rows are short."""
+    """Upper bound of the bytes per token that the layers keep for the backward pass, counted from their saved tensors.
+
+    Gated blocks in float32 on CPU keep only half of the bytes counted for them here (`learner.kernels.gated`), and
+    attention on CPU keeps fewer weights if rows are short.
+    """
     heads, hidden = config.num_attention_heads, config.hidden_size
     size = vars(config).get("head_dim") or hidden // heads
     projected = size * (heads + 2 * config.num_key_value_heads)
@@ -101,7 +110,7 @@ def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> 
 
 
 def _scores(config: PreTrainedConfig, learner: LearnerConfig) -> int:
-    """Bytes of attention's scores on CPU: those of one batch, their softmax, and the gradient of either."""
+    """Bytes of attention's scores on CPU: the scores of one batch, their softmax, and the gradient of either."""
     return 3 * 4 * config.num_attention_heads * block_attention.BATCH_PAIRS if learner.num_gpus == 0 else 0
 
 
@@ -112,7 +121,8 @@ def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
 
 
 def available(learner: LearnerConfig) -> int | None:
-    """Bytes that a rank may use: as configured, its GPU's, its share of this host's; None for a GPU elsewhere."""
+    """Bytes that a rank may use: the configured value, else the memory of its GPU, else its share of this host's
+    memory. None if the rank uses a GPU and this process sees none."""
     if learner.max_memory_gib is not None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
@@ -121,7 +131,7 @@ def available(learner: LearnerConfig) -> int | None:
 
 
 def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> str:
-    """The estimate as a line. Raises ValueError, with what would make it fit, when the rank has less."""
+    """The estimate as a line. Raises ValueError when the rank has less memory; the message names settings that help."""
     needed, has = estimate(config, learner, world_size, decomposes), available(learner)
     if has is None or needed.total <= has:
         return f"learner needs {needed.line()}" + ("" if has is None else f", has {has / GIB:.1f}")
@@ -132,7 +142,7 @@ def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, dec
 
 
 def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool, has: int) -> str:
-    """Settings each of which, alone or after those before it, would make the model fit."""
+    """Advice on settings with which the model fits: options are added one after another until the estimate fits."""
     if decomposes and estimate(config, learner, world_size).total <= has:
         return "set gradients.every=0 (`squelch gradients` takes them apart later), or raise learner.ranks"
     changed, tried = learner, []
@@ -150,4 +160,5 @@ def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, d
 
 
 def read_model_config(model_dir: Path) -> PreTrainedConfig:
+    """The configuration of a local model folder; no code of the folder is run."""
     return AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
