@@ -1,15 +1,15 @@
-"""Process environment of a learner rank; the C library and OpenMP read it once, when the process starts."""
+"""Environment variables of a learner rank's process; the C library and OpenMP read them once, when it starts."""
 
 from actors.process.allocator import ALLOCATOR
 
 ENVIRONMENT = {
-    # A thread that waits for its sibling must not burn the core that the sibling, or a rollout worker, needs: it
-    # sleeps, but only after some tens of microseconds, as long as most waits are (a quarter off two threads' step).
+    # A waiting thread must not occupy the core that another thread or a rollout worker needs, so it sleeps. It first
+    # spins for some tens of microseconds, because most waits are shorter; this saves 25% of a two-thread step.
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "20000",
     **ALLOCATOR,
-    # oneDNN and PyTorch's layer over it each keep the plans of a thousand products, one a shape; token counts seldom
-    # come again, and a rank grew by a gigabyte. So many are enough for those that do.
+    # oneDNN and PyTorch's layer over it each cache the plans of about a thousand matrix products, one per shape. Token
+    # counts rarely repeat, so a rank grew by a gigabyte. 128 plans are enough for the shapes that do repeat.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
 }

@@ -1,7 +1,7 @@
-"""The learner's own process group. It holds learner ranks and nobody else, and is never rebuilt during a run.
+"""The learner's own process group. It contains learner ranks only and is never rebuilt during a run.
 
-Invariants: no collective waits longer than `timeout_s`. Sockets are bound to the address given, never to all
-interfaces. A rank that is alone needs no port: its store is in memory.
+Invariants: no collective waits longer than `timeout_s`. Sockets are bound to the given address, never to all
+interfaces. A single rank needs no port, because its store is in memory.
 """
 
 import os
@@ -22,7 +22,7 @@ def start(rank: int, world_size: int, address: str, port: int, timeout_s: float,
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(0)
-    # gloo carries what the checkpoint's planner exchanges as objects; tensors on the accelerator go by nccl.
+    # gloo transfers the objects that the checkpoint's planner exchanges; nccl transfers tensors on the accelerator.
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     store = _store(rank, world_size, address, port, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -33,7 +33,7 @@ def _store(rank: int, world_size: int, address: str, port: int, timeout: timedel
         return dist.HashStore()
     if rank > 0:
         return dist.TCPStore(address, port, world_size, is_master=False, timeout=timeout)
-    listener = socket.create_server((address, port))  # TCPStore by itself would listen on every interface
+    listener = socket.create_server((address, port))  # without it, TCPStore listens on every interface
     return dist.TCPStore(address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 

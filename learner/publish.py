@@ -1,13 +1,13 @@
-"""Publication: the policy's weights as a `WeightBundle`, and the probe that proves them at the receiving end.
+"""Publication: the policy's weights as a `WeightBundle`, with the parity probe by which a receiver verifies them.
 
 Invariants:
 
-- Parameters are gathered one at a time, on all ranks together; only rank 0 keeps them, and only a chunk's worth before
-  it is handed to `put`: beside the model a rank holds at most `chunk_bytes` and the largest parameter twice. What is
-  handed over is a copy, never a view of a live parameter. The probe before it holds FSDP's root (embedding, head,
-  layers below `learner.min_num_params`) and one layer.
-- Names and order are those of the model's Hugging Face state dict; a tied output head is left out, as it is in a saved
-  model: who loads the bundle ties it again.
+- All ranks gather the parameters together, one at a time. Only rank 0 keeps them, and it passes each full chunk to
+  `put`: besides the model, a rank holds at most `chunk_bytes` and the largest parameter twice. `put` gets copies, never
+  views of live parameters. The probe, which runs first, gathers FSDP's root (embedding, head, layers below
+  `learner.min_num_params`) and one layer at a time.
+- Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
+  the receiver ties it again.
 """
 
 import time
@@ -28,17 +28,17 @@ from learner.policy.lora import merged, published_name
 from learner.policy.model import Policy, one_layer_at_a_time
 
 Put = Callable[[dict[str, np.ndarray]], Any]
-"""Stores a chunk and returns what the bundle holds in its place: `ray.put`, or the identity in tests."""
+"""Stores a chunk and returns the reference that the bundle holds: `ray.put`, or the identity in tests."""
 
 CHUNK_BYTES = 256 << 20
 PROBE_LENGTH = 32
 PROBE_SEED = 20
 PREFIX = "model."
-"""Where `Policy` keeps the Hugging Face model."""
+"""Prefix of the Hugging Face model's parameters in `Policy`."""
 
 
 def entries(policy: Policy) -> dict[str, Tensor]:
-    """State-dict name to tensor (shards, as they are), each tensor once, persistent buffers included."""
+    """Tensors (still sharded) by state-dict name, each tensor once, including persistent buffers."""
     seen: set[int] = set()
     found = {}
     for name, tensor in policy.state_dict(keep_vars=True).items():
@@ -49,13 +49,14 @@ def entries(policy: Policy) -> dict[str, Tensor]:
 
 
 def published(policy: Policy) -> dict[str, Tensor]:
-    """`entries` by the names under which they are published, adapters left out, in the order of `gathered`."""
+    """`entries` by their published names, without adapters, in the order of `gathered`."""
     named = {published_name(name): tensor for name, tensor in entries(policy).items()}
     return {name: tensor for name, tensor in named.items() if name is not None}
 
 
 def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor on CPU, a copy), adapters merged. A collective: every rank has to run through all of it."""
+    """Yields (name, copy of the unsharded tensor on CPU), with adapters merged. A collective: every rank must iterate
+    to the end."""
     named = _gathered(policy)
     return named if policy.lora is None else merged(named, policy.lora)
 
@@ -68,7 +69,8 @@ def _gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 
 def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    """A contiguous numpy copy in `dtype`; bfloat16 as its bits in uint16. Integer buffers keep their type."""
+    """A contiguous numpy array in `dtype`; bfloat16 is stored as its bits, in uint16. Integer buffers keep their
+    type."""
     cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
     cast = cast.contiguous()
     return cast.view(torch.uint16).numpy() if cast.dtype == torch.bfloat16 else cast.numpy()
@@ -81,7 +83,7 @@ def probe_tokens(vocabulary: int) -> np.ndarray:
 
 @torch.no_grad()
 def probe(policy: Policy, ids: np.ndarray, device: torch.device) -> np.ndarray:
-    """Log-probabilities (num_probe - 1,) float32 of tokens 1.. at temperature 1. A collective, as any forward is."""
+    """Log-probabilities (num_probe - 1,) float32 of all tokens but the first, at temperature 1. A collective."""
     tokens = torch.from_numpy(ids.astype(np.int64)).to(device)
     positions = torch.arange(len(ids) - 1, device=device)
     layout = Layout.of(pack([ids[:-1]]), device)
@@ -95,8 +97,8 @@ def publish(
 ) -> WeightBundle | None:
     """The bundle on rank 0, None elsewhere. `dtype` is the type of the published weights.
 
-    The probe is computed in the learner's own arithmetic: with a narrower `dtype` the receiving end's parity shows
-    the rounding too.
+    The probe is computed in the learner's own arithmetic, so with a narrower `dtype` the receiver's parity difference
+    includes the rounding.
     """
     device = next(policy.parameters()).device
     ids = probe_tokens(policy.model.config.vocab_size)
@@ -121,12 +123,13 @@ def publish(
 
 
 class _Clock:
-    """Seconds that an iterator takes to make its items, without what is done with them between."""
+    """Measures the seconds that an iterator takes to produce its items, without the consumer's time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def timed(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yields the items and adds up the time that each takes."""
         while True:
             started = time.perf_counter()
             item = next(items, None)
@@ -147,10 +150,10 @@ class _Chunks:
         self.num_bytes = 0
         self.open_bytes = 0
         self.seconds = 0.0
-        """Spent in `put`."""
+        """Seconds spent in `put`."""
 
     def add(self, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
-        """Take one parameter; returns it as it goes into the checksum."""
+        """Takes one parameter and returns it for the checksum."""
         if array.dtype == np.uint16:
             self.floating.append(name)
         if self.keep:
@@ -168,6 +171,7 @@ class _Chunks:
         self.seconds += time.perf_counter() - started
 
     def finish(self) -> tuple[Any, ...]:
+        """Passes the last chunk to `put`; returns the references of all chunks."""
         if self.open:
             self._close()
         return tuple(self.stored)

@@ -1,4 +1,4 @@
-"""Published shapes of the models that have recipes, written down by hand: nothing is downloaded to know them."""
+"""Published shapes of the models that have recipes, entered by hand so that nothing has to be downloaded."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ LLAMA_SHAPES = {"Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256, True)}
 
 
 def published(name: str) -> PreTrainedConfig:
-    """The configuration of a model in the tables, with the published number of parameters. KeyError for others."""
+    """The configuration of a model in the tables, with its published shape. Raises KeyError for other names."""
     if name in LLAMA_SHAPES:
         llama: dict[str, Any] = dict(zip(NAMES, LLAMA_SHAPES[name], strict=True))
         return LlamaConfig(**llama, head_dim=128, max_position_embeddings=131072)

@@ -1,7 +1,7 @@
-"""What a training step may have to be taken back to: a rank's trained shards and their optimizer's state.
+"""Snapshot of a rank's trained shards and their optimizer's state, from which a refused training step is undone.
 
-Kept on the host, whatever the device: beside a GPU's shards the copies would be as large as the masters and both Adam
-moments together (12 bytes a parameter). A snapshot restores bit for bit.
+Snapshots are kept in host memory on every device, because they are as large as the master weights and both Adam moments
+together (12 bytes per parameter), too much for a GPU's memory. Restored values are bit-identical.
 """
 
 from dataclasses import dataclass
@@ -15,23 +15,24 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Of one optimizer and its parameters; whoever holds it holds its memory."""
+    """Copies of one optimizer's state and its parameters; their memory is freed with the snapshot."""
 
     optimizer: Optimizer
     shards: dict[Tensor, Tensor]
-    """By parameter."""
+    """Copy of this rank's shard, by parameter."""
     state: dict[Tensor, dict[str, Any]]
-    """By parameter and by name; empty for a parameter that had none yet."""
+    """Copy of the optimizer's state, by parameter and name; empty for a parameter without state yet."""
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> "Snapshot":
+        """Copies the present parameters and state of `optimizer`."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         state = {p: {name: _copy(value) for name, value in optimizer.state.get(p, {}).items()} for p in parameters}
         return cls(optimizer, {p: _copy(p) for p in parameters}, state)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts everything back; gradients are left alone."""
+        """Restores parameters and optimizer state; gradients do not change."""
         state = self.optimizer.state
         for p, shard in self.shards.items():
             _local(p).copy_(shard)

@@ -1,4 +1,4 @@
-"""A micro-batch on the device, as the trainer runs it."""
+"""Tensors of a micro-batch on the device, on which the trainer computes."""
 
 from dataclasses import dataclass, replace
 
@@ -17,21 +17,21 @@ Inputs = tuple[Tensor, Tensor, Tensor, Layout]
 
 @dataclass(frozen=True)
 class Batch:
-    """`recomputed`: (num_sampled,) the learner's own log-probabilities at the start of the training step, or None."""
+    """One micro-batch. `recomputed`: (num_sampled,) the learner's log-probabilities at step start, or None."""
 
     rows: tuple[Row, ...]
     inputs: Inputs
     tokens: TokenBatch
     recomputed: Tensor | None
     values: Tensor | None = None
-    """(num_sampled,) the critic's at the start of the training step; None without a critic."""
+    """(num_sampled,) the critic's values at the start of the training step; None without a critic."""
     ends: Tensor | None = None
-    """(num_rows,) value of the state after each row, 0 where its episode was over."""
+    """(num_rows,) value of the state after each row; 0 if the episode ended there."""
     returns: Tensor | None = None
-    """(num_sampled,) what the critic learns."""
+    """(num_sampled,) targets of the critic."""
 
     def only(self, group_id: str) -> "Batch":
-        """The batch with nothing sampled but in rows of that group; their inputs and weights stay what they were."""
+        """The batch restricted to the sampled tokens of one group. Inputs stay complete, and weights do not change."""
         input_ids, positions, targets, layout = self.inputs
         wanted = torch.tensor([row.group_id == group_id for row in self.rows], dtype=torch.bool)
         lengths = torch.tensor([row.num_sampled for row in self.rows], dtype=torch.int64)
@@ -62,9 +62,10 @@ def to_batch(
     reference: Tensor | None,
     inputs: Inputs,
 ) -> Batch:
-    """Join a micro-batch with its weights in the optimizer step `part` and what was computed at its start.
+    """Combine a micro-batch with its token weights in the optimizer step `part` and the log-probabilities computed at
+    the start of the training step.
 
-    Sequences that `max_mismatch` leaves out get weight 0.
+    Sequences that `max_mismatch` excludes get weight 0.
     """
     device = inputs[0].device
     rollout = torch.from_numpy(micro.rollout).to(device)
@@ -85,7 +86,7 @@ def to_batch(
 
 
 def inputs_of(micro: MicroBatch, device: torch.device) -> Inputs:
-    """What the policy is fed, on the device. Raises ValueError for rows with pictures, which it cannot be fed."""
+    """The policy's inputs, on the device. Raises ValueError for rows with pictures, which the policy cannot process."""
     for row in micro.rows:
         if row.pictures:
             raise ValueError(
