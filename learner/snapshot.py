@@ -1,7 +1,7 @@
 """Snapshot of a rank's trained shards and their optimizer's state, from which a refused training step is undone.
 
-Snapshots are kept in host memory on every device, because they are as large as the master weights and both Adam moments
-together (12 bytes per parameter), too much for a GPU's memory. Restored values are bit-identical.
+Snapshots are always kept in host memory: on a GPU they would take as much memory again as the master weights and both
+Adam moments together (12 bytes per parameter). Restored values are bit-identical.
 """
 
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ Invariants:
 
 - Every rank calls `train_step` with the same groups, computes the same plan and runs the same number of micro-batches,
   so that all collectives match. Waiting for a late rank is bounded by the process group's time-out.
-- A step with anything non-finite in it is refused as a whole: parameters, optimizer state and step counts are those of
-  before, and the report names the group.
-- Optimizer steps are counted here; policy versions are the coordinator's.
+- A step with a non-finite value is refused as a whole: parameters, optimizer state and step counts stay as they were
+  before the step, and the report names the group.
+- The trainer counts optimizer steps; the coordinator counts policy versions.
 """
 
 import math
@@ -43,12 +43,13 @@ MEAN_NAMES = (
 
 @dataclass
 class Clock:
-    """Seconds by part."""
+    """Seconds spent in each part of a training step (`PARTS`)."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        """Adds the seconds of the context, including the GPU work started in it, to the part `name`."""
         start = time.perf_counter()
         yield
         if torch.cuda.is_initialized():
@@ -58,7 +59,7 @@ class Clock:
 
 @dataclass
 class Totals:
-    """What a training step sums up over micro-batches and optimizer steps of this rank."""
+    """Sums of a training step over the micro-batches and optimizer steps of this rank."""
 
     sums: Tensor
     mismatch: Tensor
@@ -70,6 +71,7 @@ class Totals:
 
     @classmethod
     def zeros(cls, device: torch.device) -> "Totals":
+        """All sums at 0, on `device`."""
         make = torch.zeros
         return cls(
             make(len(SUM_NAMES), dtype=torch.float64, device=device),
@@ -80,8 +82,10 @@ class Totals:
 
 
 def learning_rate(config: OptimizerConfig, taken: int) -> float:
-    """Rate of the optimizer step after `taken`: linear rise over `warmup_steps`, times the fall over `decay_steps`
-    (linear: held once `final_factor` is left, (1 - final_factor) * decay_steps steps in)."""
+    """Learning rate of the optimizer step after `taken` steps: linear warm-up over `warmup_steps`, times the decay.
+
+    Linear decay reaches its floor after (1 - final_factor) * decay_steps steps, cosine decay after `decay_steps`.
+    """
     rise = min(1.0, (taken + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     left = max(0.0, 1.0 - taken / config.decay_steps) if config.decay_steps else 1.0
     if config.decay == "cosine":
@@ -92,9 +96,11 @@ def learning_rate(config: OptimizerConfig, taken: int) -> float:
 
 
 class Trainer:
-    """One FSDP2 rank. The process group (see `learner.process_group`) has to be up.
+    """One FSDP2 rank. The process group (see `learner.process_group`) must exist already.
 
-    `seed` orders the minibatches; `temperature` is the sampling temperature that rollout log-probabilities are at.
+    `seed` determines the order of the minibatches; `temperature` is the sampling temperature of the rollout's
+    log-probabilities. Raises ValueError when the model does not fit into memory, RuntimeError when `rank` and
+    `world_size` are not those of the process group.
     """
 
     def __init__(
@@ -184,8 +190,8 @@ class Trainer:
     def _prepare(
         self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock
     ) -> tuple[list[list[Batch]], dict[str, float], str | None]:
-        """This rank's micro-batches of each optimizer step, with what stays fixed over the whole training step; figures
-        of that; and why the step must be refused, if it must."""
+        """Computes everything that stays fixed during the training step: this rank's micro-batches of each optimizer
+        step, metrics of the advantages, and the reason to refuse the step, or None."""
         places = [range(len(part.micro_batches[self.rank])) for part in plan]
         steps = [[self._batch(rows, part, k, clock) for k in places[i]] for i, part in enumerate(plan)]
         with clock.part("prepare"):
@@ -193,10 +199,11 @@ class Trainer:
         return found.steps, found.figures, found.refused
 
     def _silent(self, steps: Sequence[Sequence[Batch]]) -> dict[str, float] | None:
-        """Figures of a step that has nothing to learn from, on any rank: no token that is not masked, or no advantage,
-        no regulariser and no critic. None where there is.
+        """Metrics of a step without any gradient on any rank, which is skipped; None for all other steps.
 
-        The gradient of such a step is 0, and what Adam's moments would still move is not learned from these groups.
+        A step has no gradient if all tokens are masked, or if all advantages are 0 and there is neither a regulariser
+        nor a critic. It is skipped because Adam's moments would still change the parameters, although these groups
+        teach nothing.
         """
         own = self.config.objective
         regularised = own.entropy_coefficient > 0 or own.kl_in_loss > 0 or self.critic is not None
@@ -212,7 +219,7 @@ class Trainer:
         return {"zero_advantage_share": 1.0} if tokens else {"masked_share": 1.0}
 
     def _batch(self, rows: Sequence[Row], part: OptimizerStep, place: int, clock: Clock) -> Batch:
-        """This rank's micro-batch at a place of an optimizer step."""
+        """This rank's micro-batch number `place` of the optimizer step `part`."""
         with clock.part("prepare"):
             chosen = [rows[i] for i in part.micro_batches[self.rank][place]]
             micro = batching.collate(chosen, self.config.share_openings)
@@ -229,7 +236,7 @@ class Trainer:
             return self._valued(self.critic, batch, micro) if self.critic is not None and own.needs_critic else batch
 
     def _valued(self, critic: ValueLearner, batch: Batch, micro: MicroBatch) -> Batch:
-        """With the critic's values: before each sampled token, and after rows whose episode was cut off."""
+        """Adds the critic's values before each sampled token, and after rows whose episode was ended from outside."""
         values, ends = critic.values(batch.inputs, torch.from_numpy(micro.ends).to(self.device))
         cut = torch.tensor([row.bootstrap for row in micro.rows], dtype=torch.bool, device=self.device)
         return replace(batch, values=values, ends=ends * cut)
@@ -243,7 +250,8 @@ class Trainer:
     def _optimize(
         self, prepared: list[list[Batch]], groups: list[list[str]], scale: float, totals: Totals, clock: Clock
     ) -> str | None:
-        """All optimizer steps, or, with the reason returned, none of them. `groups`: ids in each, over all ranks."""
+        """Takes all optimizer steps, or takes none and returns the reason. `groups`: the group ids of each optimizer
+        step, over all ranks."""
         trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
         before = [Snapshot.of(own) for own in trained] if len(prepared) > 1 else []
         taken = self.optimizer_steps
@@ -295,13 +303,15 @@ class Trainer:
         return self.policy(*batch.inputs, self.temperature, wants_gradient)
 
     def _count_mismatch(self, batch: Batch, log_probs: Tensor, totals: Totals, first: bool) -> None:
-        """Learner against sampler at the same weights: recomputed on all tokens, else the first optimizer step's."""
+        """Adds the mismatch of learner and sampler at step start: on all tokens if log-probabilities were recomputed,
+        else on the tokens of the first optimizer step."""
         own = batch.recomputed if batch.recomputed is not None else log_probs if first else None
         if own is not None:
             totals.mismatch += mismatch_sums(own, batch.tokens.rollout)
 
     def _apply(self, loss: Tensor, totals: Totals) -> bool:
-        """Clip and step; False, and nothing done, when the loss or the gradient of any rank is not finite."""
+        """Clips the gradients and takes the optimizer step. Returns False, without a step, when the loss or the
+        gradient of any rank is not finite."""
         norm, total, critic_norm = self._norm(loss)
         if not math.isfinite(norm + total + critic_norm):
             return False
@@ -320,12 +330,13 @@ class Trainer:
         return True
 
     def _gradients(self) -> list[Tensor]:
-        """This rank's shards, as plain tensors (DTensor dispatch costs more than the arithmetic on small models)."""
+        """This rank's gradient shards, as plain tensors (for small models DTensor's dispatch costs more than the
+        arithmetic)."""
         return [local(p.grad) for p in self.policy.parameters() if p.grad is not None]
 
     def _norm(self, loss: Tensor) -> tuple[float, float, float]:
-        """Global gradient norm, loss, and the critic's norm (0 without one), over all ranks: what every rank decides
-        by, so that all decide alike."""
+        """Gradient norm, loss, and the critic's gradient norm (0 without a critic), over all ranks. All ranks get the
+        same values and therefore decide alike."""
         shards = [self._gradients(), [] if self.critic is None else self.critic.gradients()]
         squares = [torch.nn.utils.get_total_norm(part).double().square().to(self.device) for part in shards]
         both = torch.stack([squares[0], loss, squares[1]])
@@ -334,9 +345,9 @@ class Trainer:
         return math.sqrt(square), total, math.sqrt(critic)
 
     def _culprit(self, batches: Sequence[Batch], part: Sequence[str], scale: float) -> str:
-        """Name the first of the step's groups whose own loss or gradient is not finite, running one group at a time.
+        """Recomputes one group at a time; names the first group whose own loss or gradient is not finite.
 
-        Every rank goes through all groups, so that ranks without a row of a group still take part in its gradients.
+        Every rank runs all groups, so that ranks without a row of a group still take part in its collectives.
         """
         for group_id in part:
             self._zero_grad()
@@ -349,7 +360,8 @@ class Trainer:
         return "non-finite gradient of groups " + ", ".join(part) + " together, finite in each"
 
     def _metrics(self, rows: Sequence[Row], totals: Totals, num_steps: int) -> dict[str, float]:
-        """Over all ranks. Losses are means over optimizer steps; the rest are means over tokens."""
+        """Metrics over all ranks. Losses and gradient norms are means over optimizer steps; most others are means over
+        tokens."""
         summed = torch.cat([totals.sums, totals.mismatch])
         dist.all_reduce(summed)
         dist.all_reduce(totals.ratio_max, op=dist.ReduceOp.MAX)
@@ -379,9 +391,9 @@ class Trainer:
         }
 
     def gradients(self, groups: Groups, loss_scale: float = 1.0) -> dict[str, Tensor]:
-        """Whole gradients by parameter name, the groups taken as one optimizer step; nothing is updated.
+        """Unsharded gradients by parameter name, with all groups in one optimizer step; nothing is updated.
 
-        A collective. Raises ValueError for groups with anything non-finite in them.
+        A collective. Raises ValueError for groups with a non-finite value.
         """
         reason = batching.non_finite(groups)
         if reason:
@@ -395,10 +407,10 @@ class Trainer:
         return whole
 
     def row_gradients(self, rows: Sequence[Row], objective: ObjectiveConfig) -> list[Tensor]:
-        """This rank's shards of the gradient of `objective` over the rows, taken as one optimizer step; in order of
-        the trained parameters, copies. Nothing is updated. A collective: every rank gives the same rows.
+        """Copies of this rank's shards of the gradient of `objective`, with all rows in one optimizer step, in the
+        order of the trained parameters. Nothing is updated. A collective: every rank passes the same rows.
 
-        What a KL term is taken to is loaded only if the trainer's own objective has one.
+        A KL term in `objective` needs the reference, which is loaded only if the trainer's own objective has a KL term.
         """
         own = self.config
         self.config = own.model_copy(update={"objective": objective})
@@ -412,7 +424,7 @@ class Trainer:
         return shards
 
     def _backward(self, rows: Sequence[Row], loss_scale: float) -> None:
-        """Leaves the gradient of the rows, as one optimizer step, where the optimizer would find it."""
+        """Computes the gradient of the rows, as one optimizer step, into the parameters' `grad`."""
         plan = self._plan(rows, 1, 0)
         batches, _, reason = self._prepare(rows, plan, Clock())
         if reason:
@@ -420,18 +432,18 @@ class Trainer:
         self._accumulate(batches[0], loss_scale, Totals.zeros(self.device), first=True)
 
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
-        """The weights as of now, on rank 0; None on the others. A collective."""
+        """The present weights, on rank 0; None on the other ranks. A collective."""
         return publication.publish(self.policy, version, put, dtype)
 
     def save(self, path: Path, loop: Mapping[str, Any]) -> None:
-        """Write a checkpoint with the caller's `loop` data in it. A collective."""
+        """Write a checkpoint that contains the caller's `loop` data. A collective."""
         others, algorithm = self._others(), self.config.algorithm
         checkpoint.save(
             path, self.policy, self.optimizer, self.model_dir, self.optimizer_steps, loop, others, algorithm
         )
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Continue from a checkpoint, written on any number of ranks; returns the caller's `loop` data."""
+        """Load a checkpoint that any number of ranks wrote; returns the caller's `loop` data. A collective."""
         others, algorithm = self._others(), self.config.algorithm
         own = (self.policy, self.optimizer, others, algorithm, self.model_dir)
         self.optimizer_steps, loop = checkpoint.load(path, *own)
