@@ -16,21 +16,59 @@ import pyarrow.compute as pc
 from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, TRAJECTORY, TURN
 from actors.failures import failure_of_text
 
-_OLD_TURN = pa.struct(
+_SAME = frozenset(
     [
-        pa.field("truncated" if column.name == "hit_token_limit" else column.name, column.type)
-        for column in TURN
-        if column.name != "content_key"
+        "group_id",
+        "trajectory",
+        "step",
+        "environment",
+        "split",
+        "task_seed",
+        "task_options",
+        "task_key",
+        "token_ids",
+        "loss_mask",
+        "log_probs",
+        "episode_return",
+        "format_penalty",
+        "success",
+        "truncated",
+        "worker",
+        "score",
+        "decision",
+        "reason",
+        "filter",
     ]
 )
-_NEW = ("task_kind", "version_spans", "pictures")
+"""Columns of version 0 that schema 1 has under the same name. A column that schema 1 gains later is not among them."""
+_SAME_IN_TURN = frozenset(
+    [
+        "sample_start",
+        "sample_end",
+        "reasoning_start",
+        "reasoning_end",
+        "reward",
+        "format_penalty",
+        "format_valid",
+        "num_actions",
+        "version_min",
+        "version_max",
+    ]
+)
+"""Likewise for the fields of a turn."""
+_OLD_TURN = pa.struct(
+    [
+        *(column.field for column in TURN if column.name in _SAME_IN_TURN),
+        pa.field("truncated", pa.bool_()),
+    ]
+)
 _SOURCES = {"failure_cause": "failure", "failure_detail": "failure", "bootstrap_last_state": "cut"}
 """Columns of schema 1 that have another name in version 0."""
 
 
 def _old_fields() -> list[pa.Field]:
     fields = [pa.field("failure", pa.string()), pa.field("cut", pa.bool_())]
-    same = [c.field for c in (*TRAJECTORY, *DECISION) if c.name not in (*_NEW, *_SOURCES, "turns")]
+    same = [c.field for c in (*TRAJECTORY, *DECISION) if c.name in _SAME]
     return [*same, pa.field("turns", pa.list_(_OLD_TURN)), *fields]
 
 
@@ -42,7 +80,8 @@ OPTIONAL = {"cut", *(column.name for column in DECISION)}
 
 def sources(names: Sequence[str]) -> list[str]:
     """The columns of version 0 from which the columns `names` of schema 1 are computed."""
-    return list(dict.fromkeys(_SOURCES.get(name, name) for name in names if name not in _NEW))
+    known = {*_SAME, *_SOURCES, "turns"}
+    return list(dict.fromkeys(_SOURCES.get(name, name) for name in names if name in known))
 
 
 def upgraded(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -79,8 +118,9 @@ def _turns(old: pa.ListArray) -> pa.ListArray:
     values = old.flatten()
     fields = [column.field for column in TURN]
     named = {field.name: array for field, array in zip(_OLD_TURN, values.flatten(), strict=True)}
-    named |= {"hit_token_limit": named["truncated"], "content_key": pa.nulls(len(values), pa.string())}
-    turns = pa.StructArray.from_arrays([named[field.name] for field in fields], fields=fields)
+    named["hit_token_limit"] = named["truncated"]
+    arrays = [named[f.name] if f.name in named else pa.nulls(len(values), f.type) for f in fields]
+    turns = pa.StructArray.from_arrays(arrays, fields=fields)
     lengths = pc.fill_null(old.value_lengths(), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     return pa.ListArray.from_arrays(offsets, turns, mask=old.is_null())

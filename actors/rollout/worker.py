@@ -373,9 +373,9 @@ class RolloutWorker:
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
         return replace(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""
-        return await self._engine.health()
+        return await self._engine.health(timeout_s)
 
     async def stats(self) -> dict[str, float]:
         """As `Engine.stats`."""

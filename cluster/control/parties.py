@@ -90,8 +90,8 @@ class Worker(Party, Protocol):
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads a version and checks it (checksum, parity probe)."""
 
-    async def health(self) -> object:
-        """Generates one token, so that an answer proves that the engine works."""
+    async def health(self, timeout_s: float) -> object:
+        """Generates one token, so that an answer proves that the engine works; Failed if none comes in `timeout_s`."""
 
     async def take_spans(self) -> Sequence[Span]:
         """The spans since the last call, which are then forgotten."""

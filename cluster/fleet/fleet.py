@@ -33,6 +33,9 @@ from cluster.fleet.waiting import bounded, outcomes, within
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound=Party)
 HEALTH_TIMEOUT_S = 20.0
+"""Seconds a suspect rollout worker may take to generate a token."""
+GRACE_S = 5.0
+"""Seconds more for the answer to arrive, so that the worker itself says that it is late."""
 
 
 def _retire(members: Membership[P]) -> None:
@@ -198,7 +201,7 @@ class Fleet:
         if member.state is State.HEALTHY:
             self.workers.move(member, State.SUSPECT)
         try:
-            await bounded(member.party.health(), HEALTH_TIMEOUT_S)
+            await bounded(member.party.health(HEALTH_TIMEOUT_S), HEALTH_TIMEOUT_S + GRACE_S)
         except (PartyError, TimeoutError) as error:
             self.lose_worker(member, repr(error)[:300])
             return True

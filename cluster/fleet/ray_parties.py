@@ -159,8 +159,8 @@ class RayWorker(RayParty):
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         return await answered(self.handle.update_weights.remote(bundle))
 
-    async def health(self) -> object:
-        return await answered(self.handle.health.remote())
+    async def health(self, timeout_s: float) -> object:
+        return await answered(self.handle.health.remote(timeout_s))
 
     async def take_spans(self) -> Sequence[Span]:
         return await answered(self.handle.take_spans.remote())

@@ -201,7 +201,7 @@ class Worker(Fake):
 
         return await self._call("update", load)
 
-    async def health(self) -> object:
+    async def health(self, timeout_s: float) -> object:
         return await self._call("health")
 
     async def take_spans(self) -> list[Any]:

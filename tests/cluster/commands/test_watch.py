@@ -149,7 +149,7 @@ def test_a_step_without_signal_is_said_loudly(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     for call in (status, watch):
-        with pytest.raises(UserError, match="not a run's folder"):
+        with pytest.raises(UserError, match="does not exist; give a run's folder"):
             call(tmp_path / "nowhere")
 
 
@@ -242,7 +242,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path: Path) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    assert "the run goes on" in follow(tmp_path, False, interrupt)
+    assert "the run continues" in follow(tmp_path, False, interrupt)
 
 
 def test_watching_imports_neither_ray_nor_torch() -> None:

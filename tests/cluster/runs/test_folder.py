@@ -94,7 +94,7 @@ def test_groups_of_a_newer_schema_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="not a run's folder"):
+    with pytest.raises(UserError, match="does not exist; give a run's folder"):
         run.require()
     with pytest.raises(UserError, match=r"config\.yaml does not exist"):
         run.config()
