@@ -1,4 +1,4 @@
-"""Metrics of the learner: its figures of a step, and what publishing the weights took. Pure."""
+"""Metrics of the learner: metrics of a training step, and seconds and size of the weights' publication. Pure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ METRICS: Table = {
         ),
     ),
     Section.LEARNER: (
-        _learner("loss", "loss", "Loss of the last step, scaled"),
-        _learner("policy_loss", "policy_loss", "Its policy term"),
-        _learner("entropy_nats", "entropy", "Entropy of the policy, nats a token", unit="nats"),
-        _learner("kl_nats", "kl", "KL to the reference policy, nats a token; NaN when it is off", unit="nats"),
+        _learner("loss", "loss", "Loss of the last step, including the loss scale"),
+        _learner("policy_loss", "policy_loss", "Policy term of the loss, without the loss scale"),
+        _learner("entropy_nats", "entropy", "Entropy of the policy, nats per token", unit="nats"),
+        _learner("kl_nats", "kl", "KL to the reference policy, nats per token; NaN when it is off", unit="nats"),
         _learner("ratio_mean", "ratio_mean", "Mean probability ratio to the anchor"),
         _learner("ratio_max", "ratio_max", "Largest probability ratio to the anchor"),
         _learner("clip_low_ratio", "clip_fraction_low", "Share of tokens clipped from below"),
@@ -42,7 +42,7 @@ METRICS: Table = {
         _learner("grad_norm", "grad_norm", "Norm of the gradient before clipping"),
         _learner("learning_rate", "learning_rate", "Learning rate"),
         _learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start", unit="nats"),
-        _learner("mismatch_k3_nats", "mismatch_k3", "The same as KL, k3 estimator", unit="nats"),
+        _learner("mismatch_k3_nats", "mismatch_k3", "KL(sampler || learner) at step start, k3 estimator", unit="nats"),
         _learner(
             "mismatch_outside_ratio",
             "mismatch_outside",
@@ -53,26 +53,30 @@ METRICS: Table = {
             "effective_sample_size",
             "Effective sample size of the learner-to-rollout weights, as a share of the tokens",
         ),
-        _learner("masked_ratio", "masked_share", "Share of tokens in sequences left out for their mismatch"),
+        _learner("masked_ratio", "masked_share", "Share of tokens in sequences that the mismatch mask excludes"),
         _learner("advantage_std", "advantage_std", "Standard deviation of the advantages"),
-        _learner("zero_advantage_ratio", "zero_advantage_share", "Share of tokens learned from with advantage 0"),
-        _learner("value_loss", "value_loss", "Loss of the critic; NaN without one"),
-        _learner("value_mean", "value_mean", "Mean value that the critic gave at step start; NaN without one"),
+        _learner(
+            "zero_advantage_ratio", "zero_advantage_share", "Share of the step's sampled tokens whose advantage is 0"
+        ),
+        _learner("value_loss", "value_loss", "Loss of the critic; NaN without a critic"),
+        _learner("value_mean", "value_mean", "Mean of the critic's values at step start; NaN without a critic"),
         _learner(
             "explained_variance",
             "explained_variance",
-            "Share of the returns' variance that the critic's values explain; NaN without one",
+            "Share of the returns' variance that the critic's values explain; NaN without a critic",
         ),
         _learner(
-            "critic_grad_norm", "critic_grad_norm", "Norm of the critic's gradient before clipping; NaN without one"
+            "critic_grad_norm",
+            "critic_grad_norm",
+            "Norm of the critic's gradient before clipping; NaN without a critic",
         ),
     ),
     Section.HEALTH: (
         MetricSpec(
             "squelch_publish_seconds",
             "gauge",
-            "Seconds of the learner at the last publication: weights gathered from the shards, sent to the object "
-            "store",
+            "Seconds that the learner took at the last publication to gather the weights from the shards (gathered) "
+            "and to store them in the object store (sent)",
             "publish/seconds_{part}",
             ("part",),
             product(("gathered", "sent")),
@@ -84,7 +88,7 @@ METRICS: Table = {
 
 
 def publication_figures(bundle: WeightBundle) -> dict[str, float]:
-    """What publishing a version took on the learner's side."""
+    """Size of a published version, and the seconds that its publication took in the learner."""
     return {
         "weights/bytes": float(bundle.num_bytes),
         "publish/seconds_gathered": bundle.seconds_gathered,

@@ -11,8 +11,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_gradient_norm",
             "gauge",
-            "Mean norm of a prompt's gradient in a bucket of reward variance, 1 the lowest (Figure 3); mean_: norm of "
-            "the bucket's mean gradient; _std: advantages divided by the group's std",
+            "Mean norm of a prompt's gradient in a bucket of reward variance; bucket 1 has the lowest (Figure 3). "
+            "mean_: norm of the bucket's mean gradient; _std: with advantages divided by the group's std",
             "gradients/q{bucket}/{part}",
             ("bucket", "part"),
             product(
@@ -23,8 +23,9 @@ METRICS: Table = {
         MetricSpec(
             "squelch_gradient_ratio",
             "gauge",
-            "By bucket of reward variance: regulariser's share of the gradient's norm (dominance, appendix K), signal "
-            "over noise and regulariser (snr, section 3.2), share of Theorem H.2's bound that is reached (tightness)",
+            "By bucket of reward variance: the regulariser's share of the gradient norm (dominance, appendix K), "
+            "signal divided by noise plus regulariser (snr, section 3.2), share of Theorem H.2's bound "
+            "that the task gradient reaches (tightness)",
             "gradients/q{bucket}/{ratio}",
             ("bucket", "ratio"),
             product(BUCKETS, ("dominance", "dominance_std", "snr", "tightness")),
@@ -37,6 +38,6 @@ METRICS: Table = {
             ("bucket",),
             product(BUCKETS),
         ),
-        gauge("squelch_gradient_groups", "gradients/groups", "Groups of the last gradient decomposition"),
+        gauge("squelch_gradient_groups", "gradients/groups", "Number of groups in the last gradient decomposition"),
     ),
 }

@@ -1,14 +1,15 @@
-"""Attention over a packed layout, as one function of transformers' attention interface, with a way per device.
+"""Attention over a packed layout, as a function of transformers' attention interface, with one implementation per
+device.
 
-A token sees those before it in its own row and nothing else; `learner.kernels.packing` says which those are. Computed
-thus:
+A token attends to itself and to the tokens before it in its own rows, and to no others; `learner.kernels.packing`
+defines the mask. The implementations are:
 
-- CPU: `learner.kernels.block_attention`, matrix products of blocks of queries and the keys that they see.
+- CPU: `learner.kernels.block_attention`, matrix products of blocks of queries with the keys that they see.
+- CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule. The kernel has NEVER RUN, because
+  no GPU was available. The tests run this implementation, including gradients, with FlexAttention's dense form on CPU.
 - `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `learner.kernels.plain.row_attention`.
-- CUDA: FlexAttention, compiled, with the block mask of the layout's one rule. The kernel has NEVER RUN: there was no
-  GPU. The tests run this way with FlexAttention's dense form on CPU, gradients included.
 
-A layer that asks for more than scaling (soft caps, sinks, dropout) is refused by name.
+A layer that needs more than scaling (soft caps, sinks, dropout) is refused by name.
 """
 
 import logging
@@ -29,11 +30,11 @@ from learner.kernels.plain import row_attention
 logger = logging.getLogger(__name__)
 
 NAME, PLAIN_NAME = "squelch_packed", "squelch_packed_plain"
-"""Under which transformers finds `packed_attention` and `plain_attention`; the layout travels as the model's keyword
-`layout`."""
+"""Names under which `packed_attention` and `plain_attention` are registered in transformers. The model passes the
+layout to them as the keyword argument `layout`."""
 
 TILE = 128
-"""Queries of FlexAttention's blocks, and keys."""
+"""Number of queries, and of keys, in a block of FlexAttention's mask."""
 
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 
@@ -46,22 +47,23 @@ class Layout:
     position_ids: Tensor
     ends: Tensor
     rows: tuple[np.ndarray, ...]
-    """Where the tokens of each row are, in order."""
+    """Per row, the indices of its tokens in the layout, in order."""
     blocks: tuple[Block, ...]
-    """On CPU only."""
+    """Blocks of queries and keys; empty unless on CPU."""
     longest: int
     """Tokens of the longest row."""
     block_masks: dict[int, Any] = field(default_factory=dict)
-    """FlexAttention's, by sliding window (0: none), made once for all layers."""
+    """FlexAttention's block masks by sliding window (0: no window), computed once for all layers."""
 
     @classmethod
     def of(cls, forest: Forest, device: torch.device) -> "Layout":
+        """The layout of `forest` on `device`."""
         positions, ends = (torch.from_numpy(array).to(device) for array in (forest.position_ids, forest.ends))
         found = tuple(blocks(forest)) if device.type == "cpu" else ()
         return cls(positions, ends, forest.places, found, int(forest.position_ids.max(initial=-1)) + 1)
 
     def sees(self, query: Tensor, key: Tensor, window: int = 0) -> Tensor:
-        """Whether tokens at `query` see those at `key` (int64, shapes that broadcast): the layout's one rule."""
+        """The mask rule: whether tokens at `query` attend to tokens at `key` (int64 indices, shapes that broadcast)."""
         seen = (key <= query) & (query < self.ends[key])
         return seen & (self.position_ids[query] - self.position_ids[key] < window) if window else seen
 
@@ -81,7 +83,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention of one layer: query (1, num_heads, num_tokens, head_size), keys and values with `num_key_value_heads`.
 
-    Returns (1, num_tokens, num_heads, value_size). Raises ValueError for what no layout can give.
+    Returns (1, num_tokens, num_heads, value_size). Raises ValueError when the layer needs an unsupported feature.
     """
     layout = _checked(module, layout, dropout, rest)
     attend = _on_cuda if query.device.type == "cuda" else _on_cpu
@@ -101,7 +103,7 @@ def plain_attention(
     layout: Layout | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """As `packed_attention`, row by row."""
+    """The same as `packed_attention`, computed row by row."""
     layout = _checked(module, layout, dropout, rest)
     return row_attention(query, key, value, _scale(query, scaling), layout, _window(sliding_window, layout)), None
 
@@ -111,7 +113,7 @@ AttentionInterface.register(PLAIN_NAME, plain_attention)
 
 
 def _checked(module: nn.Module, layout: Layout | None, dropout: float, rest: Mapping[str, Any]) -> Layout:
-    """The layout. Raises ValueError for what packed rows do not have."""
+    """The layout. Raises ValueError when there is none or the layer needs an unsupported feature."""
     asked = [name for name in UNSUPPORTED if rest.get(name) is not None] + ["dropout"] * (dropout > 0)
     if asked or layout is None:
         what = asked[0] if asked else "a plain batch"
@@ -124,7 +126,7 @@ def _scale(query: Tensor, scaling: float | None) -> float:
 
 
 def _window(sliding_window: int | None, layout: Layout) -> int:
-    """The sliding window where some row is longer than it, else 0."""
+    """The sliding window if a row is longer than the window, else 0."""
     return sliding_window if sliding_window and sliding_window < layout.longest else 0
 
 
@@ -135,13 +137,13 @@ def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Lay
 
 @lru_cache(maxsize=2)
 def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
-    """Cached for all layers of a micro-batch. The cache holds two plans, because layers with a sliding window and full
-    layers alternate, and no more, because a step's plans together would be large."""
+    """The plan of block attention, cached for all layers of a micro-batch. The cache holds two plans, because layers
+    with a sliding window and full layers alternate, and no more, because a step's plans together would be large."""
     return Plan.of(layout.blocks, partial(layout.sees, window=window), heads)
 
 
 def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
-    """FlexAttention. Its kernel has never run: see the module's head."""
+    """FlexAttention, or row by row in a torch without it. Its kernel has never run; see the module docstring."""
     flex = _flex()
     if flex is None:
         return row_attention(query, key, value, scale, layout, window)
@@ -152,10 +154,12 @@ def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: La
 
 
 def block_mask(layout: Layout, window: int = 0) -> Any:
-    """FlexAttention's mask: which tiles of keys a tile of queries sees something of, and which it sees whole.
+    """FlexAttention's block mask: for each tile of queries, the tiles of keys that it sees partly, and those it sees in
+    full.
 
-    Told from each tile's extremes, exactly without a window, and with one by bounds. `create_block_mask` would look at
-    every pair of tokens, at ten bytes a pair: 2.7 GB for 16k tokens.
+    The mask is computed from the smallest and largest values of each tile. It is exact without a window; with a window
+    it is a bound. `create_block_mask` would evaluate every pair of tokens, at ten bytes per pair: 2.7 GB for 16k
+    tokens.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -180,14 +184,15 @@ def block_mask(layout: Layout, window: int = 0) -> Any:
 
 
 def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """How many columns of each row are set, (1, 1, num_rows), and all columns' numbers, those first; int32."""
+    """For each row, the number of columns that are set, (1, 1, num_rows), and the indices of all columns with the set
+    ones first, (1, 1, num_rows, num_columns); both int32."""
     columns = tiles.int().argsort(dim=1, descending=True, stable=True)
     return tiles.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
 
 @cache
 def _flex() -> Callable[..., Tensor] | None:
-    """None, and one warning, in a torch without it."""
+    """Compiled FlexAttention; None, with one warning, in a torch without it."""
     try:
         from torch.nn.attention.flex_attention import flex_attention
     except ImportError:
@@ -201,7 +206,7 @@ def _flex() -> Callable[..., Tensor] | None:
 
 
 def mask_rule(layout: Layout, window: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The layout's rule as FlexAttention takes it."""
+    """The layout's mask rule in the form that FlexAttention requires."""
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return layout.sees(query, key, window)

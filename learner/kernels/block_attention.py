@@ -1,18 +1,19 @@
-"""Attention over a packed layout on CPU: blocks of neighbouring queries, each against the keys that they see.
+"""Attention over a packed layout on CPU, in blocks of adjacent queries with the keys that they see.
 
-A block's queries are tokens of one segment, or of segments with one parent; its keys are those before the segment in
-its rows and those of the segment itself up to the block's end. What a query sees of them is the layout's one rule, a
-sliding window included. Blocks of about one shape are one batch of matrix products, all query heads of a key's head in
-one product. PyTorch's CPU flash kernel, which cuts the same work into products too small to share out, takes twice as
-long on two cores for rows of one to two hundred tokens, as long at 600, and 0.8 of it at 1,500 (docs/measurements.md).
+A block's queries are tokens of one segment, or of segments with the same parent. Its keys are the tokens before the
+segment in its rows, and those of the segment itself up to the block's end. Within a block, the layout's mask rule,
+including a sliding window, decides which keys a query sees. Blocks of similar shape form one batch of matrix products;
+one product covers all query heads that share a key head. PyTorch's CPU flash kernel splits the same work into products
+too small to distribute over cores: on two cores it takes twice as long for rows of one to two hundred tokens, the same
+time at 600, and 0.8 of the time at 1,500 (docs/measurements.md).
 
-What a block costs is its pairs and, for each key, `KEY_COST` pairs to gather it and add up its gradient. By that
-measure long segments are cut, short ones with one parent taken together, and unequal ones padded to one batch.
+The cost of a block is counted in query-key pairs: its own pairs, and `KEY_COST` pairs per key for gathering the key and
+summing its gradient. To minimise this cost, long segments are cut, short segments with the same parent are joined, and
+blocks of unequal shape are padded into one batch.
 
-Weights (the softmax) are kept for the backward pass where a block has at most `KEPT_KEYS` keys, and computed anew
-otherwise, so that what is kept grows with the tokens and not with their square. What does grow with the square of a
-row is the mask, a byte a pair, of the micro-batch under way (`learner.kernels.attention.plan`). All is computed in
-float32.
+Weights (the softmax) are kept for the backward pass if a block has at most `KEPT_KEYS` keys, and recomputed otherwise,
+so that the kept memory grows linearly with the number of tokens. Only the mask of the present micro-batch grows with
+the square of a row's length, at one byte per pair (`learner.kernels.attention.plan`). All computation is in float32.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from learner.kernels.operators import softmax_backward_
 from learner.kernels.packing import Forest, Span
 
 KEY_COST = 16
-"""Pairs of a query and a key that take as long as one more key in a block."""
+"""Cost of one more key in a block, in query-key pairs."""
 WASTE, SLACK = 1.1, 4096
-"""A batch has at most this many times its blocks' own pairs, and so many more, as another batch costs something too."""
+"""A padded batch may have WASTE times its blocks' own pairs plus SLACK pairs; SLACK is the cost of another batch."""
 BATCH_PAIRS = 1 << 18
-"""Pairs in a batch, at most, as far as cutting can do it: what it computes between two products stays near the cores,
-and is no more than so many scores a head."""
+"""Largest number of pairs in a batch, as far as cutting can achieve it. It bounds the scores per head, so that the
+intermediate results between two products fit into the processor's cache."""
 KEPT_KEYS = 320
-"""Weights of blocks with at most so many keys are kept: that many numbers a token and head, at most."""
+"""Weights are kept for blocks with at most this many keys, so at most this many numbers per token and head."""
 
 Sees = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Tokens `queries`, and all tokens that any of them sees: some spans before, and a span with the queries."""
+    """The tokens `queries`, and as `keys` all tokens that any of them sees: earlier spans, then the span that contains
+    the queries."""
 
     queries: Span
     keys: tuple[Span, ...]
@@ -59,7 +61,7 @@ class Block:
 
 
 def blocks(forest: Forest) -> list[Block]:
-    """Blocks of all tokens, each token in one, in the layout's order."""
+    """Blocks in the layout's order; each token is a query of exactly one block."""
     found: list[Block] = []
     links = iter(forest.links)
     link = next(links, None)
@@ -76,7 +78,8 @@ def blocks(forest: Forest) -> list[Block]:
 
 
 def _cut(segment: Span, context: tuple[Span, ...]) -> list[Block]:
-    """Equal parts of a segment, as many as cost least: parts see less in vain, and gather keys again."""
+    """Cuts a segment into the number of equal parts with the least cost: more parts compute fewer masked pairs, but
+    each part gathers the keys again."""
     start, end = segment
     size, before = end - start, _size(context)
     cheapest = round(size / math.sqrt(KEY_COST * (2 * before + size)))
@@ -86,8 +89,8 @@ def _cut(segment: Span, context: tuple[Span, ...]) -> list[Block]:
 
 
 def _joins(last: Block, block: Block, context: tuple[Span, ...]) -> bool:
-    """Whether a segment's block is cheaper together with the one before it, which must be whole segments of the same
-    parent: they see each other in vain, and gather the context once."""
+    """Whether it is cheaper to join a segment's block with the previous block, which must consist of whole segments of
+    the same parent. The joint block gathers the context once, but computes masked pairs between the segments."""
     siblings = last.keys == (*context, last.queries) and last.queries[1] == block.queries[0]
     return siblings and 2 * last.num_queries * block.num_queries < KEY_COST * _size(context)
 
@@ -97,7 +100,7 @@ def _size(spans: Sequence[Span]) -> int:
 
 
 def batches(found: Sequence[Block]) -> list[list[Block]]:
-    """All blocks, largest first, in batches within `WASTE`, `SLACK` and `BATCH_PAIRS`."""
+    """Groups all blocks, largest first, into batches within the limits `WASTE`, `SLACK` and `BATCH_PAIRS`."""
     parts: list[list[Block]] = []
     pairs = queries = keys = 0
     for block in sorted(found, key=lambda b: (-b.num_queries, -b.num_keys, b.queries)):
@@ -117,10 +120,11 @@ def batches(found: Sequence[Block]) -> list[list[Block]]:
 class Batch:
     """Blocks padded to one shape, for one choice of heads.
 
-    A row is a token's vector of one head: rows of queries are numbered token * num_heads + head, those of keys and
-    values alike by their own heads. `queries`: (num_blocks * num_heads * num_queries,) int64, each key head's query
-    heads one after another; `keys`: (num_blocks * key_heads * num_keys,). `own`: as long as `queries`, False where that
-    is padding. `hidden`: (num_blocks, 1, 1, num_queries, num_keys) bool, what a query does not see.
+    A row is the vector of one token and one head: the row number of a query is token * num_heads + head; rows of keys
+    and values are numbered in the same way by key heads. `queries`: (num_blocks * num_heads * num_queries,) int64 row
+    numbers, ordered by key head, then query head; `keys`: (num_blocks * key_heads * num_keys,) int64 row numbers.
+    `own`: bool, shape of `queries`, False at padding. `hidden`: (num_blocks, 1, 1, num_queries, num_keys) bool, True
+    for pairs that the mask excludes.
     """
 
     queries: Tensor
@@ -131,6 +135,7 @@ class Batch:
 
     @property
     def keeps_weights(self) -> bool:
+        """Whether the weights are kept for the backward pass."""
         return self.hidden.shape[-1] <= KEPT_KEYS
 
     def of_queries(self, rows: Tensor) -> Tensor:
@@ -154,8 +159,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All batches of a layout. `num_queries`: their rows of queries, padding included; `back`: (num_tokens *
-    num_heads,) int64, where each row is among those, one batch after another; `keys`: all rows of keys alike."""
+    """All batches of a layout. `num_queries`: number of their query rows, including padding; `back`: (num_tokens *
+    num_heads,) int64, the index of each query row in the concatenation of all batches; `keys`: the key row numbers of
+    all batches, concatenated."""
 
     batches: tuple[Batch, ...]
     num_queries: int
@@ -164,7 +170,8 @@ class Plan:
 
     @classmethod
     def of(cls, found: Sequence[Block], sees: Sees, heads: tuple[int, int]) -> Plan:
-        """`sees`: the layout's rule, of int64 tokens that broadcast. `heads`: those of queries, and those of keys."""
+        """The plan for `found` blocks. `sees`: the layout's mask rule, on int64 tokens that broadcast; `heads`: (number
+        of query heads, number of key heads)."""
         made = [_batch(part, sees, heads) for part in batches(found)]
         rows = torch.cat([batch.queries for batch in made])
         own = torch.cat([batch.own for batch in made]).nonzero()[:, 0]
@@ -173,8 +180,8 @@ class Plan:
         return cls(tuple(made), len(rows), back, torch.cat([batch.keys for batch in made]))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Query (num_tokens, num_heads, size), key and value (num_tokens, key_heads, their size) -> (num_tokens,
-        num_heads, size of values)."""
+        """Attention of query (num_tokens, num_heads, size) to key and value (num_tokens, key_heads, their size);
+        returns (num_tokens, num_heads, size of values)."""
         return _Attention.apply(query, key, value, scale, self)
 
 
@@ -195,7 +202,8 @@ def _batch(part: Sequence[Block], sees: Sees, heads: tuple[int, int]) -> Batch:
 
 
 def _padded(runs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Runs (length,) as rows of one length, filled up with their last, and which entries are theirs."""
+    """Pads runs (length,) to rows of equal length by repeating their last entry; returns the rows and, as bool, which
+    entries are not padding."""
     lengths = torch.tensor([len(run) for run in runs])
     column = torch.arange(int(lengths.max()))
     starts = lengths.cumsum(0) - lengths
@@ -244,7 +252,8 @@ class _Attention(torch.autograd.Function):
 
 
 def _product(one: Tensor, other: Tensor, out: Tensor, start: int) -> int:
-    """Writes a batch of products, as rows, into `out` from a row on; returns the row after."""
+    """Writes a batch of products as rows into `out`, beginning at row `start`; returns the index of the next free
+    row."""
     end = start + one.shape[0] * one.shape[1]
     torch.bmm(one, other, out=out[start:end].unflatten(0, one.shape[:2]))
     return end

@@ -1,4 +1,4 @@
-"""The one switch between the learner's kernels, `learner.kernels`: what is computed fast, and its plain definition.
+"""The two sets of kernels that the setting `learner.kernels` selects: fast kernels, and their plain definitions.
 
 | part | fast | plain |
 |---|---|---|
@@ -7,7 +7,7 @@
 | gated feed-forward block, float32 on CPU | one function (`gated`) | the model's own |
 | log-probability and entropy | tiles of logits (`head`) | `plain.log_probabilities` |
 
-Both forms compute the same to rounding; the tests of each part run both.
+Both sets compute the same results up to rounding; the tests of each part run both.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from learner.kernels.linear import use_fast_products
 
 @dataclass(frozen=True)
 class Kernels:
-    """One side of the switch."""
+    """One set of kernels."""
 
     attention: str
-    """Under which transformers finds the attention over packed rows."""
+    """Name of the registered attention function in transformers."""
     log_probabilities: Callable[[Tensor, Tensor, Tensor | None, Tensor, float, bool], tuple[Tensor, Tensor]]
     replace_layers: Callable[[nn.Module], None]
     """Replaces layers of the model by faster ones, in place."""
@@ -37,11 +37,11 @@ def _fast_layers(model: nn.Module) -> None:
 
 
 def _own_layers(model: nn.Module) -> None:
-    """The model's layers stay."""
+    """Keeps the model's layers."""
 
 
 KERNELS: dict[str, Kernels] = {
     "fast": Kernels(attention.NAME, head.log_probabilities, _fast_layers),
     "plain": Kernels(attention.PLAIN_NAME, plain.log_probabilities, _own_layers),
 }
-"""By the values of `learner.kernels`."""
+"""Sets of kernels by the value of `learner.kernels`."""

@@ -1,8 +1,8 @@
-"""The gated feed-forward block, down(silu(gate(x)) * up(x)), as one function on float32 and CPU.
+"""The gated feed-forward block, down(silu(gate(x)) * up(x)), as one function in float32 on CPU.
 
-It computes what the model's own four modules do. Gate and up are one product each way; between the passes only their
-results are kept, two numbers a token and inner width instead of five; and what lies between the products is done on
-`TILE` tokens at a time, while they are in the cache.
+It replaces the model's own four modules and computes the same result. Gate and up are a single matrix product in each
+pass. Only their results are kept for the backward pass, two numbers per token and inner dimension instead of five. The
+elementwise operations between the products run on `TILE` tokens at a time, while the data are in the cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,11 @@ NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 def use_gated_blocks(model: nn.Module) -> None:
-    """Make every such block of the model compute this way, in place; names and parameters stay.
+    """Replace the forward function of every gated block of the model, in place; names and parameters stay the same.
 
-    After `learner.kernels.linear.use_fast_products`. A block is one if it has the parts of Llama's and Qwen's, and one
-    of its class gives on a few tokens what they are put together to.
+    Call it after `learner.kernels.linear.use_fast_products`. A module counts as a gated block if it has the submodules
+    of Llama's and Qwen's blocks, and if, for one module of its class, this function gives the module's own result on a
+    few tokens.
     """
     blocks = [module for module in model.modules() if _has_the_parts(module)]
     same = {kind: _gives_the_same(block) for kind, block in {type(block): block for block in blocks}.items()}
@@ -49,7 +50,7 @@ def _gives_the_same(block: nn.Module) -> bool:
 
 def _forward(block: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     layers = [getattr(block, name) for name in NAMES]
-    plain = all(type(layer) is Linear and layer.bias is None for layer in layers)  # adapters are neither
+    plain = all(type(layer) is Linear and layer.bias is None for layer in layers)  # layers with adapters are not
     if torch.compiler.is_compiling() or not plain or not serves(x, layers[0].weight):
         return own(x)
     return _Gated.apply(x.flatten(0, -2), *(layer.weight for layer in layers)).unflatten(0, x.shape[:-1])
@@ -83,7 +84,8 @@ class _Gated(torch.autograd.Function):
 
 
 def _through(results: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """From the gradient by silu(gate) * up that by (gate, up), and silu(gate) * up; uses `grad` up."""
+    """Returns the gradient with respect to (gate, up), and silu(gate) * up. `grad`, the gradient with respect to
+    silu(gate) * up, is overwritten."""
     of_gate, of_up = results.split(grad.shape[1], 1)
     found = torch.empty_like(results)
     d_gate, d_up = found.split(grad.shape[1], 1)

@@ -1,9 +1,9 @@
 """The output head at sampled positions: log-probability and exact entropy, without a (tokens, vocabulary) tensor.
 
-Logits exist for one tile of tokens and vocabulary at a time, in the forward and again in the backward pass; between the
-passes only their log-sum-exp and entropy are kept, two numbers a token. Where all logits are one tile they are kept,
-which saves the second product. A tile has more tokens the smaller its part of the vocabulary is, so that the output
-matrix and its gradient are not read and written over again for every few tokens.
+Logits are computed for one tile of tokens and vocabulary at a time, in the forward and again in the backward pass. Only
+their log-sum-exp and entropy are kept for the backward pass, two numbers per token. If all logits fit into one tile,
+they are kept too, which saves the second product. A tile has a fixed number of logits: the smaller its part of the
+vocabulary, the more tokens it has, so that the output matrix and its gradient are read and written less often.
 
 With z = h W^T / T, p = softmax(z) and H its entropy: d log p_t / dz = 1_t - p and dH / dz = -p (log p + H).
 """
@@ -19,7 +19,7 @@ from learner.kernels.linear import outer, product
 
 TILE_VOCABULARY = 8192
 TILE_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}
-"""Logits that exist at once. A few MiB fit a processor's cache; a GPU needs longer products to be busy."""
+"""Logits per tile, by device. A few MiB fit a processor's cache; a GPU needs larger products to be fully used."""
 
 
 def log_probabilities(
@@ -35,13 +35,16 @@ def log_probabilities(
 
 
 def tiles(size: int, length: int) -> Iterator[slice]:
-    """0..size in runs of `length`."""
+    """Slices that cover 0..size, each of `length` except the last, which may be shorter."""
     return (slice(start, min(start + length, size)) for start in range(0, size, length))
 
 
 @dataclass
 class _Running:
-    """Sums over the vocabulary so far, each (num_tokens,): exp(z - largest), z exp(z - largest), the target's z."""
+    """Running results over the vocabulary, each (num_tokens,) float32, for an online softmax.
+
+    `largest`: max z; `total`: sum of exp(z - largest); `weighted`: sum of z exp(z - largest); `target`: the target's z.
+    """
 
     largest: Tensor
     total: Tensor
@@ -50,11 +53,12 @@ class _Running:
 
     @classmethod
     def zeros(cls, like: Tensor) -> "_Running":
+        """The results before any logit: `largest` is -inf, the rest 0."""
         zeros = (like.new_zeros(len(like), dtype=torch.float32) for _ in range(3))
         return cls(like.new_full((len(like),), -torch.inf, dtype=torch.float32), *zeros)
 
     def add(self, logits: Tensor, targets: Tensor, words: slice) -> None:
-        """Take in the logits of these words, (num_tokens, num_words)."""
+        """Adds the logits (num_tokens, num_words) of the vocabulary entries `words`."""
         largest = torch.maximum(self.largest, logits.amax(-1))
         fade = (self.largest - largest).exp()
         p = (logits - largest[:, None]).exp_()
@@ -118,13 +122,13 @@ class _Head(torch.autograd.Function):
 
 
 def _tile(weight: Tensor, device: str) -> tuple[int, int]:
-    """(tokens, words) of a tile."""
+    """Size of a tile: (number of tokens, number of vocabulary entries)."""
     words = min(len(weight), TILE_VOCABULARY)
     return max(1, TILE_LOGITS[device] // words), words
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, part: slice, temperature: float) -> Tensor:
-    """float32; the product in the weight's type."""
+    """Logits (num_tokens, num_words) / temperature, float32; the product is computed in the weight's dtype."""
     logits = product(hidden.to(weight.dtype), weight[part], None if bias is None else bias[part]).float()
     return logits.div_(temperature) if temperature != 1 else logits
 
@@ -132,10 +136,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, part: slice, te
 def _gradient(
     logits: Tensor, norms: Tensor, places: Tensor, of_log_prob: Tensor, of_entropy: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Of the loss by each logit, (num_tokens, num_words), from its gradients by log-probability and by entropy.
+    """Gradient of the loss with respect to the logits, (num_tokens, num_words).
 
-    `places`: where the target is among the words, out of range where it is not; `of_entropy`: the gradient by, and the
-    value of, each token's entropy.
+    `places`: index of each token's target among the words, out of range if the target is not among them; `of_log_prob`:
+    gradient with respect to the log-probabilities; `of_entropy`: gradient with respect to the entropies, and the
+    entropies, or None. All of these, and `norms`, are (num_tokens,).
     """
     log_p = logits - norms[:, None]
     d_logits = log_p.exp()

@@ -1,8 +1,8 @@
-"""Matrix products of float32 tensors on CPU by oneDNN, everything else by PyTorch's own choice.
+"""Matrix products: oneDNN computes those of float32 tensors on CPU, and PyTorch's default library all others.
 
-PyTorch's own choice for float32 on CPU is MKL, which on processors of other makers keeps to AVX2: on an AVX-512 AMD
-EPYC it reached 105 GFLOP/s a core where oneDNN, which comes with the same PyTorch, reached 240. Both compute in
-float32; `python -m benchmarks.learner` prints both rates.
+PyTorch's default for float32 on CPU is MKL, which uses only AVX2 on processors that are not made by Intel: on an
+AVX-512 AMD EPYC it reached 105 GFLOP/s per core, and oneDNN, which is part of the same PyTorch, reached 240. Both
+compute in float32; `python -m benchmarks.learner` prints both rates.
 """
 
 from typing import Any
@@ -13,34 +13,35 @@ from torch import Tensor, nn
 from learner.kernels.operators import has_onednn_linear, onednn_linear
 
 DEPTH = 1024
-"""Tokens of which a weight's gradient is summed up at a time: what oneDNN is fastest at."""
+"""Number of tokens per product in the gradient of a weight; oneDNN is fastest at this size."""
 MIN_ROWS = 8
-"""Fewer rows than this do not pay for the detour."""
+"""With fewer rows than this, oneDNN's call overhead exceeds what it saves."""
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether oneDNN takes these."""
+    """Whether oneDNN computes products of these tensors: float32 on CPU, not empty, and oneDNN is available."""
     fits = all(x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() for x in tensors)
     return fits and has_onednn_linear()
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b of (num_rows, inputs) and (outputs, inputs), transposed views included. Records no gradient."""
+    """x W^T + b of (num_rows, inputs) and (outputs, inputs), which may be transposed views. Not for autograd: with
+    oneDNN no gradient is recorded."""
     if len(x) >= MIN_ROWS and serves(x, weight):
         return onednn_linear(_dense(x), _dense(weight), bias)
     return nn.functional.linear(x, weight, bias)
 
 
 def _dense(x: Tensor) -> Tensor:
-    """A matrix without gaps, plain or transposed: oneDNN takes any other, and is a thousand times slower on it."""
+    """The matrix, contiguous in rows or in columns. oneDNN accepts other layouts but is a thousand times slower."""
     return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
 
 
 def outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x of (num_rows, outputs) and (num_rows, inputs): a weight's gradient.
+    """The gradient of a weight, grad^T x, of (num_rows, outputs) and (num_rows, inputs).
 
-    oneDNN shares out the columns of a product's result among threads and lanes: the longer side goes there, and the
-    result is a transposed view where that was the outputs.
+    oneDNN distributes the columns of a product's result over threads and vector lanes. The longer side is therefore
+    used as columns; if that is the outputs, the result is a transposed view.
     """
     if not serves(grad, x):
         return grad.t() @ x
@@ -54,7 +55,7 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by `product`."""
+    """`nn.Linear` whose products are computed by `product` and `outer`."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or not serves(input, self.weight):
@@ -80,7 +81,7 @@ class _Linear(torch.autograd.Function):
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Make every plain linear layer of the model one of these, in place; names and parameters stay."""
+    """Turn every plain `nn.Linear` of the model into `Linear`, in place; names and parameters stay the same."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear

@@ -1,7 +1,7 @@
-"""The private operators of torch that the learner's CPU kernels call, each beside its plain form.
+"""The private operators of torch that the learner's CPU kernels call, each next to its plain form.
 
-A torch without an operator gets the plain form, with one warning that names the operator and what is slower
-(`actors.process.private_operators`). No other module of the learner calls a private operator of torch.
+In a torch without the operator, the plain form is used, with one warning that names the operator and the slower
+computation (`actors.process.private_operators`). No other module of the learner calls a private operator of torch.
 """
 
 from functools import cache
@@ -14,21 +14,22 @@ from actors.process.private_operators import private_operator
 
 @cache
 def has_onednn_linear() -> bool:
-    """Whether oneDNN's linear is in this torch, and faster than MKL's on this processor, which takes AVX-512."""
+    """Whether this torch has oneDNN's linear operator, and the processor has AVX-512, with which it is faster than
+    MKL."""
     fits = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
     without = "MKL computes float32 matrix products on CPU, on some processors at half the speed"
     return fits and private_operator("ops.mkldnn._linear_pointwise", without) is not None
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b of (num_rows, inputs) and (outputs, inputs) by oneDNN; where `has_onednn_linear` is False, its callers
-    take `torch.nn.functional.linear`."""
+    """x W^T + b of (num_rows, inputs) and (outputs, inputs) by oneDNN. If `has_onednn_linear` is False, callers must
+    use `torch.nn.functional.linear` instead."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def softmax_backward_(grad: Tensor, weights: Tensor) -> Tensor:
-    """The gradient by the scores, in place of `grad`, the gradient by `weights` = softmax(scores) over the last
-    dimension: w (g - sum w g)."""
+    """The gradient with respect to the scores, w (g - sum w g), where w = `weights` = softmax(scores) over the last
+    dimension and g = `grad` is the gradient with respect to w. `grad` is overwritten with the result."""
     operator = private_operator("_softmax_backward_data", "attention's backward pass reads its scores three times")
     if operator is None:
         return grad.sub_((grad * weights).sum(-1, keepdim=True)).mul_(weights)
@@ -36,7 +37,8 @@ def softmax_backward_(grad: Tensor, weights: Tensor) -> Tensor:
 
 
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient by x from `grad`, the gradient by silu(x) = x sigmoid(x): g s (1 + x (1 - s)), s = sigmoid(x)."""
+    """The gradient with respect to x, g s (1 + x (1 - s)), where s = sigmoid(x) and g = `grad` is the gradient with
+    respect to silu(x) = x s."""
     operator = private_operator("ops.aten.silu_backward", "the gated block's backward pass reads its tiles five times")
     if operator is None:
         gate = x.sigmoid()

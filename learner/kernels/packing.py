@@ -1,18 +1,19 @@
-"""One packed layout for rows of tokens: what rows begin with in common is in it once. Pure numpy.
+"""The packed layout of several rows of tokens, in which common prefixes of rows are stored once. Pure numpy.
 
-The rows of a micro-batch form a forest: a segment is a run of tokens that one or more rows have in common, its parent
-the segment before it in those rows, and a row is the tokens on a path from a root to a segment. System prompts, prompts
-of a group, common turns and equal beginnings of two answers are all the same case. What rows have in common is
-`actors.shared_prefix`'s to say.
+The rows of a micro-batch form a forest. A segment is a run of tokens that one or more rows have in common; its parent
+is the segment before it in those rows; and a row consists of the tokens on a path from a root to a segment. This covers
+system prompts, prompts of a group, common turns, and equal beginnings of two answers. `actors.shared_prefix` determines
+which tokens rows have in common.
 
 Invariants:
 
-- Every row is its path, exactly: `token_ids[places[i]]` is row i and `position_ids[places[i]]` counts from 0.
-- Segments lie one after another in depth-first order, so that all that comes after a segment in any row (its subtree)
-  is one run of tokens right behind it. Hence the whole mask: a token j is seen by a token i if and only if
-  `j <= i < ends[j]`, `ends[j]` being where the subtree of j's segment ends.
-- A segment that several rows share saves at least `MIN_SAVED` tokens; less is repeated instead, as each segment costs
-  attention something. What is repeated is bounded by `added_tokens`, by which micro-batches are filled.
+- A row equals its path: `token_ids[places[i]]` is row i, and `position_ids[places[i]]` counts from 0.
+- Segments are stored in depth-first order, so that all tokens after a segment in any row (its subtree) directly follow
+  it as one run. The mask follows: token i sees token j if and only if `j <= i < ends[j]`, where `ends[j]` is the end of
+  the subtree of j's segment.
+- A segment that several rows share saves at least `MIN_SAVED` tokens. Shorter common prefixes are repeated, because
+  each segment adds cost to attention. `added_tokens` bounds the repeated tokens, and micro-batches are filled by this
+  bound.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ import numpy as np
 from actors.shared_prefix import common_lengths, in_order
 
 MIN_SAVED = 16
-"""Tokens that sharing has to save to be worth a segment."""
+"""Smallest number of tokens that a shared segment must save."""
 
 Span = tuple[int, int]
 """(first token, token after the last)."""
@@ -31,7 +32,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Link:
-    """Tokens `queries`, whose segments have one parent, see all tokens of `context`: the path that ends there."""
+    """The tokens `queries`, whose segments have the same parent, see all tokens of `context`, the path to that
+    parent."""
 
     queries: Span
     context: tuple[Span, ...]
@@ -39,25 +41,25 @@ class Link:
 
 @dataclass(frozen=True)
 class Forest:
-    """The layout. Flat fields have one entry a token, (num_tokens,) int64."""
+    """The packed layout. Flat fields have one entry per token, (num_tokens,) int64."""
 
     token_ids: np.ndarray
     position_ids: np.ndarray
     ends: np.ndarray
-    """Where the subtree of the token's segment ends."""
+    """End (exclusive) of the subtree of the token's segment."""
     segments: tuple[Span, ...]
-    """In each, every token sees those up to itself."""
+    """Within a segment, every token sees itself and the tokens before it."""
     links: tuple[Link, ...]
-    """What tokens see before their own segment; every token is in at most one."""
+    """The tokens before their own segment that queries see; every token is a query of at most one link."""
     places: tuple[np.ndarray, ...]
-    """Of each row, where its tokens are."""
+    """Per row, the indices of its tokens in the layout, (length,) int64."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     def pairs(self) -> int:
-        """(query, key) pairs that attention has to look at."""
+        """Number of (query, key) pairs that the mask allows."""
         own = sum((end - start) * (end - start + 1) // 2 for start, end in self.segments)
         return own + sum((x.queries[1] - x.queries[0]) * sum(b - a for a, b in x.context) for x in self.links)
 
@@ -71,17 +73,18 @@ class _Node:
 
 
 def added_tokens(lengths: np.ndarray, common: np.ndarray) -> np.ndarray:
-    """Tokens that each row, in order, adds at most to a layout that holds the row before it, (num_rows,).
+    """Largest number of tokens that each row, in order, adds to a layout that contains the previous row, (num_rows,).
 
-    Where rows part without a segment of their own, fewer than `MIN_SAVED` of their common tokens are repeated.
+    If rows branch without a shared segment, fewer than `MIN_SAVED` of their common tokens are repeated.
     """
     return lengths - common + np.minimum(common, MIN_SAVED - 1)
 
 
 def pack(rows: Sequence[np.ndarray], share: bool = True, identities: Sequence[np.ndarray] | None = None) -> Forest:
-    """The layout of these rows, each (length,) of at least one token; without `share`, one segment a row.
+    """The layout of these rows, each (length,) with at least one token; without `share`, each row is one segment.
 
-    `identities`: what the rows show (`actors.shared_prefix.identities`), by which they share; None: their ids.
+    `identities`: identities of the inputs (`actors.shared_prefix.identities`), by which common prefixes are determined;
+    None: the rows' token ids.
     """
     shown = rows if identities is None else identities
     order = in_order(shown) if share else np.arange(len(rows))
@@ -108,13 +111,14 @@ def _grow(rows: Sequence[np.ndarray], common: np.ndarray) -> tuple[list[_Node], 
 
 
 def _parts(common: np.ndarray, span: Span, depth: int) -> list[Span]:
-    """Runs of neighbours with more than `depth` tokens in common."""
+    """Splits the rows `span` into runs in which adjacent rows have more than `depth` tokens in common."""
     cuts = [k for k in range(span[0] + 1, span[1]) if common[k] <= depth]
     return list(zip([span[0], *cuts], [*cuts, span[1]], strict=True))
 
 
 def _children(rows: Sequence[np.ndarray], common: np.ndarray, span: Span, depth: int) -> list[Span]:
-    """Runs of rows that begin segments at `depth`: single rows, or several that share enough."""
+    """Runs of rows that each get a segment beginning at `depth`: single rows, or several rows that share enough
+    tokens."""
     found, waiting = [], [span] if span[0] < span[1] else []
     while waiting:
         low, high = waiting.pop()
@@ -127,7 +131,7 @@ def _children(rows: Sequence[np.ndarray], common: np.ndarray, span: Span, depth:
 
 
 def _alone_first(spans: Sequence[Span]) -> list[Span]:
-    """Single rows before runs: segments without a subtree lie together, and what they see is one link."""
+    """Sorts single rows before runs, so that segments without a subtree are adjacent and share one link."""
     return sorted(spans, key=lambda span: (span[1] - span[0] > 1, span))
 
 
@@ -165,7 +169,7 @@ def _links(nodes: Sequence[_Node], segments: Sequence[Span], paths: Sequence[tup
 
 
 def _merged(path: Sequence[Span]) -> tuple[Span, ...]:
-    """The path with neighbouring segments as one span."""
+    """The path, with adjacent segments merged into one span."""
     spans: list[Span] = []
     for start, end in path:
         if spans and spans[-1][1] == start:

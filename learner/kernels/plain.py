@@ -1,8 +1,8 @@
-"""Attention over packed rows and the output head, as defined: what the fast kernels compute, in public operators.
+"""Plain definitions of attention over packed rows and of the output head, in PyTorch's public operators.
 
-`learner.kernels: plain` runs these, with the model's own linear layers and gated blocks. They are slower and need more
-memory: every row attends by itself, so that tokens that rows share are computed once for each row, and the head makes
-all logits at once. The same tests hold both forms.
+The fast kernels compute the same results. `learner.kernels: plain` runs these definitions, with the model's own linear
+layers and gated blocks. They are slower and need more memory: attention is computed separately for every row, so that
+shared tokens are computed once per row, and the head computes all logits at once. The same tests cover both forms.
 """
 
 from typing import TYPE_CHECKING
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: "Layout", window: int) -> Tensor:
-    """Causal attention of every row within itself, over the last `window` tokens where that is not 0.
+    """Causal attention within every row, over the last `window` tokens if `window` is not 0.
 
     Query (1, num_heads, num_tokens, head_size), key and value with their own heads; returns (1, num_tokens, num_heads,
-    value_size). A token that several rows share has the same result in each; the first row's is taken.
+    value_size). A token that several rows share has the same result in each; the first row's result is used.
     """
     found = []
     for row in layout.rows:
@@ -40,7 +40,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
 def log_probabilities(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `learner.kernels.head.log_probabilities`, from all logits at once."""
+    """The same as `learner.kernels.head.log_probabilities`, computed from all logits at once."""
     logits = linear(hidden.to(weight.dtype), weight, bias).float() / temperature
     log_p = logits.log_softmax(-1)
     entropies = -(log_p.exp() * log_p).sum(-1)
