@@ -114,7 +114,7 @@ def _not_written(path: Path, error: BaseException) -> str:
     free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free / 2**20
     return (
         f"checkpoint {path} could not be written, and nothing of it was kept ({'; '.join(causes)}). {free:,.0f} MiB "
-        "are free there; make room, then continue with --resume from the checkpoint before it."
+        "are free there; free some space, then continue with --resume from the checkpoint before it."
     )
 
 
@@ -287,7 +287,9 @@ def _seal(partial: Path, path: Path, described: Mapping[str, Any], loop: Mapping
 def _describe(path: Path) -> dict[str, Any]:
     file = path / "model.json"
     if not file.is_file() or not (path / "sharded").is_dir():
-        raise ValueError(f"checkpoint {path}: not a whole checkpoint of the learner (no model.json and sharded/ in it)")
+        raise ValueError(
+            f"checkpoint {path}: not a complete checkpoint of the learner (no model.json and sharded/ in it)"
+        )
     return json.loads(file.read_text())
 
 

@@ -144,7 +144,7 @@ def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, dec
 def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool, has: int) -> str:
     """Advice on settings with which the model fits: options are added one after another until the estimate fits."""
     if decomposes and estimate(config, learner, world_size).total <= has:
-        return "set gradients.every=0 (`squelch gradients` takes them apart later), or raise learner.ranks"
+        return "set gradients.every=0 (`squelch gradients` can decompose them later), or raise learner.ranks"
     changed, tried = learner, []
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
     options += [{"cpu_offload": True}] * (learner.num_gpus > 0) + [{"token_budget": learner.token_budget // 4}]

@@ -142,8 +142,8 @@ def with_filter(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         wanted = ", ".join(f"{key}={_text(value)}" for key, value in own.items())
         raise ValueError(
             f"learner.algorithm={name} has a filter of its own ({wanted}), which {', '.join(clashing)} contradicts: "
-            "leave those keys out or set them so, or set learner.algorithm_filter=false for the rest of the algorithm "
-            "under your filter"
+            "remove those keys or give them these values, or set learner.algorithm_filter=false to combine the rest of "
+            "the algorithm with your filter"
         )
     return {**given, **own}
 

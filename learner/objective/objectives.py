@@ -97,8 +97,8 @@ def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: f
 def mismatch_sums(own: Tensor, rollout: Tensor) -> Tensor:
     """Sums over tokens that `mismatch_figures` needs, (len(MISMATCH_NAMES),) float64.
 
-    `own`, `rollout`: log-probabilities of the learner and of the sampler, (num_sampled,); their weights are the same
-    except for staleness.
+    `own`, `rollout`: log-probabilities of the learner and of the sampler, (num_sampled,); both use the same policy
+    weights, except for staleness.
     """
     d = (own - rollout).double()
     weight = d.exp()

@@ -83,7 +83,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     config = json.loads(path.read_text())
     names = config.get("architectures") or ["(none named)"]
     if "auto_map" in config:
-        raise ValueError(f"model folder {model_dir}: {names[0]} needs code of its own (auto_map); none is ever run")
+        raise ValueError(f"model folder {model_dir}: {names[0]} needs code of its own (auto_map), which is never run")
     causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     if names[0] not in causal or config.get("is_encoder_decoder") or not config.get("is_decoder", True):
         raise ValueError(
@@ -104,7 +104,7 @@ def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
     name = read_config(model_dir)["architectures"][0]
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     if vars(config).get("is_decoder") is False:
-        raise ValueError(f"model folder {model_dir}: {name} attends to both sides; a decoder-only model is needed")
+        raise ValueError(f"model folder {model_dir}: {name} attends in both directions; a decoder-only model is needed")
     model = AutoModelForCausalLM.from_pretrained(
         model_dir,
         config=config,

@@ -54,7 +54,7 @@ def test_two_ranks_train_publish_save_and_name_what_fails(model_dir: Path, tmp_p
     assert group.load(tmp_path / "step-2") == {"step": 2} and group.optimizer_steps() == report.optimizer_steps
     group.export(tmp_path / "exported")
     assert (tmp_path / "exported" / "model.safetensors").is_file()
-    with pytest.raises(ValueError, match="not a whole checkpoint"):
+    with pytest.raises(ValueError, match="not a complete checkpoint"):
         group.load(tmp_path / "step-3")
     os.kill(group.pids[1], signal.SIGKILL)
     with pytest.raises(RuntimeError, match="learner rank 1 died in train_step"):

@@ -110,7 +110,7 @@ def test_another_tokenizer_or_another_scale_of_adapters_is_refused(model_dir: Pa
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(model_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="step-7: not a whole checkpoint"):
+    with pytest.raises(ValueError, match="step-7: not a complete checkpoint"):
         Trainer(model_dir, make_config()).load(tmp_path / "step-7")
 
 
@@ -238,7 +238,7 @@ def test_who_only_measures_loads_weights_and_no_optimizer(model_dir: Path, tmp_p
     other = Trainer(model_dir, make_config())
     checkpoint.load_weights(tmp_path / "step-1", other.policy)
     assert fingerprint(other) == fingerprint(trainer) and not other.optimizer.state
-    with pytest.raises(ValueError, match="step-9: not a whole checkpoint"):
+    with pytest.raises(ValueError, match="step-9: not a complete checkpoint"):
         checkpoint.load_weights(tmp_path / "step-9", other.policy)
 
 
