@@ -28,11 +28,12 @@ def evaluate(
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
     config = RunFolder(run_dir).config([f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
-    with quiet() as standard_error:
-        model_dir, step = _weights(config, run_dir, checkpoint, say if not as_json else _silent)
-        standard_error.keep(run_dir, "eval")
+    with quiet() as output:
+        told = _silent if as_json else output.aloud(say)
+        model_dir, step = _weights(config, run_dir, checkpoint, told)
+        output.keep(run_dir, "eval")
         try:
-            connect(config, say if not as_json else _silent, learning=False)
+            connect(config, told, learning=False)
             solved = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
         finally:
             disconnect()

@@ -68,14 +68,15 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     started = time.time()
     state, checkpoint = find_run(config, resume)
     check_folder(config.run_dir)
-    with closing(_open_recorder(config)) as recorder, quiet() as standard_error:
+    with closing(_open_recorder(config)) as recorder, quiet() as output:
+        say = output.aloud(say)
         check_address(config)  # first, because a warm-up may take minutes
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
         try:
             connect(config, say)
             create_run(config, say)
-            standard_error.keep(config.run_dir)
+            output.keep(config.run_dir)
             for note in make(config.environment.name, "train", config.environment.options).notes():
                 say(note)
             return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))

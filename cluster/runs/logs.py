@@ -1,6 +1,6 @@
 """The log files of a run, in `log/` in its folder.
 
-`driver.log` holds the standard error of the process that trains (messages of Python and C libraries, and its own log),
+`driver.log` holds the output of the process that trains (messages of Python and C libraries, and its own log),
 `ACTOR.log` the whole output of an actor (`actors.process.log`), and `failure.log` the trace of the last error that
 ended the run. The terminal shows only the run's own lines and warnings. A resumed run appends to the files.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -33,11 +34,22 @@ def log_folder(run_dir: Path) -> Path:
     return folder
 
 
-class StandardError:
-    """This process's standard error, which goes to a temporary file until the run's folder exists."""
+class Output:
+    """The output of this process that nobody meant for the terminal: it goes to a temporary file until the run's folder
+    exists, and then to a log file there."""
 
     def __init__(self, held: BinaryIO) -> None:
         self._held: BinaryIO | None = held
+        self._screen = sys.stdout
+
+    def aloud(self, say: Callable[[str], None]) -> Callable[[str], None]:
+        """`say`, which prints to standard output, as a function that prints to the terminal meanwhile."""
+
+        def said(text: str) -> None:
+            with redirect_stdout(self._screen):
+                say(text)
+
+        return said
 
     def keep(self, run_dir: Path, name: str = "driver") -> None:
         """Appends the output so far, and all later output, to `log/NAME.log`.
@@ -62,19 +74,25 @@ class StandardError:
 
 
 @contextmanager
-def quiet() -> Iterator[StandardError]:
-    """Keeps standard error off the terminal, including output of C libraries and child processes; the terminal shows
-    only Squelch's own warnings, each as one paragraph.
+def quiet() -> Iterator[Output]:
+    """Keeps standard error off the terminal, including output of C libraries and child processes, and what Python
+    libraries print (Ray reports dead processes so). The terminal shows only what is said `aloud` and Squelch's own
+    warnings, each as one paragraph.
 
     Output that `keep` did not move to a run's folder is dropped at the end, as after bad input, but is shown after an
     unexpected error.
     """
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as held, open(terminal, "w", buffering=1) as screen:
-        taken = StandardError(held)
+        taken = Output(held)
         os.dup2(held.fileno(), 2)
         try:
-            with open(2, "w", buffering=1, closefd=False) as stream, redirect_stderr(stream), _logging(stream, screen):
+            with (
+                open(2, "w", buffering=1, closefd=False) as stream,
+                redirect_stdout(stream),
+                redirect_stderr(stream),
+                _logging(stream, screen),
+            ):
                 yield taken
         except (UserError, KeyboardInterrupt):
             raise

@@ -23,6 +23,7 @@ did not start"""
 def print_everywhere(word: str) -> None:
     """As Python, a logger, a child process and a C library do it."""
     print(f"python {word}", file=sys.stderr)
+    print(f"ray {word}")
     logging.getLogger("somebody").info("logger %s", word)
     subprocess.run([sys.executable, "-S", "-c", f"import os; os.write(2, b'child {word}\\n')"], check=True)
     ctypes.CDLL(None).dprintf(2, f"library {word}\n".encode())
@@ -33,13 +34,13 @@ def test_standard_error_goes_to_the_runs_folder_from_the_beginning(tmp_path: Pat
         print_everywhere("early")
         taken.keep(tmp_path / "run")
         print_everywhere("late")
-        print("for the user")
+        taken.aloud(print)("for the user")
     print("afterwards", file=sys.stderr)
     shown = capfd.readouterr()
     assert shown.out == "for the user\n" and shown.err == "afterwards\n"
     lines = (tmp_path / "run" / "log" / "driver.log").read_text().splitlines()
     assert [line.split()[-2:] for line in lines] == [
-        [who, when] for when in ("early", "late") for who in ("python", "logger", "child", "library")
+        [who, when] for when in ("early", "late") for who in ("python", "ray", "logger", "child", "library")
     ]
 
 
