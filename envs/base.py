@@ -1,19 +1,19 @@
-"""The base of the environments that are written here: a Gymnasium environment with text in and text out.
+"""The base of Squelch's own environments: a Gymnasium environment with text actions and text observations.
 
-Other people's environments need less: see `envs.contract`, whose `Environment` this class implements.
+Third-party environments need less: see `envs.contract`, whose `Environment` this class implements.
 
 Invariants:
 
-- A task is determined by (environment, options, split, seed); what remains random in an episode is declared noise
+- A task is determined by (environment, options, split, seed); all other randomness in an episode is declared noise
   (`stochastic`), determined by `noise_seed`.
-- `read_action` takes any text, never raises, takes time linear in it, and leaves what it returned unchanged.
-- `step` never raises on an action: an unknown action moves nothing, pays nothing and sets `info["action_valid"]` to
-  False. It raises when the task itself cannot be played on (a service is down): the trajectory fails with that reason
-  and the run goes on.
+- `read_action` accepts any text, never raises, takes time linear in the text, and returns its own results unchanged.
+- `step` never raises on an action: an unknown action changes nothing, has reward 0 and sets `info["action_valid"]` to
+  False. It raises if the task cannot be continued (a service is down): the trajectory then fails with that reason and
+  the run continues.
 
 Importing this module registers every environment of `envs.registry.ENVIRONMENTS` with Gymnasium as `squelch/<name>-v0`;
-`gymnasium.make("envs.base:squelch/FrozenLake-v0")` imports it first. `envs/grid_worlds/base.py` adds the parts that the
-boards share, `envs/template.py` is a whole small example (docs/adding-an-environment.md).
+`gymnasium.make("envs.base:squelch/FrozenLake-v0")` imports it first. `envs/grid_worlds/base.py` is the base of the grid
+worlds; `envs/template.py` is a complete small example (docs/adding-an-environment.md).
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ NAMESPACE = "squelch"
 
 
 class TextEnv(gymnasium.Env[str, str], Environment):
-    """One environment. Subclasses declare the class attributes without a value here and the abstract methods."""
+    """One environment. Subclasses define the abstract methods, and the class attributes that have no value here."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
     name: ClassVar[str]
     Options: ClassVar[type[Settings]]
     max_turns: ClassVar[int]
-    """Turns of an episode, where the configuration does not say (`environment.format.max_turns`)."""
+    """Turns of an episode, unless the configuration sets `environment.format.max_turns`."""
     max_actions_per_turn: ClassVar[int] = 1
-    """Actions that one answer may hold, where the configuration does not say. With 1, an answer is never split."""
+    """Most actions in one answer, unless the configuration sets it. With 1, an answer is never split."""
     stochastic: ClassVar[bool] = False
     """Whether an episode depends on `noise_seed`."""
     actions: ClassVar[tuple[str, ...]] = ()
-    """The action words, where they are a closed list; empty where actions are free text (override `read_action`)."""
+    """The action words if they are a closed list; empty if actions are free text (override `read_action`)."""
     max_action_length: ClassVar[int]
-    """Characters of the longest action that `step` takes; needed where `actions` is empty."""
+    """Characters of the longest action that `step` accepts; required if `actions` is empty."""
     max_observation_length: ClassVar[int]
-    """Characters of the longest observation; needed where `_observation_space` is not overridden."""
+    """Characters of the longest observation; required unless `_observation_space` is overridden."""
 
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
         check_split(split)
@@ -70,8 +70,8 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     @gymnasium.Env.np_random.getter
     def np_random(self) -> np.random.Generator:
-        """Gymnasium's generator of this environment. After a fully seeded reset it is made on first use, because making
-        it can cost more than making the task."""
+        """Gymnasium's generator of this environment. After a fully seeded reset it is created at first use, because its
+        creation can take longer than that of the task."""
         if self._np_random is None and self._np_random_seed is not None:
             self._np_random, self._np_random_seed = seeding.np_random(self._np_random_seed)
         generator: Any = gymnasium.Env.np_random.fget
@@ -79,12 +79,13 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     @property
     def task_seed(self) -> int:
-        """The seed of the task being played."""
+        """The seed of the present task."""
         if self._task_seed is None:
             raise RuntimeError(f"{self.name} was used before reset")
         return self._task_seed
 
     def rules(self) -> str:
+        """The instruction and the action rule, as one text."""
         return f"{self.instruction()} {self.action_rule()}"
 
     @abc.abstractmethod
@@ -96,7 +97,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         return f"Actions {' '.join(self.actions)} ."
 
     def read_action(self, text: str) -> str | None:
-        """The action of the closed list that the text names, whatever its case; override it for free text."""
+        """The action of the closed list that the text names, ignoring case; override it for free text."""
         return self._known.get(text.strip().lower())
 
     @abc.abstractmethod
@@ -105,19 +106,19 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     @abc.abstractmethod
     def task_key(self) -> str:
-        """Hex digest of the task's content; two tasks have the same one iff they start in the same state."""
+        """Hex digest of the task's content; two tasks have the same digest iff they start in the same state."""
 
     def task_kind(self) -> str | None:
-        """The kind of task, such as its difficulty, where the environment has kinds."""
+        """The kind of task, such as its difficulty; None if the environment has no kinds."""
         return None
 
     def solution(self) -> list[str] | None:
-        """Actions to success from the current state, noise left out (the boards' are shortest); None if none is
+        """Actions to success from the current state without noise (in grid worlds the fewest); None if none are
         known."""
         return None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start the task of `seed`; `options` may hold `noise_seed`. Without them both are drawn from `np_random`."""
+        """Start the task of `seed`; `options` may contain `noise_seed`. A missing seed is drawn from `np_random`."""
         unknown = set(options or {}) - {"noise_seed"}
         if unknown:
             raise ValueError(f"reset option {sorted(unknown)[0]!r} is unknown; the only one is 'noise_seed'")
@@ -134,7 +135,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         return self.observation(), {"success": False, "action_valid": True, **about, **details}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """One action. After the end, and on an unknown action, nothing moves and the reward is 0."""
+        """Play one action. After the end, and for an unknown action, nothing changes and the reward is 0."""
         if self._task_seed is None:
             raise RuntimeError(f"{self.name} was used before reset")
         chosen = self.read_action(action)
@@ -150,7 +151,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         return self.observation()
 
     def replay(self, actions: Sequence[str], noise_seed: int) -> float:
-        """The return of a fixed action sequence on this task under the given noise; the episode starts anew."""
+        """The return of a fixed action sequence on this task under the given noise; the episode restarts."""
         self.reset(seed=self.task_seed, options={"noise_seed": noise_seed})
         return float(sum(self.step(action)[1] for action in actions))
 
@@ -164,10 +165,11 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     @abc.abstractmethod
     def _load(self, seed: int) -> dict[str, Any]:
-        """Make the task of `seed` the current one; returns what `info` adds at reset, such as its difficulty."""
+        """Make the task of `seed` the current task; returns further entries of `info` at reset, such as its
+        difficulty."""
 
     def _details(self) -> dict[str, Any]:
-        """What `info` adds at each step."""
+        """Further entries of `info` at each step."""
         return {}
 
     @abc.abstractmethod
@@ -178,7 +180,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
     def _terminated(self) -> bool: ...
 
     def _truncated(self) -> bool:
-        """Whether the environment's own limit cut the episode short."""
+        """Whether the environment's own limit ended the episode."""
         return False
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Actions of the form `verb[argument]`, as WebShop and SearchQA have them."""
+"""Actions of the form `verb[argument]`, for WebShop and SearchQA."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ MAX_ARGUMENT = 200
 
 
 def read_bracketed(text: str, verbs: Sequence[str]) -> str | None:
-    """`verb[argument]` in the one spelling that environments know, or None where the text is no such action.
+    """`verb[argument]` in its one spelling; None if the text is no such action.
 
-    Case and white space around the verb do not matter; the argument runs from the first `[` to the last `]`, which ends
-    the text, has runs of white space made one space, and is not empty. Reading what was returned returns it again.
+    Case and white space around the verb are ignored. The argument is the text between the first `[` and the last `]`,
+    which must end the text. Runs of white space in it become one space, and it must not be empty. A returned action is
+    read as itself.
     """
     verb, opened, rest = text.strip().partition("[")
     name = verb[: MAX_ARGUMENT + 1].strip().lower()

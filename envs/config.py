@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TurnDefaults(Protocol):
-    """The limits that an environment, or its class, sets where the configuration does not."""
+    """The limits of an environment, or its class, that apply unless the configuration sets them."""
 
     max_turns: int
     max_actions_per_turn: int
@@ -23,15 +23,15 @@ class FormatConfig(Settings):
     """The turn format of `envs.format`, shared by all environments."""
 
     format_penalty: float = Field(-0.1, le=0)
-    """Added once for each turn whose output is not well formed (paper, appendix B.2); never in the reward variance."""
+    """Added once per turn whose output is not well formed (paper, appendix B.2); never part of the reward variance."""
     max_turns: int | None = Field(None, ge=1)
-    """Turns in one episode; by default the environment's own number (the boards: 5, appendix B.2)."""
+    """Turns in one episode; by default the environment's own number (grid worlds: 5, appendix B.2)."""
     max_actions_per_turn: int | None = Field(None, ge=1)
-    """Actions that one answer may hold, separated by `||`; further ones are ignored and the turn is badly formatted.
-    With 1 the whole answer is the action. By default the environment's own number (the boards: 2)."""
+    """Most actions in one answer, separated by `||`; further actions are ignored and the turn is badly formatted. With
+    1 the whole answer is the action. By default the environment's own number (grid worlds: 2)."""
 
     def resolved(self, environment: TurnDefaults | type[Environment]) -> FormatConfig:
-        """The format with the environment's own numbers where the configuration leaves them open."""
+        """The format with the environment's own numbers where the configuration does not set them."""
         return self.model_copy(
             update={
                 "max_turns": self.max_turns or environment.max_turns,
@@ -45,11 +45,11 @@ class EnvironmentConfig(Settings):
 
     name: str = "FrozenLake"
     """Registered name, without the namespace: `FrozenLake` is `squelch/FrozenLake-v0`; or `package.module:Class` for
-    one of your own (docs/adding-an-environment.md)."""
+    your own environment (docs/adding-an-environment.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Task options of that environment; checked against its own `Options` model before anything starts."""
     format: FormatConfig = FormatConfig()
     train_seed: int = Field(0, ge=0)
     """The k-th training task has seed `train_seed + k`."""
     validation_seed: int = Field(1_000_000_000, ge=0)
-    """The k-th validation task has seed `validation_seed + k`. Splits are disjoint by content whatever the seeds."""
+    """The k-th validation task has seed `validation_seed + k`. Splits are disjoint by content for all seeds."""

@@ -1,6 +1,6 @@
-"""What an environment must provide: one protocol to be played, and two optional ones.
+"""The protocols of environments: one that is required for playing, and two optional ones.
 
-| protocol | members | who needs it |
+| protocol | members | used by |
 |---|---|---|
 | `Environment` | `rules`, `read_action`, `reset`, `step`; `max_turns` | every player: training, validation, `eval` |
 | `Demonstrator` | `demonstrate` | the warm-up of the tiny policy, and benchmarks that play demonstrations |
@@ -8,7 +8,7 @@
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
 wrapper from `Environment`: only the four methods and `max_turns` have no default. `envs/base.py` (`TextEnv`) is the
-base of the environments that are written here; `envs/adapters/` holds wrappers of other people's environments.
+base of Squelch's own environments; `envs/adapters/` contains wrappers of third-party environments.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Capability = TypeVar("Capability")
 
 
 class Environment(Protocol):
-    """One environment: text in, text out, one action a step.
+    """One environment with text actions and text observations; a step plays one action.
 
-    - A task is determined by (environment, options, split, seed). Whatever else is random follows from `noise_seed`.
+    - A task is determined by (environment, options, split, seed). All other randomness is determined by `noise_seed`.
     - Tasks of the two splits differ in content. `envs.splits` decides the split of a content; a wrapper draws tasks
       until `split_of(task_key) == split`, unless its data set publishes a split.
     - The constructor's `options` were checked against `Options`. It may raise ValueError, before anything starts.
-    - A call may block (a sandbox, an HTTP service): the player calls from a thread and gives the call up after
-      `environment_actor.step_timeout_s`. Two instances may be used from two threads at once; one instance never is.
+    - A call may block (a sandbox, an HTTP service): the player calls from a thread and abandons the call after
+      `environment_actor.step_timeout_s`. Two threads may use two instances at once, but never the same instance.
     """
 
     Options: ClassVar[type[Settings]] = Settings
-    """The task options; `Settings` itself takes none."""
+    """The model of the task options; `Settings` itself has none."""
     max_turns: int
-    """Turns of an episode where the configuration does not say (`environment.format.max_turns`)."""
+    """Turns of an episode, unless the configuration sets `environment.format.max_turns`."""
     max_actions_per_turn: int = 1
-    """Actions of one answer where the configuration does not say. With 1, an answer is never split."""
+    """Most actions in one answer, unless the configuration sets it. With 1, an answer is never split."""
     shared_noise: bool = False
     """Whether the trajectories of one group are reset with the same `noise_seed`."""
 
@@ -53,9 +53,9 @@ class Environment(Protocol):
 
     @abc.abstractmethod
     def read_action(self, text: str) -> str | None:
-        """The action that a policy's text means, as `step` takes it; None where it means none.
+        """The action that a policy's text means, in the form that `step` accepts; None if it means no action.
 
-        Any text may come. Never raises, takes time linear in the text, and returns its own results unchanged.
+        Accepts any text, never raises, takes time linear in the text, and returns its own results unchanged.
         """
 
     @abc.abstractmethod
@@ -63,30 +63,31 @@ class Environment(Protocol):
         """Start the task of `seed` under `options["noise_seed"]`; returns (observation, info).
 
         `info["task_key"]` is a hex digest of the task's content (`envs.splits.task_key_of`): two tasks that a policy
-        could not tell apart have the same one. `info["task_kind"]`, where given, names the kind of task (or is None).
+        could not distinguish have the same digest. `info["task_kind"]`, if present, is the kind of task or None.
         """
 
     @abc.abstractmethod
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play an action that `read_action` returned; returns (observation, reward, terminated, truncated, info).
 
-        `info["success"]` says whether the task is solved. Raises only when the task cannot be played on (a service is
-        down): that trajectory fails with the error's text, and the run goes on.
+        `info["success"]` says whether the task is solved. Raises only if the task cannot be continued (a service is
+        down): the trajectory fails with the error's text, and the run continues.
         """
 
     def notes(self) -> list[str]:
-        """What the user should read when a run starts, such as how this machine isolates programs."""
+        """Messages to the user at the start of a run, such as how this machine isolates programs."""
         return []
 
 
 class Demonstrator(Protocol):
-    """An environment that can show how it is played."""
+    """An environment that can demonstrate how it is played."""
 
     @abc.abstractmethod
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality) -> tuple[str, list[str]]:
-        """(reasoning, actions) for the current state, as a policy would say them, made worse as `quality` says.
+        """(reasoning, actions) for the current state, in the form of a policy's turn, made worse at the rates in
+        `quality`.
 
-        Some must be wrong: groups whose returns never differ teach a policy nothing.
+        Some demonstrations must be wrong: a policy learns nothing from groups whose returns never differ.
         """
 
 
@@ -96,16 +97,17 @@ class ClosedVocabulary(Protocol):
     @classmethod
     @abc.abstractmethod
     def phrases(cls) -> list[str]:
-        """Texts that hold every word of rules, observations and demonstrated turns, with the white space before it."""
+        """Texts that contain every word of rules, observations and demonstrated turns, with the white space before
+        it."""
 
     @classmethod
     @abc.abstractmethod
     def step_rewards(cls) -> tuple[float, ...]:
-        """Every reward that one action can pay while the episode goes on."""
+        """Every reward of one action that does not end the episode."""
 
 
 class MissingCapabilityError(ValueError):
-    """An environment lacks an optional capability that was asked for; the text names both."""
+    """An environment lacks a requested optional capability; the message names both."""
 
 
 def lacking(environment: object, capability: type) -> list[str]:
@@ -122,10 +124,10 @@ def _defines(environment: object, name: str) -> bool:
 
 
 def require(name: str, environment: object, capability: type[Capability], purpose: str) -> Capability:
-    """The environment of that name as one with `capability`, which `purpose` needs.
+    """The environment `name`, typed as one with `capability`, which `purpose` needs.
 
     Raises:
-        MissingCapabilityError: it lacks a member of the protocol.
+        MissingCapabilityError: the environment lacks a member of the protocol.
     """
     missing = lacking(environment, capability)
     if missing:

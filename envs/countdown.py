@@ -2,10 +2,10 @@
 
 Invariants:
 
-- Every task can be solved with every number used once and every intermediate result a positive integer of at most
-  `MAX_VALUE`; hence under both rules. The target is none of the numbers.
-- An expression is parsed by a grammar, never evaluated as code. Its value is an exact rational, and it is computed only
-  once the numbers in it are known to be the task's own, so its numerator and denominator are bounded by the product of
+- Every task has a solution that uses every number once and whose intermediate results are positive integers of at most
+  `MAX_VALUE`; so it can be solved under both rules. The target is none of the numbers.
+- An expression is parsed by a grammar, never evaluated as code. Its value is an exact rational. It is computed only
+  after its numbers were checked to be the task's own, so its numerator and denominator are bounded by the product of
   the task's numbers.
 
     expression := term (("+" | "-") term)*        term := factor (("*" | "/") factor)*
@@ -35,9 +35,9 @@ from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, dra
 
 RIGHT_REWARD, WRONG_REWARD = 1.0, 0.1  # appendix B.1
 MAX_VALUE = 999
-"""Bound of targets and of every intermediate result of a generated task's solution."""
+"""Largest target, and largest intermediate result in a generated task's solution."""
 MAX_LENGTH = 96
-"""Characters of the longest expression that is read, one space between tokens; six numbers take under 60."""
+"""Most characters of an expression, with one space between tokens; six numbers need fewer than 60."""
 
 _SHAPE = re.compile(r"[0-9+\-*/() ]+")
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
@@ -48,7 +48,7 @@ Value = int | Fraction
 
 
 class CountdownOptions(Settings):
-    """How many numbers, how large, and how often each may be used."""
+    """Number and size of the given numbers, and the rule for their use."""
 
     min_numbers: int = Field(3, ge=3, le=6)
     max_numbers: int = Field(3, ge=3, le=6)
@@ -58,7 +58,7 @@ class CountdownOptions(Settings):
     max_target: int = Field(100, ge=10, le=MAX_VALUE)
     """Largest target."""
     rule: Literal["at_most_once", "exactly_once"] = "at_most_once"
-    """How often each number is used: the paper's rule, or that of the authors' code."""
+    """How often each number is used: `at_most_once` as in the paper, or `exactly_once` as in the authors' code."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> CountdownOptions:
@@ -76,7 +76,7 @@ class Puzzle:
     key: str
 
     def text(self) -> str:
-        """As the policy sees it; two puzzles are the same iff these are."""
+        """The text that the policy sees; two puzzles are the same iff their texts are."""
         return puzzle_text(self.numbers, self.target)
 
 
@@ -100,7 +100,7 @@ def puzzle_text(numbers: Sequence[int], target: int) -> str:
 
 @lru_cache(maxsize=8192)
 def parse_expression(text: str) -> tuple[str, ...] | None:
-    """The expression in postfix order, numbers without leading zeros; None if it is none by the module's grammar.
+    """The expression in postfix order, with numbers without leading zeros; None if the text does not fit the grammar.
 
     Precedence parsing with two explicit lists: no recursion, time linear in the text, at most `MAX_LENGTH` characters.
     """
@@ -148,7 +148,7 @@ def numbers_in(postfix: Sequence[str]) -> list[int]:
 
 
 def value_of(postfix: Sequence[str]) -> Value | None:
-    """The exact value of a parsed expression; None when it divides by zero."""
+    """The exact value of a parsed expression; None if it divides by zero."""
     stack: list[Value] = []
     for token in postfix:
         if token.isdigit():
@@ -170,7 +170,7 @@ def _apply(left: Value, sign: str, right: Value) -> Value:
 
 
 def uses_numbers(postfix: Sequence[str], numbers: Sequence[int], rule: str) -> bool:
-    """Whether the expression uses the task's numbers as the rule says, and no others."""
+    """Whether the expression uses only the task's numbers, and as often as the rule requires."""
     used, given = Counter(numbers_in(postfix)), Counter(numbers)
     return used == given if rule == "exactly_once" else used <= given
 
@@ -179,7 +179,7 @@ def uses_numbers(postfix: Sequence[str], numbers: Sequence[int], rule: str) -> b
 
 
 def operations(a: int, b: int) -> list[Step]:
-    """What two positive numbers can be joined to: positive integers up to `MAX_VALUE`, in a fixed order."""
+    """All operations on two positive numbers whose result is a positive integer up to `MAX_VALUE`, in a fixed order."""
     large, small = (a, b) if a >= b else (b, a)
     steps = []
     if large + small <= MAX_VALUE:
@@ -194,7 +194,7 @@ def operations(a: int, b: int) -> list[Step]:
 
 
 def draw_puzzle(rng: Rng, options: CountdownOptions) -> tuple[tuple[int, ...], int] | None:
-    """(numbers, target) from joining random numbers at random until one is left; None where that makes no puzzle."""
+    """(numbers, target) from random operations on random numbers until one is left; None if the result is no puzzle."""
     count = options.min_numbers + int(rng.random() * (options.max_numbers - options.min_numbers + 1))
     numbers = [1 + int(rng.random() * options.max_number) for _ in range(count)]
     values = list(numbers)
@@ -226,10 +226,10 @@ def generate(seed: int, split: Split, options: CountdownOptions) -> Puzzle:
 
 @lru_cache(maxsize=65536)
 def solve(numbers: tuple[int, ...], target: int, rule: str) -> tuple[Step, ...] | None:
-    """Operations that lead from the numbers to the target, positive integers all the way; None if there are none.
+    """Operations that lead from the numbers to the target through positive integers; None if there are none.
 
-    Depth first over what pairs can be joined to, with the states that failed remembered. Under `at_most_once` a result
-    that equals the target ends the search whatever is left.
+    The search is depth first over the operations on pairs, and remembers states without a solution. Under
+    `at_most_once` a result that equals the target ends the search even if numbers are left.
     """
     return _search(numbers, target, rule == "exactly_once", set())
 
@@ -253,7 +253,7 @@ def _search(
 
 
 def expression(steps: Sequence[Step]) -> str:
-    """One expression for the last step's result, in which earlier results stand in brackets; tokens spaced."""
+    """One expression for the last step's result, with earlier results in brackets and spaces between tokens."""
     made: dict[int, list[str]] = {}
     text = ""
     for step in steps:
@@ -291,13 +291,16 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
     max_observation_length = len(puzzle_text([100] * 6, MAX_VALUE))
 
     def instruction(self) -> str:
+        """The task and its symbols."""
         used = "at most once" if self.options.rule == "at_most_once" else "exactly once"
         return f"Make the target from the numbers with + - * / and ( ) . Use each number {used} ."
 
     def action_rule(self) -> str:
+        """The sentence that lists the actions."""
         return "The action is an expression such as ( 3 + 5 ) * 2 ."
 
     def read_action(self, text: str) -> str | None:
+        """The expression with spaces between tokens; None if the text is no expression."""
         text = text.strip()
         if len(text) > MAX_LENGTH:
             return None
@@ -306,20 +309,25 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
         return spaced if _SHAPE.fullmatch(text) and parse_expression(spaced) is not None else None
 
     def observation(self) -> str:
+        """The current state as text."""
         return self._puzzle.text()
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._puzzle.key
 
     def task_kind(self) -> str:
+        """The count of numbers."""
         return f"{len(self._puzzle.numbers)} numbers"
 
     def solution(self) -> list[str] | None:
+        """Actions to success from the current state; None if none is known."""
         steps = None if self._played else solve(self._puzzle.numbers, self._puzzle.target, self.options.rule)
         return None if steps is None else [expression(steps)]
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
-        """Names the numbers, calculates, answers; or generic talk and, more often, a random expression."""
+        """A reasoning that names the numbers and calculates, with its answer; or a generic reasoning, more often with a
+        random expression."""
         puzzle, grounded = self._puzzle, rng.random() < quality.grounded
         at_random = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
         steps = None if at_random else solve(puzzle.numbers, puzzle.target, self.options.rule)
@@ -335,6 +343,7 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
 
     @classmethod
     def phrases(cls) -> list[str]:
+        """As `ClosedVocabulary.phrases`."""
         templates = [*_FACTS, *_STEPS, *_JOINS, *(fragment for part in _GENERIC for fragment in part)]
         words = [" " + re.sub(r"{\w+}", "", template) for template in templates]
         numbers = [f" {number}" for number in range(MAX_VALUE + 1)]
@@ -344,6 +353,7 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
 
     @classmethod
     def step_rewards(cls) -> tuple[float, ...]:
+        """As `ClosedVocabulary.step_rewards`."""
         return (0.0, WRONG_REWARD, RIGHT_REWARD)
 
     def _load(self, seed: int) -> dict[str, Any]:
@@ -367,7 +377,7 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
 
 
 def random_steps(rng: Rng, numbers: Sequence[int]) -> tuple[Step, ...]:
-    """The numbers joined in a random order by random operations: well formed, rarely right."""
+    """Random operations on the numbers in random order: well formed, but rarely right."""
     values = [numbers[i] for i in draw_distinct(rng, len(numbers), len(numbers))]
     steps = []
     while len(values) > 1:

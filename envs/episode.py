@@ -1,8 +1,8 @@
-"""One task being played. An episode takes the policy's text and returns messages; it knows neither tokens nor Ray.
+"""One episode of a task. It receives the policy's text and returns messages; it depends on neither tokens nor Ray.
 
-Invariants: an episode ends when the environment terminates or after `max_turns` turns; every turn, well formed or not,
-counts as one. The format penalty is kept apart from the environment's rewards. A turn cut at its token limit costs the
-penalty of a badly formatted one, and the episode goes on.
+Invariants: an episode ends when the environment ends it or after `max_turns` turns; badly formatted turns count, too.
+The format penalty is separate from the environment's rewards. A turn that is cut at its token limit gets the penalty of
+a badly formatted turn, and the episode continues.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class TurnOutcome:
     """The result of one turn. `truncated`: a limit ended the episode here; the environment did not terminate it."""
 
     reward: float
-    """Sum of the environment's rewards in this turn, format penalty left out."""
+    """Sum of the environment's rewards in this turn, without format penalty."""
     format_penalty: float
     format_valid: bool
     format_reason: str | None
-    """Why the turn is badly formatted; None when it is not."""
+    """The reason if the turn is badly formatted, else None."""
     num_actions: int
     """Actions executed."""
     done: bool
     success: bool
     truncated: bool
     bootstrap_last_state: bool
-    """The environment itself truncated the episode, so that its last state still has value; at the turn limit, which
-    the prompt counts down to, the last state has none."""
+    """The environment itself truncated the episode, so that its last state still has value. At the turn limit the last
+    state has none, because the prompt states the number of turns left."""
     next_message: Message | None
-    """The next message to the policy; None when the episode is over."""
+    """The next message to the policy; None if the episode is over."""
 
 
 class Episode:
@@ -91,7 +91,8 @@ class Episode:
         )
 
     def _play(self, parsed: ParsedTurn) -> tuple[float, int, bool, Ending | None]:
-        """(reward, actions executed, success, how the environment ended); actions after the end are dropped."""
+        """(reward, number of executed actions, success, the environment's ending); actions after the end are
+        dropped."""
         reward, played = 0.0, 0
         for action in parsed.actions:
             self._observation, step_reward, terminated, truncated, info = self._env.step(action)
@@ -105,7 +106,7 @@ class Episode:
 
 
 def _told(info: dict[str, Any], key: str, method: str) -> Any:
-    """`info[key]` of the environment; ValueError, naming the method, where it is absent."""
+    """`info[key]` of the environment. Raises ValueError with the method's name if it is missing."""
     if key not in info:
         raise ValueError(f"the environment's {method}() returned no info[{key!r}] (envs.contract.Environment.{method})")
     return info[key]

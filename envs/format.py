@@ -1,21 +1,20 @@
 """The prompt and answer format that all environments share.
 
-The assistant's turn is opened with `<think>` by us, so that the opening belongs to X. The policy samples
+Squelch opens the assistant's turn with `<think>`, so that the opening belongs to X. The policy samples
 
     reasoning </think> <answer> Up || Left </answer>
 
-and ends its turn. All text that we write is made of words separated by single spaces or newlines, punctuation included,
-so that a word-level tokenizer sees a small closed vocabulary.
+and ends its turn. In all text of Squelch, words and punctuation are separated by single spaces or newlines, so that a
+word-level tokenizer has a small closed vocabulary.
 
 Parsing never raises and takes time linear in the text. It decides separately which actions are executed and whether the
 turn is well formed:
 
-- The answer is the text between the first `<answer>` after the first `</think>` and the first `</answer>` after that:
-  one action where a turn holds one, else actions separated by `||`.
-  Its actions up to the first unknown one, and at most `max_actions_per_turn`, are executed. Without those three tags
-  nothing is.
-- The turn is well formed only if each of the tags occurs exactly once, `<think>` not again, nothing but white space
-  stands between the two blocks and after them, and every action is known and within the limit.
+- The answer is the text between the first `<answer>` after the first `</think>` and the first `</answer>` after that.
+  It is one action if `max_actions_per_turn` is 1, else actions separated by `||`. The actions before the first unknown
+  action are executed, at most `max_actions_per_turn`. Without those three tags no action is executed.
+- The turn is well formed only if each of the tags occurs exactly once, `<think>` does not occur again, only white space
+  is between the two blocks and after them, and every action is known and within the limit.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ class ParsedTurn:
     actions: tuple[str, ...]
     valid: bool
     reason: str | None
-    """Why the turn is badly formatted; None when it is not."""
+    """The reason if the turn is badly formatted, else None."""
 
 
 def system_message(env: Environment, config: FormatConfig) -> str:
-    """The environment's rules, and how to answer."""
+    """The environment's rules and the answer format."""
     return f"{env.rules()} {_format_rule(config.resolved(env))}"
 
 
 def _format_rule(config: FormatConfig) -> str:
-    """`config` is resolved."""
+    """The sentence about the answer format; `config` is resolved."""
     count = config.max_actions_per_turn
     what = "action" if count == 1 else "actions"
     how_many = "1 action" if count == 1 else f"at most {count} actions separated by {SEPARATOR}"
@@ -61,7 +60,7 @@ def _format_rule(config: FormatConfig) -> str:
 
 
 def turn_message(observation: str, actions_left: int, reward: float | None) -> str:
-    """The message to the policy before a turn; `reward` is that of the turn before, None at the first."""
+    """The message to the policy before a turn; `reward`: the reward of the previous turn, None at the first turn."""
     told = "" if reward is None else f"reward {reward_text(reward)}\n"
     return f"{told}{observation}\nactions left {actions_left}"
 
@@ -82,8 +81,8 @@ def well_formed(reasoning: str, actions: Sequence[str]) -> str:
 
 
 def phrases(environment: type[Environment], config: FormatConfig) -> list[str]:
-    """Texts that a policy is certainly fed, or shown as a demonstration, in this environment whatever its options, each
-    with the white space that it can have before it. They hold every word where the vocabulary is closed."""
+    """Texts that are fed to a policy, or shown in demonstrations, in this environment under all options, each with the
+    white space that can precede it. If the vocabulary is closed, they contain every word."""
     if not reads_words(environment):
         return format_phrases(config.resolved(environment), (0.0,))
     words = cast("type[ClosedVocabulary]", environment)
@@ -91,12 +90,12 @@ def phrases(environment: type[Environment], config: FormatConfig) -> list[str]:
 
 
 def reads_words(environment: type[Environment]) -> bool:
-    """Whether a tokenizer of whole words suits: the environment lists its words (`ClosedVocabulary`)."""
+    """Whether a tokenizer of whole words can be used: the environment lists its words (`ClosedVocabulary`)."""
     return not lacking(environment, ClosedVocabulary)
 
 
 def format_phrases(config: FormatConfig, step_rewards: Sequence[float]) -> list[str]:
-    """The texts that the turn format itself writes; `config` is resolved."""
+    """The texts of the turn format itself; `config` is resolved."""
     sums, actions, turns_left = {0.0}, config.max_actions_per_turn or 1, config.max_turns or 1
     for _ in range(actions):
         sums |= {round(total + reward, 1) for total in sums for reward in step_rewards}
@@ -120,7 +119,7 @@ def parse(text: str, max_actions: int, read_action: ReadAction) -> ParsedTurn:
 
 
 def _misplaced(text: str, before: str, after: str) -> str | None:
-    """What is wrong about the tags of a text that has a complete answer."""
+    """The error in the tags of a text with a complete answer, if any."""
     if THINK_OPEN in text:
         return f"{THINK_OPEN} again"
     for tag in (THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE):
@@ -132,7 +131,7 @@ def _misplaced(text: str, before: str, after: str) -> str | None:
 
 
 def _read_actions(content: str, limit: int, read_action: ReadAction) -> tuple[tuple[str, ...], str | None]:
-    """The actions to be executed, and what is wrong with the answer, if anything."""
+    """The actions to be executed, and the error in the answer, if any."""
     pieces = [content] if limit == 1 else content.split(SEPARATOR, limit)
     chosen: list[str] = []
     for piece in pieces[:limit]:

@@ -1,4 +1,4 @@
-"""Task options, checked with errors that name the option and what would be right."""
+"""Check of task options, with errors that name the option and say what would be right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_options(environment: str, model: type[S], options: dict[str, Any]) -> S:
-    """`options` checked against the environment's model; ValueError names the option and what would be right."""
+    """`options`, checked against the environment's model. Raises ValueError with the option and what would be right."""
     known = list(model.model_fields)
     for key in options:
         if key not in known:

@@ -1,4 +1,4 @@
-"""The environments by name. This module imports none of them, nor Gymnasium, before one is asked for.
+"""The environments by name. An environment, and Gymnasium, are imported only when the environment is requested.
 
 A table entry is `name: "module:Class"`. `package.module:Class` itself is a name too, and needs no entry.
 """
@@ -24,11 +24,11 @@ ENVIRONMENTS: dict[str, str] = {
 }
 """The paper's seven. Each is a `TextEnv` with every capability; Gymnasium knows it as `squelch/<name>-v0`."""
 ADAPTERS: dict[str, str] = {"Gymnasium": "envs.adapters.gymnasium_text:GymnasiumText"}
-"""Wrappers of other people's environments. They can be played; they demonstrate nothing."""
+"""Wrappers of third-party environments. They can be played, but have no demonstrations."""
 
 
 def environment_names() -> list[str]:
-    """Names of the environments that are written here, sorted."""
+    """Names of Squelch's own environments, sorted."""
     return sorted(ENVIRONMENTS)
 
 
@@ -58,13 +58,13 @@ def environment_class(name: str) -> type[Environment]:
 
 
 def make(name: str, split: Split = "train", options: dict[str, Any] | None = None) -> Environment:
-    """The environment of that name; ValueError for an unknown name, split or option."""
+    """The environment of that name. Raises ValueError for an unknown name, split or option."""
     environment = environment_class(name)
     check_split(split)
-    read_options(name, environment.Options, options or {})  # first, so that none passes for a constructor argument
+    read_options(name, environment.Options, options or {})  # first, so that no option is taken for another argument
     return environment(split=split, **(options or {}))
 
 
 def resolved(config: EnvironmentConfig) -> EnvironmentConfig:
-    """`config` with the environment's own numbers in the place of what the format leaves open."""
+    """`config` with the environment's own numbers where the format does not set them."""
     return config.model_copy(update={"format": config.format.resolved(environment_class(config.name))})

@@ -1,4 +1,4 @@
-"""Which tasks train and which validate: the split of a task follows from its content.
+"""Split of tasks into training and validation: the split of a task follows from its content.
 
 Invariants: the content's digest alone decides the split, so no content is in both splits, whatever the seeds. A data
 set that publishes its own split keeps it.
@@ -16,7 +16,7 @@ from envs.settings import Settings
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 VALIDATION_SHARE = 8
-"""One task content in this many belongs to validation."""
+"""One of this many task contents belongs to validation."""
 MAX_DRAWS = 20_000
 """Draws after which an environment concludes that its options admit no task."""
 
@@ -28,12 +28,12 @@ def check_split(split: str) -> None:
 
 
 def task_seeds(first_seed: int) -> Iterator[int]:
-    """The k-th task of a run has seed `first_seed + k`."""
+    """The seeds of a run's tasks; the k-th is `first_seed + k`."""
     return itertools.count(first_seed)
 
 
 def task_key_of(name: str, content: str) -> str:
-    """Hex digest (128 bits) of a task's content; `name` keeps the environments apart."""
+    """Hex digest (128 bits) of a task's content; `name` makes digests of different environments differ."""
     return hashlib.blake2b(f"{name}\n{content}".encode(), digest_size=16).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """SortWords: put words into alphabetical order. The template of docs/adding-an-environment.md: copy it and change it.
 
-It is complete, and the tests play it. It has no entry in `envs.registry`: `environment.name=envs.template:SortWords`
-plays it by its path.
+It is complete, and the tests play it. It has no entry in `envs.registry`; its path is its name:
+`environment.name=envs.template:SortWords`.
 
 Invariants: no word occurs twice in a task; the words shown are never in order. An episode ends at the right answer, or
 after the last turn of the format; each wrong attempt halves the reward of the right answer.
@@ -46,22 +46,25 @@ class SortWords(TextEnv, Demonstrator):
     max_action_length = 200
     max_observation_length = 200
 
-    # --- what the policy is told ---
+    # --- the messages to the policy ---
 
     def instruction(self) -> str:
+        """The task in a few words."""
         return "Put the words into alphabetical order ."
 
     def action_rule(self) -> str:
+        """The sentence that lists the actions."""
         return "The action is all words in order , separated by spaces ."
 
     def observation(self) -> str:
+        """The current state as text."""
         return f"words {' '.join(self._words)}"
 
-    # --- what it says ---
+    # --- the policy's answer ---
 
     def read_action(self, text: str) -> str | None:
-        """Lower-case words, one space between them: whether the text is an action, not whether it is right."""
-        if len(text) > 10 * self.max_action_length:  # before anything that costs more than a look at the length
+        """Lower-case words with one space between them; None if the text is no action. A wrong order is an action."""
+        if len(text) > 10 * self.max_action_length:  # first, because all other checks take time linear in the text
             return None
         words = text.lower().split()
         said = " ".join(words)
@@ -71,8 +74,8 @@ class SortWords(TextEnv, Demonstrator):
     # --- the task ---
 
     def _load(self, seed: int) -> dict[str, Any]:
-        """Draw until the content belongs to this split, so that validation stays out of training."""
-        rng = random.Random(f"{self.name} {seed}")  # a stream of its own; never the global one
+        """Draw until the content belongs to this split, so that validation tasks never train."""
+        rng = random.Random(f"{self.name} {seed}")  # an own stream; never use the global one
         for _ in range(MAX_DRAWS):
             words = [WORDS[index] for index in draw_distinct(rng, self.options.num_words, len(WORDS))]
             key = task_key_of(self.name, " ".join(words))
@@ -82,9 +85,11 @@ class SortWords(TextEnv, Demonstrator):
         raise no_task(self.name, self.options)
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._key
 
     def solution(self) -> list[str] | None:
+        """Actions to success from the current state; None if none is known."""
         return None if self._solved else [" ".join(sorted(self._words))]
 
     # --- playing it ---
@@ -106,7 +111,7 @@ class SortWords(TextEnv, Demonstrator):
     # --- for the tiny policy ---
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
-        """Names the first word, or talks generally; sometimes the order is wrong, so that rewards vary."""
+        """A reasoning that names the first word or is generic; sometimes the order is wrong, so that rewards vary."""
         grounded = rng.random() < quality.grounded
         order = sorted(self._words)
         if rng.random() < (quality.random_plan if grounded else quality.generic_random_plan):

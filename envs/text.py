@@ -1,4 +1,4 @@
-"""The characters that an observation may hold."""
+"""The characters that an observation may contain."""
 
 _RANGES = ((0x20, 0x7F), (0xA1, 0x250), (0x370, 0x400), (0x2010, 0x2028), (0x20A0, 0x20C0), (0x2190, 0x2300))
 PRINTABLE = "\n" + "".join(chr(c) for first, end in _RANGES for c in range(first, end) if chr(c).isprintable())

@@ -1,9 +1,9 @@
-"""How solver demonstrations are put into words, shared by all environments.
+"""Wording of solver demonstrations, shared by all environments.
 
-A demonstration warms up a tiny policy and is deliberately unfinished: part of it verbalises the state in varied
-wording, part is generic talk that fits any state, some coordinates are wrong and some plans are random, so that input
-dependence and reward variance are both there to be won or lost. The vocabulary is closed: lower-case words, one digit
-a coordinate, one space between words.
+Demonstrations warm up a tiny policy and are deliberately imperfect: some describe the state in varied wording, some are
+generic text that fits any state, some coordinates are wrong and some plans are random. So training can both increase
+and decrease input dependence and reward variance. The vocabulary is closed: lower-case words, one digit per coordinate,
+one space between words.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ T = TypeVar("T")
 
 JOINS = ("", "and", ",")
 PLAN_JOINS = (" ", " then ")
-SWAP_RATE = 0.3  # how often the facts are told in another order
-SHORT_PLAN_RATE = 0.1  # how often a plan stops at one action
+SWAP_RATE = 0.3  # probability that the facts are stated in another order
+SHORT_PLAN_RATE = 0.1  # probability that a plan stops after one action
 
 
 class Rng(Protocol):
-    """Anything that draws uniforms from [0, 1): `random.Random` and `numpy.random.Generator` both do."""
+    """A generator of uniform numbers in [0, 1), such as `random.Random` and `numpy.random.Generator`."""
 
-    def random(self) -> float: ...
+    def random(self) -> float:
+        """The next number in [0, 1)."""
+        ...
 
 
 class DemonstrationQuality(Settings):
-    """How good demonstrations are. Each rate is a probability per turn."""
+    """Quality of demonstrations. Each rate is a probability per turn."""
 
     grounded: float = Field(0.65, ge=0, le=1)
     """The reasoning names the state's coordinates; otherwise it is generic."""
@@ -62,7 +64,7 @@ class Wording:
     generic: tuple[tuple[str, ...], ...]
 
     def fragments(self) -> list[str]:
-        """Every piece of text that a reasoning can be made of, coordinates and action words left out."""
+        """All text fragments of reasonings, without coordinates and action words."""
         templates = [t for group in (*self.facts.values(), self.plans) for t in group]
         generic = [fragment for part in self.generic for fragment in part]
         return [t.replace("{}", " ") for t in templates] + generic + list(JOINS) + list(PLAN_JOINS)
@@ -93,7 +95,7 @@ def grounded_reasoning(rng: Rng, wording: Wording, facts: dict[str, Cell], actio
 
 
 def generic_reasoning(rng: Rng, wording: Wording) -> str:
-    """Talk that fits any state."""
+    """A reasoning that fits any state."""
     return " ".join(choose(rng, part) for part in wording.generic)
 
 

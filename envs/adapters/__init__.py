@@ -1,1 +1,1 @@
-"""Wrappers that make other people's environments playable, each one file and one entry of `envs.registry.ADAPTERS`."""
+"""Wrappers of third-party environments; each is one file and one entry of `envs.registry.ADAPTERS`."""

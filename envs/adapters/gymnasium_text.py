@@ -1,10 +1,10 @@
-"""Any Gymnasium environment with Discrete or Text actions whose state can be told as text, such as Taxi.
+"""Any Gymnasium environment with Discrete or Text actions whose state can be shown as text, such as Taxi.
 
     environment.name=Gymnasium
     environment.options='{id: Taxi-v4, actions: [South, North, East, West, Pickup, Dropoff]}'
 
-The policy sees the environment's `ansi` rendering, or its observation where that is text (`render: false`). Colours
-carry meaning in Gymnasium's renderings (Taxi shows the taxi by one), so `R` in blue becomes `[blue R]`.
+The policy sees the environment's `ansi` rendering, or with `render: false` its observation, which must be text. Colours
+have a meaning in Gymnasium's renderings (Taxi marks the taxi by a colour), so `R` in blue becomes `[blue R]`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from envs.text import printable
 MAX_OBSERVATION = 4000
 """Characters of an observation; the rest is cut."""
 MAX_RESETS = 1000
-"""Starts drawn before the adapter concludes that the split has none."""
+"""Number of starts drawn before the adapter concludes that the split has none."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED = re.compile(r"\x1b\[[34]([0-7])[0-9;]*m(.*?)\x1b\[0m", flags=re.DOTALL)
 
 
 class GymnasiumOptions(Settings):
-    """Which environment, and what the policy is told about it."""
+    """The environment, and the instruction to the policy."""
 
     id: str
     """Gymnasium's id, such as `Taxi-v4`; `module:id` imports the module that registers it first."""
@@ -45,10 +45,10 @@ class GymnasiumOptions(Settings):
     render: bool = True
     """Whether to show the `ansi` rendering. False shows the observation, which must then be text."""
     success_reward: float = 0.0
-    """The least last reward of a solved episode; `info["is_success"]` decides instead where the environment sets it."""
+    """Smallest last reward of a solved episode; ignored if the environment sets `info["is_success"]`."""
     hold_out: bool = True
-    """Whether validation has starts of its own, by the digest of the first observation. False where there is a single
-    start, as in CliffWalking: validation then plays the training task."""
+    """Whether validation has its own starts, by the digest of the first observation. Set it to false for a single
+    start, as in CliffWalking; validation then plays the training task."""
 
 
 class GymnasiumText(Environment):
@@ -75,7 +75,7 @@ class GymnasiumText(Environment):
         self._known = {name.lower(): name for name in names}
 
     def _check_speech(self) -> None:
-        """ValueError where actions are neither Discrete nor Text, or the state cannot be told as text."""
+        """Raises ValueError if actions are neither Discrete nor Text, or the state cannot be shown as text."""
         env, modes = self._env, self._env.metadata.get("render_modes", [])
         if not isinstance(env.action_space, Discrete | Text):
             raise ValueError(f"environment.options.id: actions must be Discrete or Text (got {env.action_space})")
@@ -85,16 +85,19 @@ class GymnasiumText(Environment):
             raise ValueError(f"environment.options.render: observations must be Text (got {env.observation_space})")
 
     def rules(self) -> str:
+        """The configured instruction and the actions."""
         actions = f"Actions {' '.join(self._numbers)} ." if self._numbers else "The action is text ."
         return f"{self.options.instruction} {actions}"
 
     def read_action(self, text: str) -> str | None:
+        """The action's name in its one spelling, or for Text actions the text; None if it is no action."""
         if self._numbers:
             return self._known.get(text.strip().lower())
         said = text.strip()
         return said if self._env.action_space.contains(said) else None
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Draws starts from `seed` until one belongs to the split."""
         for draw in range(MAX_RESETS):
             start = random.Random(f"{self.options.id} {seed} {draw}").getrandbits(32)
             observation, info = self._env.reset(seed=start)
@@ -106,6 +109,7 @@ class GymnasiumText(Environment):
         raise no_task(f"{self.options.id} (split {self.split})", self.options, MAX_RESETS)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """As `Environment.step`; `success` is `is_success`, or depends on the last reward (`success_reward`)."""
         played = self._numbers[action] if self._numbers else action
         observation, reward, terminated, truncated, info = self._env.step(played)
         solved = info.get("is_success", terminated and float(reward) >= self.options.success_reward)
@@ -117,5 +121,5 @@ class GymnasiumText(Environment):
 
 
 def _in_words(coloured: re.Match[str]) -> str:
-    """A coloured stretch with the colour's name in the place of the terminal's codes."""
+    """A coloured piece of text with the colour's name instead of the terminal's codes."""
     return f"[{' '.join((_COLOURS[int(coloured[1])], *coloured[2].split()))}]"

@@ -1,9 +1,10 @@
-"""Which files hold a data set: a file, several, a folder as the Hugging Face hub publishes it, or a data set's hub id.
+"""Finds the files of a data set: one or several files, a folder with the layout of the Hugging Face hub, or a hub id.
 
-Splits are told from names as the hub tells them (its page "File names and splits"): `NAME-00000-of-00004.parquet` is
-split NAME; else a key word (train, training, validation, valid, val, dev, test, testing, eval, evaluation) in the
-file's name or else its folders, set off by other characters than letters; else train. A subset is a folder that is none
-of these (`taco/train-00000-of-00001.parquet`). The network is used only for a hub id that the user named.
+Splits are recognised by names as on the hub (its page "File names and splits"): `NAME-00000-of-00004.parquet` is split
+NAME. Otherwise a key word (train, training, validation, valid, val, dev, test, testing, eval, evaluation) in the file's
+name, or else in its folders, gives the split; the key word must be delimited by characters other than letters.
+Otherwise the split is train. A folder without such a key word is a subset (`taco/train-00000-of-00001.parquet`). The
+network is used only for a hub id that the user gave.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 NOT_DATA = frozenset({"dataset_info.json", "dataset_infos.json", "config.json", "state.json"})
 DEFAULT_SUBSET = "default"
 CONVERTED = "refs/convert/parquet"
-"""Where the hub keeps the Parquet files that it makes of a data set published otherwise."""
+"""Revision with the Parquet files to which the hub converts a data set of another format."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SHARD = re.compile(r"(?P<split>\w[\w.]*)-\d{4,5}-of-\d{4,5}(-[0-9a-f]+)?")
@@ -34,12 +35,12 @@ _SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in wor
 
 
 class UnknownSplitError(ValueError):
-    """The data set does not publish the split asked for; the message names those that it does."""
+    """The data set does not publish the requested split; the message names its splits."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a file's name says about it."""
+    """Split and subset of a file, according to its name."""
 
     subset: str
     split: str
@@ -49,8 +50,8 @@ class Place:
 def find_files(source: Source, split: str, subset: str | None = None) -> list[Path]:
     """The files of one split, sorted; downloaded first if `source` is a hub id.
 
-    ValueError for nothing at that path, for no data files there, and for an unknown split or subset (names those that
-    exist).
+    Raises ValueError if the path does not exist or has no data files, and for an unknown split or subset (with the
+    existing ones).
     """
     if not isinstance(source, str | os.PathLike):
         return _pick_local([Path(path) for path in source], None, split, subset)
@@ -64,7 +65,7 @@ def find_files(source: Source, split: str, subset: str | None = None) -> list[Pa
 
 
 def pick_files(names: Iterable[str], split: str, subset: str | None, where: str) -> list[str]:
-    """Those of the relative `names` that hold `split` of `subset`: Parquet if there is any, else JSON; sorted."""
+    """The relative `names` of the files of `split` and `subset`, sorted: Parquet files if there are any, else JSON."""
     places = {name: place for name in names if (place := place_of(name)) is not None}
     if not places:
         raise ValueError(f"{where}: no data files there; need files that end in {', '.join(SUFFIXES)}")
@@ -80,7 +81,7 @@ def pick_files(names: Iterable[str], split: str, subset: str | None, where: str)
 
 
 def place_of(name: str) -> Place | None:
-    """What a file's name, relative to the data set's folder, says; None if it is no data file."""
+    """Split and subset from a file's name relative to the data set's folder; None if it is not a data file."""
     path = PurePosixPath(name)
     if path.suffix not in SUFFIXES or path.name in NOT_DATA:
         return None
@@ -109,14 +110,14 @@ def _choose_subset(known: Sequence[str], subset: str | None, where: str) -> str:
 
 
 def _pick_local(paths: Sequence[Path], folder: Path | None, split: str, subset: str | None) -> list[Path]:
-    """`paths` lie in `folder`, whose layout says what they hold; without one, only their own names do."""
+    """The files of a split among `paths`, according to the layout of `folder`, or without it to their own names."""
     for path in paths:
         if not path.is_file():
             raise ValueError(f"{path}: no such file or folder{_hub_hint(path)}")
         if folder is None and place_of(path.name) is None:
             raise ValueError(f"{path}: not a data file; its name must end in {', '.join(SUFFIXES)}")
     names = {path.relative_to(folder).as_posix() if folder else path.name: path for path in paths}
-    if len(names) < len(paths):  # files of one name in several folders: the folders' names matter then
+    if len(names) < len(paths):  # files with equal names in several folders are distinguished by their folders
         names = {path.as_posix(): path for path in paths}
     where = str(folder or ", ".join(map(str, paths)))
     return [names[name] for name in pick_files(names, split, subset, where)]
@@ -127,7 +128,7 @@ def _hub_hint(path: Path) -> str:
 
 
 def _from_hub(dataset: str, split: str, subset: str | None) -> list[Path]:
-    """Download one split of a published data set; without a network, what an earlier download left in the cache."""
+    """Download one split of a published data set; without a network, use the files in the cache."""
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -147,7 +148,7 @@ def _from_hub(dataset: str, split: str, subset: str | None) -> list[Path]:
 
 
 def _converted(dataset: str) -> list[str]:
-    """Names of the Parquet files that the hub made of a data set; empty if it made none."""
+    """Names of the Parquet files to which the hub converted a data set; empty if there are none."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

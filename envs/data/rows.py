@@ -7,16 +7,16 @@
     rows = read_rows("path/to/MetaMathQA", "train", Question)      # a Sequence[Question]
     mine = split_rows("path/to/MetaMathQA", "validation", Question, group_by="query")
 
-A row type is a pydantic model whose fields (or their aliases) are the columns wanted; a field with a default is
-optional, and columns beyond them are not read. Invariants:
+A row type is a pydantic model whose fields (or their aliases) are the wanted columns; a field with a default is
+optional, and other columns are not read. Invariants:
 
-- Opening reads no rows: of Parquet only the footers, of JSON one pass that notes where rows begin. A row is read when
-  asked for, a row group at a time, and at most `CACHE_BYTES` of row groups are kept, so that a data set larger than
-  memory is readable. Readers may be shared between threads.
-- What is wrong with a file is a ValueError that names file, row (from 1; of JSON Lines the line) and column, and says
-  what would be right.
-- `split_rows`: no group is in both splits, and the held-out part of a data set that publishes no validation split is a
-  function of the groups' digests, so that it is the same in every run and never trains.
+- Opening reads no rows: for Parquet only the footers, for JSON one pass that finds the beginnings of rows. A row is
+  read when it is accessed, a row group at a time, and at most `CACHE_BYTES` of row groups are cached, so that a data
+  set may be larger than memory. Readers may be shared between threads.
+- Bad data in a file raise a ValueError that names file, row (from 1; for JSON Lines the line) and column, and says what
+  would be right.
+- `split_rows`: no group is in both splits. If a data set publishes no validation split, the held-out part is a function
+  of the groups' digests, so it is the same in every run and is never trained on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Row = TypeVar("Row", bound=BaseModel)
 T = TypeVar("T")
 
 CACHE_BYTES = 256 * 2**20
-"""Row groups kept in memory, over all readers of the process; the newest one always is."""
+"""Most bytes of row groups cached in memory, over all readers of the process; the newest row group is always cached."""
 _SCAN_BYTES = 2**24
 _JSON_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 
@@ -55,9 +55,10 @@ _JSON_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 def read_rows(source: Source, split: str, row_type: type[Row], subset: str | None = None) -> Rows[Row]:
     """The rows of one published split, as a sequence that reads lazily.
 
-    `source`: a file, several files, a folder as the hub publishes it, or a hub id `OWNER/NAME` (downloaded).
-    `split`: as published (train, validation, test, or the data set's own name). `subset`: of several in one data set.
-    ValueError names what is missing and what exists. Opening costs a pass over JSON files, so share what is opened.
+    `source`: a file, several files, a folder with the layout of the hub, or a hub id `OWNER/NAME` (downloaded).
+    `split`: a published split (train, validation, test, or the data set's own name). `subset`: one of the data set's
+    subsets. Raises ValueError naming the missing split or file and the existing ones. Opening needs a pass over JSON
+    files, so share the result.
     """
     columns = [field.alias or name for name, field in row_type.model_fields.items()]
     required = {field.alias or name for name, field in row_type.model_fields.items() if field.is_required()}
@@ -71,11 +72,11 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
 def split_rows(
     source: Source, split: Split, row_type: type[Row], group_by: str, subset: str | None = None
 ) -> Part[Row]:
-    """The rows that one of our two splits owns; rows with the same text in column `group_by` are never parted (case and
-    white space aside).
+    """The rows of one of Squelch's two splits. Rows with the same text in column `group_by`, ignoring case and white
+    space, are always in the same split.
 
-    Where a validation split is published it is ours, and training rows of a group in it are left out; where none is,
-    the groups of `train` whose digest says so (`envs.base.split_of`) are held out. A published `test` is never read.
+    A published validation split is used as it is, and training rows of its groups are excluded. Without one, groups of
+    `train` are held out by their digest (`envs.base.split_of`). A published `test` is never read.
     """
     rows = read_rows(source, "train", row_type, subset)
     try:
@@ -90,7 +91,7 @@ def split_rows(
 
 
 class LazyRows(Sequence[Row], ABC):
-    """A sequence whose items are read when asked for."""
+    """A sequence whose items are read when they are accessed."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -105,15 +106,15 @@ class LazyRows(Sequence[Row], ABC):
 
     @abstractmethod
     def read(self, index: int) -> Row:
-        """The row at `index`, 0 <= index < len(self), checked; ValueError names file, row and column."""
+        """The row at `index`, 0 <= index < len(self), checked. Raises ValueError with file, row and column."""
 
     @abstractmethod
     def location(self, index: int) -> str:
-        """File and row of that item, for a caller's own complaints."""
+        """File and row of an item, for error messages of callers."""
 
 
 class Rows(LazyRows[Row]):
-    """Rows of several files one after another, each checked when it is read."""
+    """Rows of several files in sequence; each row is checked when it is read."""
 
     def __init__(self, shards: Sequence[Shard], row_type: type[Row]) -> None:
         self.row_type = row_type
@@ -127,6 +128,7 @@ class Rows(LazyRows[Row]):
         return ", ".join(str(shard.path) for shard in self._shards)
 
     def read(self, index: int) -> Row:
+        """As `LazyRows.read`."""
         shard, offset = self._find(index)
         try:
             return self.row_type.model_validate(shard.row(offset))
@@ -134,11 +136,13 @@ class Rows(LazyRows[Row]):
             raise ValueError(f"{self.location(index)}, {_complaint(error)}") from error
 
     def location(self, index: int) -> str:
+        """As `LazyRows.location`."""
         shard, offset = self._find(index)
         return f"{shard.path}, {shard.row_name(offset)}"
 
     def column(self, name: str) -> Iterator[str]:
-        """One text column in order, without reading the others where the format allows; ValueError for other types."""
+        """One text column in order, without reading the others if the format allows it. Raises ValueError for other
+        types."""
         for shard in self._shards:
             for offset, value in enumerate(shard.column(name)):
                 if not isinstance(value, str):
@@ -152,7 +156,7 @@ class Rows(LazyRows[Row]):
 
 
 class Part(LazyRows[Row]):
-    """Some of the rows, by index; at least one."""
+    """A subset of the rows, by index; at least one row."""
 
     def __init__(self, rows: Rows[Row], indices: np.ndarray, name: str) -> None:
         if not len(indices):
@@ -163,9 +167,11 @@ class Part(LazyRows[Row]):
         return len(self._indices)
 
     def read(self, index: int) -> Row:
+        """As `LazyRows.read`."""
         return self._rows.read(int(self._indices[index]))
 
     def location(self, index: int) -> str:
+        """As `LazyRows.location`."""
         return self._rows.location(int(self._indices[index]))
 
 
@@ -180,11 +186,11 @@ class Shard(ABC):
 
     @abstractmethod
     def row(self, index: int) -> dict[str, Any]:
-        """The wanted columns of one row, those that it has."""
+        """The wanted columns that the row has."""
 
     @abstractmethod
     def row_name(self, index: int) -> str:
-        """How an error calls that row."""
+        """The row's name in error messages."""
 
     @abstractmethod
     def column(self, name: str) -> Iterator[Any]:
@@ -216,6 +222,7 @@ class ParquetShard(Shard):
         return self._file.metadata.num_rows
 
     def row(self, index: int) -> dict[str, Any]:
+        """As `Shard.row`."""
         group = bisect.bisect_right(self._ends, index)
         table = _CACHE.get((self._number, group))
         if table is None:
@@ -224,9 +231,11 @@ class ParquetShard(Shard):
         return table.slice(index - (self._ends[group - 1] if group else 0), 1).to_pylist()[0]
 
     def row_name(self, index: int) -> str:
+        """As `Shard.row_name`."""
         return f"row {index + 1}"
 
     def column(self, name: str) -> Iterator[Any]:
+        """As `Shard.column`."""
         if name not in self._file.schema_arrow.names:
             raise ValueError(f"{self.path}: no column {name!r}; it has {', '.join(self._file.schema_arrow.names)}")
         for group in range(len(self._ends)):
@@ -246,7 +255,7 @@ class ParquetShard(Shard):
 
 
 class JsonShard(Shard):
-    """JSON Lines, or one JSON array of objects; the file is memory-mapped and rows are parsed when asked for."""
+    """JSON Lines, or one JSON array of objects; the file is memory-mapped and a row is parsed when it is accessed."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         super().__init__(path, columns)
@@ -262,13 +271,16 @@ class JsonShard(Shard):
         return len(self._spans)
 
     def row(self, index: int) -> dict[str, Any]:
+        """As `Shard.row`."""
         found = self._parse(index)
         return {name: found[name] for name in self.columns if name in found}
 
     def row_name(self, index: int) -> str:
+        """As `Shard.row_name`."""
         return f"row {index + 1}" if self._is_array else f"line {self._lines[index]}"
 
     def column(self, name: str) -> Iterator[Any]:
+        """As `Shard.column`."""
         for index in range(len(self)):
             found = self._parse(index)
             if name not in found:
@@ -337,8 +349,8 @@ def _only_separators(between: bytes, path: Path, row: int) -> None:
 
 
 def _digests(rows: Rows[Any], column: str) -> np.ndarray:
-    """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space aside: data
-    sets repeat a question with a line break more, which must not train where it validates."""
+    """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space are
+    ignored: data sets repeat questions with an additional line break, and such copies must be in the same split."""
     keys = (int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16) for text in rows.column(column))
     return np.fromiter(keys, np.uint64, len(rows))
 
@@ -356,7 +368,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _GroupCache:
-    """Decoded row groups, the longest unused dropped first."""
+    """Cache of decoded row groups; the least recently used is dropped first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -364,12 +376,14 @@ class _GroupCache:
         self._bytes = 0
 
     def get(self, key: tuple[int, int]) -> pa.Table | None:
+        """A cached row group; None if it is not cached."""
         with self._lock:
             if key in self._tables:
                 self._tables.move_to_end(key)
             return self._tables.get(key)
 
     def put(self, key: tuple[int, int], table: pa.Table) -> None:
+        """Adds a row group, and drops others beyond `CACHE_BYTES`."""
         with self._lock:
             if key not in self._tables:
                 self._bytes += table.nbytes
@@ -383,7 +397,7 @@ _NUMBERS = itertools.count()
 
 
 def shuffled(seed: int, count: int) -> int:
-    """A permutation of range(count) as `seed` runs through `count` integers in a row."""
+    """Maps any `count` consecutive values of `seed` to a permutation of range(count)."""
     stride = int(count * 0.618) | 1
     while math.gcd(stride, count) > 1:
         stride += 2

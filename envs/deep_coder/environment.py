@@ -1,13 +1,13 @@
 """DeepCoder: write a program; the reward is the share of its tests that it passes (paper, appendix B.1).
 
-One turn, as in the paper; with more of them (`environment.format.max_turns`) the policy is told how many tests its
-program passed and may write another, and each turn pays what it adds to the best share so far, so that an episode's
-return is the share that its best program passed. Programs run in `envs.sandbox`, whose judge sees the expected outputs
-and whose sandbox does not.
+An episode has one turn, as in the paper. With more turns (`environment.format.max_turns`) the policy is told how many
+tests its program passed and may write another program. The reward of a turn is the increase of the best share so far,
+so an episode's return is the share that its best program passed. Programs run in `envs.sandbox`; the expected outputs
+stay outside of the sandbox.
 
 Tasks: generated (`envs.deep_coder.tasks`), or with `data` the published problems (`envs.deep_coder.published`).
 
-Who waits: `step`, for the sandbox, at most `sandbox.limits.total_s` and the start of an interpreter.
+`step` waits for the sandbox, at most `sandbox.limits.total_s` plus the start of an interpreter.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ MAX_PROGRAM = 20_000
 MAX_TEXT = 16_000
 FENCE = "```"
 MAX_SHOWN = 160
-"""Characters of a program's own words that it is shown after a public test went wrong."""
+"""Characters of a program's output that the policy sees after a public test failed."""
 _OPENERS = ("", "so ", "i must ", "first ")
 _GENERIC = ("let me write it", "this is a program", "i read the task again", "easy enough", "i follow the examples")
 
 
 class DeepCoderOptions(Settings):
-    """Which problems, how many of their tests, and the sandbox."""
+    """The problems, the number of their tests, and the sandbox."""
 
     difficulty: Difficulty | Literal["mixed"] = "mixed"
-    """Of generated problems; `mixed`: a third of each. Without effect where `data` is set."""
+    """Difficulty of generated problems; `mixed`: a third of each. Without effect if `data` is set."""
     data: str | None = None
     """Published problems: a Parquet or JSON file, a folder of them, or an id on the Hugging Face hub
     (`agentica-org/DeepCoder-Preview-Dataset`, downloaded). Unset: generated problems, offline."""
     subset: str | None = None
-    """Which part of `data`, where it has several: `taco`, `primeintellect`, `lcbv5`."""
+    """Subset of `data`, if it has several: `taco`, `primeintellect`, `lcbv5`."""
     max_tests: int = Field(15, ge=1)
-    """Tests of a published problem that are run: those with the longest inputs. Generated ones have 6."""
+    """Most tests of a published problem that are run: those with the longest inputs. Generated problems have 6
+    tests."""
     sandbox: SandboxConfig = SandboxConfig()
-    """The sandbox that programs run in."""
+    """The sandbox in which programs run."""
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +78,7 @@ def generated(seed: int, split: Split, options: DeepCoderOptions) -> Problem:
 
 
 class DeepCoder(TextEnv, Demonstrator):
-    """Write a program that passes the tests; pays the share of them that it passes."""
+    """Write a program; the reward is the share of the tests that it passes."""
 
     name = "DeepCoder"
     Options = DeepCoderOptions
@@ -95,6 +96,7 @@ class DeepCoder(TextEnv, Demonstrator):
             published(self.options.data, split, self.options.subset)
 
     def notes(self) -> list[str]:
+        """The sandbox's back end and its missing limits."""
         backend, missing = self._pool.backend, self._pool.missing
         lacks = f"; not to be had here: {'; '.join(missing)}" if missing else ""
         return [
@@ -102,16 +104,19 @@ class DeepCoder(TextEnv, Demonstrator):
         ]
 
     def instruction(self) -> str:
+        """The task and its symbols."""
         return "Write a Python program that passes all tests ."
 
     def action_rule(self) -> str:
+        """The sentence that lists the actions."""
         return "The action is the program alone ."
 
     def observation(self) -> str:
+        """The current state as text."""
         return printable(self._told or self._problem.text, self.max_observation_length)
 
     def read_action(self, text: str) -> str | None:
-        """The program, without a Markdown fence around it; None for nothing, or too much."""
+        """The program without a Markdown fence around it; None if it is empty or too long."""
         if len(text) > 2 * self.max_action_length:
             return None
         lines = text.split("\n")
@@ -124,6 +129,7 @@ class DeepCoder(TextEnv, Demonstrator):
         return read if 0 < len(read) <= self.max_action_length else None
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._problem.key
 
     def task_kind(self) -> str | None:
@@ -131,12 +137,13 @@ class DeepCoder(TextEnv, Demonstrator):
         return None if self._problem.plan is None else self._problem.source
 
     def solution(self) -> list[str] | None:
+        """Actions to success from the current state; None if none is known."""
         if self._best == 1.0:
             return []
         return None if self._problem.solution is None else [self._problem.solution]
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
-        """What is to be done in words, and a program: right, or a near miss as often as `quality` says."""
+        """The task in words, and a program that is right, or a near miss at the rates in `quality`."""
         problem = self._problem
         grounded = rng.random() < quality.grounded
         wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
@@ -169,7 +176,7 @@ class DeepCoder(TextEnv, Demonstrator):
         return self._best - before
 
     def _report(self, verdicts: Sequence[Verdict]) -> str:
-        """How many tests passed, and of a public one that did not, why; of hidden ones only the number."""
+        """The number of passed tests, and the reason why a public test failed; no reasons for hidden tests."""
         told = f"passed {self._passed} of {len(verdicts)} tests ."
         for verdict in verdicts[: self._problem.num_public]:
             if not verdict.passed:

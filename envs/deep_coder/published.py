@@ -1,4 +1,4 @@
-"""DeepCoder's published problems, as agentica-org/DeepCoder-Preview-Dataset and its three sources write their tests.
+"""DeepCoder's published problems, with the tests of agentica-org/DeepCoder-Preview-Dataset and its three sources.
 
 A row has `problem`, `tests` (JSON text, or the value itself) and, by source, `solutions`, `starter_code`, `metadata`.
 
@@ -8,13 +8,13 @@ A row has `problem`, `tests` (JSON text, or the value itself) and, by source, `s
 | PrimeIntellect | `[{"type": "stdin_stdout" or "function_call", "fn_name", "input", "output"}, ...]` |
 | LiveCodeBench | `[{"testtype": "stdin" or "functional", "input", "output", "metadata": {"func_name"}}, ...]` |
 
-LiveCodeBench's function name may stand in the row's `metadata` as well; of its calls, input is a JSON value a line and
-output a JSON value.
+LiveCodeBench's function name may also be in the row's `metadata`; the input of its calls is one JSON value per line,
+the output is a JSON value.
 
-Invariants: what is wrong with a row is a ValueError that names file, row and column. A row without tests is wrong. Of a
-call's expected value `[v]` both `[v]` and `v` pass, as the sources wrap some and not others. Of more tests than asked
-for, those with the longest inputs are kept, as DeepCoder's authors do; a test of more than `LARGEST_TEST` characters is
-left out.
+Invariants: a bad row, such as one without tests, raises a ValueError that names file, row and column. If the expected
+value of a call is `[v]`, both `[v]` and `v` pass, because the sources wrap only some values. If there are more than
+`max_tests` tests, those with the longest inputs are kept, as DeepCoder's authors do. A test of more than `LARGEST_TEST`
+characters is excluded.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from envs.splits import Split, task_key_of
 LARGEST_TEST = 4_000_000
 PRELUDE = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"
 PRELUDE += "from collections import *\nfrom functools import *\nfrom heapq import *\nfrom itertools import *\n"
-"""What a starter code takes for granted, as LeetCode does."""
+"""Imports that starter code expects, as on LeetCode."""
 CALLS = ("function_call", "functional")
 _FENCED = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 class PublishedProblem(BaseModel):
-    """A row, its columns as they are called there."""
+    """A row with the published names of its columns."""
 
     problem: str
     tests: Any
@@ -51,12 +51,12 @@ class PublishedProblem(BaseModel):
 
 @lru_cache(maxsize=4)
 def published(data: str, split: Split, subset: str | None) -> Part[PublishedProblem]:
-    """The split's rows, opened once in a process. A published `test` is never read."""
+    """The split's rows, opened once per process. A published `test` is never read."""
     return split_rows(data, split, PublishedProblem, group_by="problem", subset=subset)
 
 
 def read_problem(row: PublishedProblem, where: str, max_tests: int) -> Problem:
-    """The problem of a row; ValueError says what is wrong with it, beginning with `where`."""
+    """The problem of a row. Raises ValueError, with a message that begins with `where`, for a bad row."""
     raw = _unpacked(row.tests, f"{where}, column tests")
     if isinstance(raw, dict) and "inputs" in raw:
         function, tests = _of_lists(raw, f"{where}, column tests")
@@ -90,7 +90,7 @@ def _unpacked(value: Any, where: str) -> Any:
 
 
 def _of_lists(raw: dict[str, Any], where: str) -> tuple[str | None, list[Test]]:
-    """TACO's form."""
+    """Function name and tests in TACO's form."""
     inputs, outputs, function = raw.get("inputs"), raw.get("outputs"), _name(raw.get("fn_name"), where)
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(f"{where}: inputs and outputs must be lists of one length")
@@ -101,7 +101,7 @@ def _of_lists(raw: dict[str, Any], where: str) -> tuple[str | None, list[Test]]:
 
 
 def _of_records(raw: list[Any], row_function: str | None, where: str) -> tuple[str | None, list[Test]]:
-    """The form of PrimeIntellect and LiveCodeBench."""
+    """Function name and tests in the form of PrimeIntellect and LiveCodeBench."""
     tests, functions = [], set()
     for number, record in enumerate(raw, 1):
         here = f"{where}, test {number}"
@@ -135,7 +135,7 @@ def _name(value: Any, where: str) -> str | None:
 
 
 def _stream(given: Any, wanted: Any, where: str) -> Test:
-    """Texts; lists are lines."""
+    """A test of standard input and output; lists become lines."""
     texts = ["\n".join(map(str, part)) if isinstance(part, list) else part for part in (given, wanted)]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
@@ -145,7 +145,8 @@ def _stream(given: Any, wanted: Any, where: str) -> Test:
 
 
 def _call(given: Any, wanted: Any, where: str) -> Test:
-    """Arguments as a list, or as text with a JSON value a line; the value wanted, or its JSON text."""
+    """A test of a call. `given`: the arguments as a list, or as text with one JSON value per line; `wanted`: the
+    expected value, or its JSON text."""
     if isinstance(given, str):
         arguments = [_value(line) for line in given.splitlines() if line.strip()]
         wanted = _value(wanted) if isinstance(wanted, str) else wanted
@@ -169,7 +170,7 @@ def _size(test: Test) -> int:
 
 
 def _first_program(solutions: Any) -> str | None:
-    """The first of the published solutions, without the fence around it."""
+    """The first published solution, without a Markdown fence around it."""
     found = _value(solutions) if isinstance(solutions, str) else solutions
     first = found[0] if isinstance(found, list) and found else found
     if not isinstance(first, str) or not first.strip():

@@ -1,9 +1,9 @@
-"""Programming problems: what one is, and a generator of short ones with tests, solutions and near misses.
+"""Programming problems, and a generator of short problems with tests, solutions and near misses.
 
 Three difficulties, each a composition of small operations with their numbers:
 
-- easy: `f(x)`, two operations on an integer, one after another.
-- medium: `f(a)`, of a list of integers: keep some, change each, put together.
+- easy: `f(x)`, two successive operations on an integer.
+- medium: `f(a)`, three operations on a list of integers: keep some, change each, combine them.
 - hard: a program that reads a line of integers and prints two such results.
 
 Invariants: a problem follows from its text (the inputs of its tests are drawn from the text's digest), so two problems
@@ -32,7 +32,7 @@ LARGEST = 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One task. `tests` are all of them; the first `num_public` are shown in the text. `solution` passes them all."""
+    """One task. `tests`: all tests; the text shows the first `num_public`. `solution` passes all tests."""
 
     text: str
     tests: tuple[Test, ...]
@@ -43,14 +43,14 @@ class Problem:
     prelude: str = ""
     solution: str | None = None
     worked: str = ""
-    """How it is solved, in words, as demonstrations tell it."""
+    """The solution in words, for demonstrations."""
     plan: Plan | None = None
     num_public: int = 0
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`words` and `code` hold `{n}` for the number; `code` holds `{x}` for what it is applied to."""
+    """One operation. `words` and `code` contain `{n}` for its number; `code` contains `{x}` for its operand."""
 
     words: str
     code: str
@@ -94,7 +94,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gathering:
-    """Of a list: keep, change, put together."""
+    """Operations on a list: keep some, change each, combine them."""
 
     keep: Step
     change: Step
@@ -105,7 +105,7 @@ Plan = tuple[Step, ...] | tuple[Gathering, ...]
 
 
 def statement(plan: Plan, difficulty: Difficulty) -> str:
-    """What is asked, the shown tests left out."""
+    """The problem's text without the shown tests."""
     return {
         "easy": f"write f ( x ) for an integer x : {words(plan)} .",
         "medium": f"write f ( a ) for a list of integers a : {words(plan)} .",
@@ -119,7 +119,7 @@ def key_of(plan: Plan, difficulty: Difficulty) -> str:
 
 
 def draw_plan(rng: Rng, difficulty: Difficulty) -> Plan:
-    """Operations and numbers; no operation twice in a row."""
+    """Random operations and numbers, without the same operation twice in succession."""
     if difficulty == "easy":
         first = _draw(rng, CHANGES)
         second = _draw(rng, {name: operation for name, operation in CHANGES.items() if name != first.name})
@@ -145,7 +145,7 @@ def problem(plan: Plan, difficulty: Difficulty) -> Problem:
 
 
 def words(plan: Plan) -> str:
-    """The plan as the problem tells it."""
+    """The plan in the words of the problem."""
     return " , then ".join(_words_of(part) for part in plan)
 
 
@@ -157,7 +157,7 @@ def _words_of(part: Step | Gathering) -> str:
 
 
 def program(plan: Plan, difficulty: Difficulty) -> str:
-    """A program that does what the plan says."""
+    """A program that carries out the plan."""
     if difficulty == "hard":
         results = ", ".join(_code_of(part) for part in plan if isinstance(part, Gathering))
         return f"a = list(map(int, input().split()))\nprint({results})"
@@ -173,13 +173,13 @@ def _code_of(part: Gathering) -> str:
 
 
 def _applied(step: Step, inner: str) -> str:
-    """The code of a step; what it is applied to is bracketed where it is more than a name or a call."""
+    """The code of a step; its operand is put in brackets if it is more than a name or a call."""
     bare = inner.isalnum() or inner.startswith(("max(", "min(", "abs("))
     return CHANGES[step.name].code.format(x=inner if bare else f"({inner})", n=step.number)
 
 
 def result(part: Step | Gathering, value: Any) -> Any:
-    """What that part of a plan makes of a value."""
+    """The result of a part of a plan for a value."""
     if isinstance(part, Step):
         return CHANGES[part.name].apply(value, part.number)
     keep, change = TESTS_OF_A_NUMBER[part.keep.name], CHANGES[part.change.name]
@@ -207,7 +207,7 @@ def _shown(test: Test, difficulty: Difficulty) -> str:
 
 
 def near_miss(plan: Plan, rng: Rng) -> Plan:
-    """The plan with one thing changed: a number, an operation, or how a list is put together."""
+    """The plan with one change: of a number, of an operation, or of how a list is combined."""
     at = int(rng.random() * len(plan))
     parts: Sequence[Any] = [_missed(part, rng) if index == at else part for index, part in enumerate(plan)]
     return tuple(parts)

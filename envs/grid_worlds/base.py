@@ -1,7 +1,7 @@
-"""The base of the boards: closed action words, one symbol a cell, and reasoning that names coordinates.
+"""The base of the grid worlds: closed action words, one symbol per cell, and reasoning that names coordinates.
 
 Invariants: an observation has `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every symbol
-is in `glyphs`; all text comes from a closed vocabulary, so that a word tokenizer reads one token a cell.
+is in `glyphs`; all text comes from a closed vocabulary, so that a word tokenizer reads one token per cell.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from envs.wording import (
 
 
 class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
-    """A square board. Subclasses add to `TextEnv`'s their glyphs, wording, side and facts."""
+    """A square board. In addition to the members of `TextEnv`, subclasses define glyphs, wording, side and facts."""
 
     max_turns = 5
     max_actions_per_turn = 2
     wording: ClassVar[Wording]
     glyphs: ClassVar[str]
-    """Every symbol that an observation can hold, separators left out."""
+    """Every symbol that an observation can contain, without separators."""
 
     @property
     @abc.abstractmethod
@@ -42,7 +42,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
         """Rows, and columns, of an observation."""
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
-        """(reasoning, actions) for the current state, from the solver, made worse as `quality` says."""
+        """(reasoning, actions) of the solver for the current state, made worse at the rates in `quality`."""
         grounded = rng.random() < quality.grounded
         random_rate = quality.random_plan if grounded else quality.generic_random_plan
         count = 1 if rng.random() < SHORT_PLAN_RATE else quality.max_actions
@@ -57,6 +57,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
 
     @classmethod
     def phrases(cls) -> list[str]:
+        """As `ClosedVocabulary.phrases`."""
         cells = [f"{glyph} {glyph}\n" for glyph in cls.glyphs]  # a row's first cell has no space before it
         words = [*(action.lower() for action in cls.actions), *"0123456789", *cls.wording.fragments()]
         return [*cells, *(f" {word}" for word in words), cls().rules()]

@@ -2,10 +2,10 @@
 
 Invariants: the goal can be reached without slipping, in at least `min_distance` moves. A hole or the goal ends the
 episode. Each action takes the same number of noise draws, so that under one noise seed the k-th action of every
-trajectory meets the same noise.
+trajectory has the same noise.
 
-Symbols: `P` player, `_` ice, `O` hole, `G` goal; only after the end, hence never before the policy, `X` player in a
-hole and `*` player on the goal.
+Symbols: `P` player, `_` ice, `O` hole, `G` goal. After the end only, and so never in the policy's input: `X` player in
+a hole, `*` player on the goal.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, Wording, choose, draw_distinct
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
-HOLE_FACT_RATE = 0.3  # how often a grounded reasoning names a hole beside the player
+HOLE_FACT_RATE = 0.3  # probability that a grounded reasoning names a hole next to the player, if there is one
 
 
 class FrozenLakeOptions(Settings):
-    """What a lake looks like and how slippery it is."""
+    """Layout of a lake and its slipperiness."""
 
     size: int = Field(4, ge=3, le=10)
     """Rows, and columns."""
     slip: Literal["perpendicular", "uniform"] = "uniform"
-    """Where a slip goes: to one of the two perpendicular directions (Gymnasium's), or to one of the three others."""
+    """Direction of a slip: one of the two perpendicular directions (Gymnasium's), or one of the three others."""
     slip_rate: float = Field(0.02, ge=0, le=1)
     """Probability that an action slips. The paper's "2% random rate" is 0.02 uniform; Gymnasium's `is_slippery` is 2/3
     perpendicular."""
     shared_slip: bool = False
-    """Whether the trajectories of one group meet the same slips, so that their variance holds no environment noise."""
+    """Whether the trajectories of one group have the same slips, so that their variance has no environment noise."""
     min_holes: int = Field(2, ge=0)
     max_holes: int = Field(4, ge=0)
     """The number of holes is uniform between the two."""
@@ -59,7 +59,8 @@ class FrozenLakeOptions(Settings):
 
 @dataclass(frozen=True)
 class Lake:
-    """One task. Cells are numbered row by row; `distances[cell]` is the safe distance to the goal, -1 without a way."""
+    """One task. Cells are numbered row by row; `distances[cell]` is the safe distance to the goal, -1 without a
+    path."""
 
     size: int
     start: int
@@ -71,7 +72,7 @@ class Lake:
 
 @lru_cache(maxsize=16)
 def moves(size: int) -> tuple[tuple[int, int, int, int], ...]:
-    """The cell that each action leads to, per cell; the edge holds the player back. Shape (size * size, 4)."""
+    """The cell to which each action leads, per cell; at the edge the player stays. Shape (size * size, 4)."""
     cells = [(row, column) for row in range(size) for column in range(size)]
     return tuple(
         (
@@ -85,13 +86,13 @@ def moves(size: int) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def safe_distances(size: int, goal: int, holes: frozenset[int]) -> tuple[int, ...]:
-    """Moves from each cell to the goal without entering a hole, by breadth-first search; -1 where there is no way."""
+    """Moves from each cell to the goal without entering a hole, by breadth-first search; -1 without a path."""
     table = moves(size)
     distances = [-1] * size**2
     distances[goal] = 0
     queue = [goal]
     for cell in queue:
-        for neighbour in table[cell]:  # moves between ice cells can be undone, so a neighbour leads back
+        for neighbour in table[cell]:  # moves between ice cells are reversible, so the search may start at the goal
             if distances[neighbour] < 0 and neighbour not in holes:
                 distances[neighbour] = distances[cell] + 1
                 queue.append(neighbour)
@@ -99,7 +100,7 @@ def safe_distances(size: int, goal: int, holes: frozenset[int]) -> tuple[int, ..
 
 
 def grid(size: int, player: int, goal: int, holes: frozenset[int]) -> str:
-    """The lake as text: one symbol a cell, cells separated by spaces, rows by newlines."""
+    """The lake as text: one symbol per cell, cells separated by spaces, rows by newlines."""
     cells = ["_"] * size**2
     for hole in holes:
         cells[hole] = "O"
@@ -126,7 +127,7 @@ def generate(seed: int, split: Split, options: FrozenLakeOptions) -> Lake:
 
 
 def outcomes(action: int, options: FrozenLakeOptions) -> list[tuple[float, int]]:
-    """(probability, direction) of what an action does; the intended direction comes first."""
+    """(probability, direction) of each outcome of an action; the intended direction comes first."""
     others = [(action - 1) % 4, (action + 1) % 4]
     if options.slip == "uniform":
         others.append((action + 2) % 4)
@@ -158,31 +159,39 @@ class FrozenLake(GridEnv):
 
     @property
     def side(self) -> int:
+        """Rows, and columns, of the lake."""
         return self.options.size
 
     @property
     def shared_noise(self) -> bool:
+        """Whether the trajectories of a group have the same slips (`shared_slip`)."""
         return self.options.shared_slip
 
     def instruction(self) -> str:
+        """The task and its symbols."""
         slip = " You may slip ." if self.options.slip_rate > 0 else ""
         return f"Walk to G . P you _ ice O hole G goal .{slip}"
 
     @classmethod
     def step_rewards(cls) -> tuple[float, ...]:
+        """As `ClosedVocabulary.step_rewards`."""
         return (0.0,)
 
     def observation(self) -> str:
+        """The current state as text."""
         return grid(self._lake.size, self._cell, self._lake.goal, self._lake.holes)
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._lake.key
 
     def solution(self) -> list[str] | None:
+        """Actions to success from the current state; None if none is known."""
         return self._shortest(self._lake.distances[self._cell], None)
 
     def _shortest(self, count: int, rng: Rng | None) -> list[str] | None:
-        """The first `count` moves of a shortest safe path; among equally good ones `rng` chooses, else the first."""
+        """The first `count` moves of a shortest safe path; `rng` chooses among equally good moves, else the first is
+        taken."""
         distances, table = self._lake.distances, moves(self._lake.size)
         if self._terminated() or distances[self._cell] < 0:
             return None
@@ -207,7 +216,7 @@ class FrozenLake(GridEnv):
         return 1.0 if self._succeeded() else 0.0
 
     def _executed(self, action: int) -> int:
-        """The direction that the noise makes of `action`, always from two draws."""
+        """The direction of the move after noise, always from two draws."""
         slips, where = self._noise.random() < self.options.slip_rate, self._noise.random()
         if not slips:
             return action

@@ -1,15 +1,15 @@
-"""Whether an answer to a mathematics question is right: by value (math-verify), or by the paper's exact match.
+"""Judges answers to mathematics questions: by value (math-verify), or by the paper's exact match.
 
 Invariants:
 
-- `verdict` never raises on an answer, whatever it is. An answer that is longer, deeper or towers higher than any value
-  that a question asks for is wrong without being computed (`plain`); what passes is compared in another process, within
-  `CPU_S` seconds of CPU time, after which the answer counts as wrong (`given_up`).
-- Values are equal, not texts: 3/4, 0.75, 75%, \\frac{3}{4}; 1,234 and 1234; $12, 12 dollars and 12; x = 5 and 5.
-- Two texts of words are compared as words, case and white space aside.
+- `verdict` raises no error for any answer. An answer that is too long, too deeply nested or has too high powers for any
+  question is wrong without being computed (`plain`). Other answers are compared in another process, within `CPU_S`
+  seconds of CPU time, after which the answer counts as wrong (`given_up`).
+- Values are compared, not texts: 3/4, 0.75, 75%, \\frac{3}{4}; 1,234 and 1234; $12, 12 dollars and 12; x = 5 and 5.
+- Two texts of words are compared as words, ignoring case and white space.
 
-Who waits: `Judge.compare` for its process, at most `WAIT_S`, then raises TimeoutError, which fails the trajectory.
-math-verify's own time-outs are signals, which threads other than the main one cannot use; hence the process.
+`Judge.compare` waits for its process at most `WAIT_S`, then raises TimeoutError, which fails the trajectory.
+math-verify's own time-outs use signals, which only the main thread can use; therefore a process is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Comparison = Literal["value", "exact"]
 Verdict = Literal["equal", "different", "given_up", "refused"]
 
 MAX_LENGTH = 200
-"""Characters of an answer; the longest of MetaMathQA has some 100."""
+"""Most characters of an answer; the longest of MetaMathQA has about 100."""
 MAX_DEPTH = 6
 """Brackets within brackets."""
 MAX_DIGITS = 30
@@ -38,9 +38,9 @@ MAX_DIGITS = 30
 CPU_S = 0.5
 """CPU seconds of one comparison; a usual one takes milliseconds."""
 WAIT_S = 60.0
-"""Seconds that a comparison may take on a busy machine, the start of its process and those before it included."""
+"""Seconds that a comparison may take on a busy machine, including the start of its process and earlier comparisons."""
 REMEMBERED = 4096
-"""Verdicts kept, so that the trajectories of a group that say the same are compared once."""
+"""Number of cached verdicts, so that equal answers of a group's trajectories are compared once."""
 
 _WORDS = re.compile(r"[^\W\d_]{3,}(?:[\s'-]+[^\W\d_]+)*")
 _NO_UNIT = r"percent|pct|pi|or|and|sqrt|dozen|hundred|thousand|million|billion"
@@ -65,7 +65,7 @@ _COSTLY = re.compile(
 
 
 def verdict(answer: str, truth: str, comparison: Comparison = "value") -> Verdict:
-    """How `answer` compares with `truth`. Raises only if the comparing process cannot be had or is late."""
+    """The verdict on `answer` against `truth`. Raises only if the comparing process does not start or is late."""
     if answer.strip() == truth.strip():
         return "equal"
     if comparison == "exact":
@@ -79,7 +79,7 @@ def verdict(answer: str, truth: str, comparison: Comparison = "value") -> Verdic
 
 
 def plain(answer: str) -> str | None:
-    """`answer` in the notation that is compared, without sentence, currency and unit; None if it is beyond the limits.
+    """`answer` in the compared notation, without sentence, currency and unit; None if it exceeds the limits.
 
     Unicode's other digits, fractions and minus signs become ASCII's.
     """
@@ -101,7 +101,7 @@ def plain(answer: str) -> str | None:
 
 
 def _is_modest(text: str) -> bool:
-    """Whether computing with `text` is likely to be cheap; what is not, the judge's limits catch."""
+    """Whether computing with `text` is probably cheap; the judge's limits stop the other cases."""
     if _WORDS.fullmatch(text):
         return True
     if not text.isascii() or len(text) > 2 * MAX_LENGTH or _LONG_NUMBER.search(text) or _COSTLY.search(text):
@@ -122,7 +122,7 @@ _COMMAND = (sys.executable, "-I", str(Path(__file__).with_name("comparison.py"))
 
 
 class Judge:
-    """The comparing process, started when first needed and again when it has died. May be shared between threads."""
+    """The comparing process, which is started when needed, also after it has died. May be shared between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class Judge:
         self._is_ready = False
 
     def prepare(self) -> None:
-        """Starts the process, without waiting for it, where it does not run: its start takes a second or more."""
+        """Starts the process if it does not run, without waiting; its start takes a second or more."""
         if self._lock.acquire(blocking=False):
             try:
                 self._started()
@@ -138,7 +138,8 @@ class Judge:
                 self._lock.release()
 
     def compare(self, truth: str, answer: str) -> Verdict:
-        """Both as `plain` gives them. TimeoutError after `WAIT_S`; RuntimeError if the process does not start."""
+        """The verdict on two texts that `plain` returned. Raises TimeoutError after `WAIT_S`, and RuntimeError if the
+        process does not start."""
         deadline = time.monotonic() + WAIT_S
         if not self._lock.acquire(timeout=WAIT_S):
             raise TimeoutError(f"the answer judge was busy with other answers for {WAIT_S:.0f} s")
@@ -166,7 +167,7 @@ class Judge:
         return self._process
 
     def _alive(self, deadline: float) -> subprocess.Popen[bytes]:
-        """The process once it takes requests."""
+        """The process, once it accepts requests."""
         process = self._started()
         if not self._is_ready and self._reply(process, deadline) != b"r":
             raise RuntimeError(f"the answer judge did not start: run `{' '.join(_COMMAND)}` to see why")
@@ -189,7 +190,7 @@ class Judge:
         return process.stdout.read(1)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Its child, which may be computing, ends at its CPU limit."""
+        """Ends the process; its child, which may still compute, ends at its CPU limit."""
         process.kill()
         process.wait()
         self._process = None
@@ -205,5 +206,5 @@ def prepare() -> None:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def compare(truth: str, answer: str) -> Verdict:
-    """`Judge.compare` of the process's own judge, remembered."""
+    """`Judge.compare` of the process's own judge, with a cache."""
     return _JUDGE.compare(truth, answer)

@@ -1,17 +1,18 @@
-"""The process that compares answers: math-verify behind a pipe, where a comparison that runs away can be killed.
+"""The process that compares answers: math-verify behind a pipe, so that a comparison that does not end can be killed.
 
-Run as a script (`python -I comparison.py`) by `envs.meta_math_qa.answers`; it imports nothing of ours. It reads
-one JSON line `[truth, answer, cpu_s]` a comparison and answers with one byte: `1` equal, `0` different, `!` given up.
+`envs.meta_math_qa.answers` runs it as a script (`python -I comparison.py`); it imports no other module of Squelch. It
+reads one JSON line `[truth, answer, cpu_s]` per comparison and replies with one byte: `1` equal, `0` different, `!`
+given up.
 
 Invariants:
 
-- The library is imported and warmed up once, in a parent that never compares; its forked child does, within `cpu_s`
-  seconds of CPU time and `MEMORY_BYTES` of address space. The kernel enforces both, also inside one long operation on
-  huge integers. When the child dies, its parent answers `!` for it and forks the next, which takes milliseconds.
-- One request is answered before the next is read, so a death never loses a second one.
-- At the end of its input the process ends.
+- The parent imports and warms up the library once and never compares. Its forked child compares, within `cpu_s` seconds
+  of CPU time and `MEMORY_BYTES` of address space. The kernel enforces both, even inside one long operation on huge
+  integers. If the child dies, the parent replies `!` for it and forks the next child, which takes milliseconds.
+- One request is answered before the next is read, so a child's death loses at most one request.
+- The process ends at the end of its input.
 
-Answers are parsed by a grammar. math-verify's other reader, for bare expressions, evaluates Python and is not used.
+Answers are parsed by a grammar. math-verify's other parser, for bare expressions, evaluates Python and is not used.
 """
 
 import json
@@ -38,8 +39,8 @@ _READER = [LatexExtractionConfig(boxed_match_priority=0)]
 
 
 def compare(truth: str, answer: str) -> bool:
-    """Whether two answers in LaTeX or plain notation have the same value; False for one that is not understood."""
-    # None, which the documentation allows and the annotation does not, sets no alarm signal.
+    """Whether two answers in LaTeX or plain notation have the same value; False if one cannot be parsed."""
+    # None sets no alarm signal; the documentation allows it, although the annotation does not.
     no_alarm: Any = None
     gold, said = (
         parse(f"\\boxed{{{text}}}", _READER, "no_fallback", parsing_timeout=no_alarm) for text in (truth, answer)
@@ -61,7 +62,7 @@ def serve(requests: int, replies: int) -> None:
 
 
 def main(requests: int = 0, replies: int = 1) -> None:
-    """Keeps one child at work until the input ends."""
+    """Runs one child after another until the input ends."""
     logging.disable(logging.CRITICAL)
     for truth, answer in WARM_UP:
         compare(truth, answer)

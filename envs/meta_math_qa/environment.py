@@ -3,10 +3,10 @@
 Reward of a right answer: 1 at the first attempt, 1/2 at the second, 1/4 at the third, ...; of a wrong one 0. An attempt
 is an answer; a turn without one costs the turn, not the reward.
 
-Tasks: generated word problems (`envs.meta_math_qa.problems`), or with `data` the published data set, read as published
-(meta-math/MetaMathQA: `query`, `response` that ends in "The answer is: X", `original_question`). It publishes only
-`train`: the rows of one original question in eight are held out for validation, all its rephrasings with it. The seeds
-of a run, one after another, go through the rows of a split in a fixed shuffled order, each once before any comes again.
+Tasks: generated word problems (`envs.meta_math_qa.problems`), or with `data` the published data set in its published
+form (meta-math/MetaMathQA: `query`, `response` that ends in "The answer is: X", `original_question`). It publishes only
+`train`: one of eight original questions is held out for validation, with all its rephrasings. Consecutive seeds of a
+run use the rows of a split in a fixed shuffled order, each row once before any is repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
 
 ANSWER_MARK = "The answer is:"
 MAX_WORKED = 400
-"""Characters of a published solution that a demonstration tells."""
+"""Characters of a published solution that a demonstration contains."""
 WRONG = "Wrong . Try again ."
 RIGHT = "Right ."
 _OPENERS = ("", "first ", "we need ", "so ", "compute ")
@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class PublishedQuestion(BaseModel):
-    """A row of the published data set, its columns as they are called there."""
+    """A row of the published data set, with the published names of its columns."""
 
     query: str
     response: str
@@ -47,21 +47,21 @@ class PublishedQuestion(BaseModel):
 
 
 class MetaMathQAOptions(Settings):
-    """What is asked, and how answers are compared."""
+    """The source of questions, and the comparison of answers."""
 
     compare: answers.Comparison = "value"
-    """`value`: equal numbers and expressions, however written, through math-verify. `exact`: the same text, as in the
+    """`value`: equal numbers and expressions in any notation, by math-verify. `exact`: the same text, as in the
     paper."""
     data: str | None = None
     """The published data set: a Parquet or JSON file, a folder of them, or its id on the Hugging Face hub
     (`meta-math/MetaMathQA`, downloaded). Unset: generated word problems, offline."""
     largest: int = Field(12, ge=3, le=1000)
-    """Largest operand of generated problems; without effect where `data` is set."""
+    """Largest operand of generated problems; without effect if `data` is set."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One task. `worked`: how its answer is found, as demonstrations tell it."""
+    """One task. `worked`: the solution in words, for demonstrations."""
 
     text: str
     answer: str
@@ -83,12 +83,12 @@ def generated(seed: int, split: Split, options: MetaMathQAOptions) -> Question:
 
 @lru_cache(maxsize=4)
 def published(data: str, split: Split) -> Part[PublishedQuestion]:
-    """The split's rows, opened once in a process."""
+    """The split's rows, opened once per process."""
     return split_rows(data, split, PublishedQuestion, group_by="original_question")
 
 
 def published_question(rows: Part[PublishedQuestion], seed: int) -> Question:
-    """The row that `seed` names; ValueError names file, row and column where the response holds no answer."""
+    """The question in the row of `seed`. Raises ValueError with file, row and column if the response has no answer."""
     index = shuffled(seed, len(rows))
     row = rows[index]
     worked, mark, answer = row.response.rpartition(ANSWER_MARK)
@@ -112,24 +112,29 @@ class MetaMathQA(TextEnv, Demonstrator):
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
         super().__init__(split, render_mode, **options)
         if self.options.data is not None:
-            published(self.options.data, split)  # so that what is wrong with the data is said before anything starts
+            published(self.options.data, split)  # raises errors in the data before actors start
 
     def instruction(self) -> str:
+        """The task and its symbols."""
         return "Solve the problem . Each wrong answer halves the reward ."
 
     def action_rule(self) -> str:
+        """The sentence that lists the actions."""
         return "The action is the final answer alone ."
 
     def observation(self) -> str:
+        """The current state as text."""
         if self._right:
             return RIGHT
         return WRONG if self._wrong else printable(self._question.text, self.max_observation_length)
 
     def read_action(self, text: str) -> str | None:
+        """The answer without surrounding white space; None if it is empty or too long."""
         answer = text.strip()
         return answer if 0 < len(answer) <= self.max_action_length else None
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._question.key
 
     def task_kind(self) -> str | None:
@@ -137,10 +142,11 @@ class MetaMathQA(TextEnv, Demonstrator):
         return self._question.source if self.options.data is None else None
 
     def solution(self) -> list[str] | None:
+        """Actions to success from the current state; None if none is known."""
         return [] if self._right else [self._question.answer]
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
-        """The worked solution, with a slip in a number or an answer beside the right one as often as `quality` says."""
+        """The worked solution; at the rates in `quality` a number in it, or the answer, is slightly wrong."""
         truth = self._question.answer
         grounded = rng.random() < quality.grounded
         reasoning = choose(rng, _OPENERS) + self._question.worked if grounded else choose(rng, _GENERIC)
@@ -156,7 +162,7 @@ class MetaMathQA(TextEnv, Demonstrator):
         else:
             self._question = published_question(published(data, self.split), seed)
         if self.options.compare == "value":
-            answers.prepare()  # by the time the first answer is there, so is who compares it
+            answers.prepare()  # the comparing process starts now, to be ready when the first answer arrives
         self._right, self._wrong = False, 0
         self._verdict: answers.Verdict | None = None
         return {"source": self._question.source}
@@ -179,7 +185,7 @@ class MetaMathQA(TextEnv, Demonstrator):
 
 
 def _slip(rng: Rng, text: str) -> str:
-    """`text` with one of its numbers off by a little; as it is if it has none."""
+    """`text` with one of its numbers slightly changed; unchanged if it has none."""
     numbers = list(_NUMBER.finditer(text))
     if not numbers:
         return text

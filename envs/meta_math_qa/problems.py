@@ -1,8 +1,8 @@
-"""Word problems with worked solutions, made from a seed: what MetaMathQA plays where no data set is named.
+"""Word problems with worked solutions, generated from a seed. MetaMathQA plays them if no data set is configured.
 
 Invariants: a problem is a function of the seed of its `Draw` and the limits; its numbers are small (`largest`), its
-answer follows from its steps, and every step is an equation that holds. Questions, not answers, tell problems apart.
-A new schema is one function and its entry in `SCHEMAS`.
+answer follows from its steps, and every step is an equation that holds. Problems are distinguished by their questions,
+not by their answers. A new schema is one function and its entry in `SCHEMAS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PLACES = ("shop", "farm", "school", "park", "club", "camp", "team", "choir")
 
 @dataclass(frozen=True)
 class Problem:
-    """`steps`: equations that lead to the answer, such as `3*4=12`; the last one's right side is the answer's value."""
+    """One problem. `steps`: equations that lead to the answer, such as `3*4=12`; the right side of the last equation is
+    the answer's value."""
 
     schema: str
     question: str
@@ -50,7 +51,7 @@ class Draw:
         self.place = choose(self._rng, PLACES)
 
     def number(self, low: int = 2, high: int | None = None) -> int:
-        """An integer in [low, high]; `high` is the largest allowed where it is not given."""
+        """An integer in [low, high]; `high` is by default the largest allowed number."""
         top = max(low, self.largest if high is None else min(high, self.largest))
         return low + int(self._rng.random() * (top - low + 1))
 
@@ -66,12 +67,14 @@ def generate(seed: str, largest: int) -> Problem:
 
 
 def addition(d: Draw) -> Problem:
+    """A sum of two numbers."""
     a, b = d.number(), d.number()
     question = f"{d.name} has {a} {d.thing} and gets {b} more. How many {d.thing} does {d.name} have now?"
     return Problem("addition", question, (f"{a}+{b}={a + b}",), str(a + b))
 
 
 def subtraction(d: Draw) -> Problem:
+    """A difference of two numbers."""
     b, rest = d.number(), d.number()
     a = b + rest
     question = f"{d.name} had {a} {d.thing} and gave {b} away. How many {d.thing} are left?"
@@ -79,12 +82,14 @@ def subtraction(d: Draw) -> Problem:
 
 
 def product(d: Draw) -> Problem:
+    """A product of two numbers."""
     a, b = d.number(high=9), d.number()
     question = f"{d.name} fills {a} boxes with {b} {d.thing} each. How many {d.thing} is that?"
     return Problem("product", question, (f"{a}*{b}={a * b}",), str(a * b))
 
 
 def sharing(d: Draw) -> Problem:
+    """A division without remainder."""
     a, each = d.number(high=9), d.number()
     total = a * each
     question = f"{a} friends share {total} {d.thing} equally. How many {d.thing} does each get?"
@@ -92,6 +97,7 @@ def sharing(d: Draw) -> Problem:
 
 
 def shopping(d: Draw) -> Problem:
+    """The money left after a purchase."""
     a, price, paid = d.number(high=6), d.number(high=9), d.number()
     money = a * price + paid
     question = f"{d.name} has {money} dollars and buys {a} {d.thing} at {price} dollars each. How much money is left?"
@@ -99,6 +105,7 @@ def shopping(d: Draw) -> Problem:
 
 
 def two_buyers(d: Draw) -> Problem:
+    """A sum with a number that is given as a difference."""
     a, more = d.number(), d.number(high=9)
     b = a + more
     question = (
@@ -109,6 +116,7 @@ def two_buyers(d: Draw) -> Problem:
 
 
 def times_as_many(d: Draw) -> Problem:
+    """A sum with a number that is given as a multiple."""
     a, factor = d.number(), d.number(high=5)
     b = a * factor
     question = f"{d.name} owns {a} {d.thing}. {_other(d)} owns {factor} times as many. How many do they own together?"
@@ -116,6 +124,7 @@ def times_as_many(d: Draw) -> Problem:
 
 
 def speed(d: Draw) -> Problem:
+    """A speed from distance and time."""
     hours, pace = d.number(high=9), d.number()
     question = (
         f"{d.name} rides {hours * pace} miles from the {d.place} in {hours} hours. How many miles per hour is that?"
@@ -124,18 +133,21 @@ def speed(d: Draw) -> Problem:
 
 
 def rectangle(d: Draw) -> Problem:
+    """The area of a rectangle."""
     a, b = d.number(), d.number(high=9)
     question = f"The {d.place} of {d.name} has a garden {a} m long and {b} m wide. How many square metres is it?"
     return Problem("rectangle", question, (f"{a}*{b}={a * b}",), str(a * b))
 
 
 def perimeter(d: Draw) -> Problem:
+    """The perimeter of a rectangle."""
     a, b = d.number(), d.number()
     question = f"{d.name} walks once around a field {a} m long and {b} m wide. How many metres does {d.name} walk?"
     return Problem("perimeter", question, (f"{a}+{b}={a + b}", f"2*{a + b}={2 * (a + b)}"), str(2 * (a + b)))
 
 
 def mean(d: Draw) -> Problem:
+    """The mean of three numbers."""
     middle, gap, other = d.number(low=3), d.number(low=1, high=2), d.number(low=1, high=2)
     a, b, c = middle - gap, middle + gap + other, middle - other
     total = a + b + c
@@ -144,6 +156,7 @@ def mean(d: Draw) -> Problem:
 
 
 def fraction(d: Draw) -> Problem:
+    """A share as a fraction in lowest terms."""
     part, rest = d.number(high=9), d.number(high=9)
     share = Fraction(part, part + rest)
     question = (
@@ -154,6 +167,7 @@ def fraction(d: Draw) -> Problem:
 
 
 def percent(d: Draw) -> Problem:
+    """A share in percent."""
     whole = 10 * d.number(high=9)
     tenths = d.number(low=1, high=9)
     part = whole * tenths // 10
@@ -164,6 +178,7 @@ def percent(d: Draw) -> Problem:
 
 
 def price_in_cents(d: Draw) -> Problem:
+    """A price in dollars from a unit price in cents."""
     count, cents = d.number(), 5 * d.number(low=1, high=15)
     total = count * cents
     question = f"One of the {d.thing} costs {cents} cents. How many dollars do {count} {d.thing} cost {d.name}?"
@@ -173,6 +188,7 @@ def price_in_cents(d: Draw) -> Problem:
 
 
 def unknown(d: Draw) -> Problem:
+    """A linear equation with one unknown."""
     x, factor, offset = d.number(), d.number(high=5), d.number(high=9)
     right = factor * x + offset
     question = (
@@ -183,6 +199,7 @@ def unknown(d: Draw) -> Problem:
 
 
 def ages(d: Draw) -> Problem:
+    """An age some years later."""
     now, years = d.number(low=5), d.number(high=9)
     later = now + years
     question = (
@@ -192,6 +209,7 @@ def ages(d: Draw) -> Problem:
 
 
 def days(d: Draw) -> Problem:
+    """A total over several weeks."""
     each, weeks = d.number(high=9), d.number(high=5)
     question = f"{d.name} makes {each} {d.thing} a day. How many {d.thing} does {d.name} make in {weeks} weeks?"
     return Problem(
@@ -200,6 +218,7 @@ def days(d: Draw) -> Problem:
 
 
 def remainder(d: Draw) -> Problem:
+    """The remainder of a division."""
     size, full = d.number(low=3, high=9), d.number(high=9)
     left = d.number(low=1, high=size - 1)
     total = size * full + left

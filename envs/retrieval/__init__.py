@@ -1,4 +1,4 @@
-"""Search over passages: BM25 on disk (`index`), corpora of the user's (`corpus`), or a retriever over HTTP (`http`)."""
+"""Search over passages: BM25 on disk (`index`), a user's corpus (`corpus`), or a retriever over HTTP (`http`)."""
 
 from envs.retrieval.found import Found, Retriever, RetrieverError
 from envs.retrieval.http import HttpRetriever

@@ -1,5 +1,5 @@
-"""A user's corpus as passages: Parquet, JSON or JSON Lines with the columns id, title and text, or Search-R1's
-`contents` (the title in quotes, a line break, the text) in the place of the last two."""
+"""Reads a user's corpus as passages: Parquet, JSON or JSON Lines with the columns id, title and text, or with
+Search-R1's `contents` (the title in quotes, a line break, the text) instead of the last two."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from envs.data.rows import read_rows
 from envs.retrieval.index import Index, Passage, file_identity, open_index
 
 CORPUS_SPLIT = "train"
-"""What data sets that have no splits call their only one."""
+"""Name of the only split of data sets without splits."""
 
 
 class CorpusRow(BaseModel):
-    """One row; `text` or `contents` must hold a text."""
+    """One row; `text` or `contents` is required."""
 
     id: str | int = ""
     title: str = ""
@@ -26,9 +26,9 @@ class CorpusRow(BaseModel):
 
 
 def open_corpus(source: str, cache: str | None = None) -> Index:
-    """The index of a file, a folder or a data set of the hub; ValueError names file, row and column of what is wrong.
+    """The index of a file, a folder or a data set of the hub. Raises ValueError with file, row and column for bad data.
 
-    Rows are checked when the index is built, once for each state of the files.
+    Rows are checked when the index is built, once per state of the files.
     """
     files = find_files(source, CORPUS_SPLIT)
     return open_index("corpus", file_identity(files), lambda: _passages(files), cache)

@@ -1,4 +1,4 @@
-"""What a retriever is, to those who search."""
+"""The interface of retrievers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Found:
 
 
 class Retriever(Protocol):
-    """Anything that finds passages. A query may be any text; the result may be empty."""
+    """An object that finds passages. A query may be any text; the result may be empty."""
 
     def retrieve(self, query: str, count: int) -> list[Found]:
-        """At most `count` passages, the best first. RetrieverError where none can be had at all."""
+        """At most `count` passages, the best first. Raises RetrieverError if the retriever cannot answer."""
 
 
 class RetrieverError(RuntimeError):
-    """The retriever is down, slow or answers nonsense: the trajectory that asked fails with this reason."""
+    """The retriever is down, late, or its answer is malformed; the trajectory that called it fails with this reason."""

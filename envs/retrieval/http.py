@@ -1,12 +1,12 @@
-"""A user's retriever over HTTP, in the form of Search-R1's server (Jin et al. 2025, `retrieval_server.py`).
+"""A user's retriever over HTTP, with the protocol of Search-R1's server (Jin et al. 2025, `retrieval_server.py`).
 
     POST <url>  {"queries": ["..."], "topk": 3, "return_scores": true}
     -> {"result": [[{"document": {"contents": "\\"Title\\"\\ntext"}, "score": 1.5}]]}
 
-A call waits for the server at most `longest_wait_s`: each attempt has `timeout_s` for the head of its answer, attempts
-are `retries + 1` with a back-off that doubles from the second on, and the body is given up after another `timeout_s`,
-at the next sign of life or silence of `timeout_s`.
-What is tried again: a connection that fails, no answer in time, and the status codes of an overloaded server.
+A call waits for the server at most `longest_wait_s`. There are `retries + 1` attempts, with a back-off that doubles
+from the second attempt on. Each attempt waits `timeout_s` for the head of the answer. The body gets another
+`timeout_s`; this limit is checked when data arrive or after a silence of `timeout_s`. An attempt is repeated if the
+connection fails, if there is no answer in time, and for the status codes of an overloaded server.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ class _Answer(BaseModel):
 
 
 class _HeadInTime:
-    """A connection whose answer's head is there within the time-out as a whole.
+    """A connection that must receive the whole head of the answer within the time-out.
 
-    A socket's own time-out starts anew with each byte, so that a head that trickles would never end.
+    A socket's own time-out restarts with each byte, so it would not end a head that arrives very slowly.
     """
 
     sock: socket.socket
     timeout: float
 
     def getresponse(self) -> Any:
+        """The response, whose head must arrive within the time-out."""
         sock, late = self.sock, threading.Event()
 
         def give_up() -> None:
             late.set()
-            with suppress(OSError):  # it may be closed by now
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's own, which is not for two threads
+            with suppress(OSError):  # the socket may already be closed
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own shutdown is not safe from another thread
 
         timer = threading.Timer(self.timeout, give_up)
         timer.daemon = True
@@ -92,7 +93,7 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
 
 
 class HttpRetriever:
-    """Asks `url`. May be shared between threads."""
+    """Retriever that queries the server at `url`. May be shared between threads."""
 
     def __init__(self, url: str, timeout_s: float, retries: int) -> None:
         self.url, self.timeout_s, self.retries = url, timeout_s, retries
@@ -100,8 +101,8 @@ class HttpRetriever:
             total=retries,
             backoff_factor=FIRST_BACKOFF_S,
             status_forcelist=OVERLOADED,
-            allowed_methods=None,  # asking twice does no harm
-            respect_retry_after_header=False,  # a server must not choose how long we sleep
+            allowed_methods=None,  # a query may be repeated
+            respect_retry_after_header=False,  # the server must not choose how long the client sleeps
             redirect=0,
         )
         self._pool = urllib3.PoolManager(retries=policy, timeout=Timeout(total=timeout_s), maxsize=16)
@@ -109,11 +110,11 @@ class HttpRetriever:
 
     @property
     def longest_wait_s(self) -> float:
-        """Seconds after which a call has ended, one way or another."""
+        """Seconds after which every call has ended."""
         return (self.retries + 3) * self.timeout_s + FIRST_BACKOFF_S * max(0, 2**self.retries - 2)
 
     def retrieve(self, query: str, count: int) -> list[Found]:
-        """The server's passages for `query`; RetrieverError says what was wrong with it."""
+        """The server's passages for `query`. Raises RetrieverError with the reason if there is no valid answer."""
         body = {"queries": [query.encode(errors="replace").decode()], "topk": count, "return_scores": True}
         try:
             response = self._pool.request("POST", self.url, json=body, preload_content=False)
@@ -162,7 +163,7 @@ class HttpRetriever:
 
 
 def _split(hit: _Hit) -> Found:
-    """Search-R1's contents: the title in quotes, a line break, the text."""
+    """The passage in Search-R1's contents: the title in quotes, a line break, the text."""
     title, _, text = hit.document.contents.partition("\n")
     return Found(title.strip().strip('"'), text.strip(), hit.score)
 

@@ -1,24 +1,26 @@
-"""BM25 over passages on disk: built once, memory-mapped by whoever searches.
+"""BM25 over passages on disk. An index is built once; processes that search memory-map it.
 
 An index is a folder of files that never change:
 
-    passages.arrow    id, title, text, payload (what the owner keeps with a passage), one row a passage
-    words.npy         the vocabulary in sorted order, UTF-8, `WORD_BYTES` a word
+    passages.arrow    id, title, text, payload (data of the index's owner), one row per passage
+    words.npy         the vocabulary in sorted order, UTF-8, `WORD_BYTES` bytes per word
     word_ids.npy      the number of each of those words in the score matrix
-    *.csc.index.npy   the score matrix, as bm25s writes it (Lu 2024, "BM25S"): one column of BM25 scores a word
+    *.csc.index.npy   the score matrix, as bm25s writes it (Lu 2024, "BM25S"): one column of BM25 scores per word
 
 Invariants:
 
-- All of it is memory-mapped: processes of one host that search the same index share its pages, and a search touches
-  those of its words and results only. What a process holds of its own is the scores of one search.
-- A folder that bears an index's name is whole: it is built aside and renamed. Its name says what it was built from.
-- A query may be any text: no query raises, equal scores are ordered by row, so results are the same on every machine.
-- Indices may be searched from several threads.
+- All files are memory-mapped: processes of one host that search the same index share its pages, and a search reads only
+  the pages of its words and results. The private memory of a process is the scores of one search.
+- A folder with an index's name is complete: it is built under another name and then renamed. Its name depends on the
+  data that it was built from.
+- A query may be any text and never raises an error. Equal scores are ordered by row, so results are the same on every
+  machine.
+- Several threads may search an index.
 
-Whoever makes an environment builds what it needs, in the call; the command line does so while it checks the
+An index is built in the call that creates the environment. The command line creates environments when it checks the
 configuration, before actors start on its host.
 
-| waits for | who unblocks it | on time-out |
+| waits for | unblocked by | on time-out |
 |---|---|---|
 | an index being built elsewhere | its builder, whose death frees the lock | ValueError that names it |
 """
@@ -52,15 +54,15 @@ if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: py
     import pyarrow as pa
 
 FORMAT = 1
-"""Raise it whenever an index built before would be wrong."""
+"""Version of the index's format; increase it whenever an index built before would be wrong."""
 CACHE_VARIABLE = "SQUELCH_CACHE"
 BUILD_WAIT_S = 1800.0
-"""How long to wait for someone else's building: a million passages take minutes."""
+"""Seconds to wait for another process that builds the index: a million passages take minutes."""
 STALE_S = 24 * 3600.0
-"""Age at which what lies beside an index half built is taken to be a dead builder's."""
+"""Age in seconds after which a partly built index is assumed to belong to a dead process."""
 WORD_BYTES = 32
 MAX_QUERY_WORDS = 64
-"""Distinct words of a query that count; the rest is ignored."""
+"""Number of distinct words of a query that are used; further words are ignored."""
 
 _POLL_S = 0.1
 _BATCH = 4096
@@ -71,7 +73,7 @@ _opening = threading.Lock()
 
 @dataclass(frozen=True)
 class Passage:
-    """One passage. Title and text are searched; the payload is kept for whoever built the index."""
+    """One passage. Title and text are searched; the payload is data of the index's owner."""
 
     id: str
     title: str
@@ -80,7 +82,7 @@ class Passage:
 
 
 class Index:
-    """An index that exists; `open_index` makes it so."""
+    """An existing index; `open_index` builds it if necessary."""
 
     def __init__(self, folder: Path) -> None:
         import pyarrow as pa
@@ -101,11 +103,11 @@ class Index:
 
     @property
     def ids(self) -> pa.ChunkedArray:
-        """The ids of all passages by row, where they lie on disk."""
+        """The ids of all passages by row, memory-mapped."""
         return self._passages.column("id")
 
     def passage(self, row: int) -> Passage:
-        """The passage of that row, 0 <= row < len(self)."""
+        """The passage in a row, 0 <= row < len(self)."""
         return Passage(*(column[row].as_py() for column in self._passages.columns))
 
     def search(self, query: str, count: int) -> list[tuple[int, float]]:
@@ -118,12 +120,12 @@ class Index:
         return [(int(row), float(scores[row])) for row in rows]
 
     def retrieve(self, query: str, count: int) -> list[Found]:
-        """The passages of `search`."""
+        """The passages that `search` finds."""
         found = ((self.passage(row), score) for row, score in self.search(query, count))
         return [Found(passage.title, passage.text, score) for passage, score in found]
 
     def _ids(self, query: str) -> np.ndarray:
-        """Numbers of the query's known words, each once, in an order that is the query's own words' only."""
+        """Numbers of the query's known words, each once, in an order that depends on the query's words only."""
         words = np.array(sorted(set(islice(words_of(query), MAX_QUERY_WORDS))), dtype=self._words.dtype)
         if not len(words):
             return np.zeros(0, np.int32)
@@ -132,7 +134,8 @@ class Index:
 
 
 def words_of(text: str) -> Iterator[bytes]:
-    """The words of a text that are indexed: runs of letters and digits, lower case, no stop words, cut in length."""
+    """The words of a text that are indexed: runs of letters and digits in lower case, without stop words, cut to
+    `WORD_BYTES`."""
     stopwords = _stopwords()
     for found in _WORD.finditer(text.lower()):
         if (word := found.group()) not in stopwords:
@@ -141,7 +144,7 @@ def words_of(text: str) -> Iterator[bytes]:
 
 @cache
 def _library() -> ModuleType:
-    """bm25s, imported by those only who search: it brings numba along, which takes a while."""
+    """The module bm25s, imported at the first search or build, because it imports numba, which is slow."""
     import bm25s
 
     return bm25s
@@ -157,10 +160,11 @@ def _stopwords() -> frozenset[str]:
 def open_index(
     name: str, identity: str, passages: Callable[[], Iterable[Passage]], cache: str | os.PathLike[str] | None = None
 ) -> Index:
-    """The index `name` of what `identity` describes, built from `passages()` if it is not in the cache.
+    """The index `name` of the data that `identity` describes, built from `passages()` if it is not in the cache.
 
-    `identity` must change whenever `passages()` would. ValueError: nothing to index, a cache folder that cannot be
-    written, a damaged index, or a builder elsewhere that does not finish within `BUILD_WAIT_S`.
+    `identity` must change whenever the result of `passages()` changes. Raises ValueError if there is nothing to index,
+    if the cache folder cannot be written, if the index is damaged, or if another process that builds it does not finish
+    within `BUILD_WAIT_S`.
     """
     made_by = f"{FORMAT} {version('bm25s')}"
     digest = hashlib.blake2b(f"{made_by}\n{identity}".encode(), digest_size=8).hexdigest()
@@ -177,13 +181,13 @@ def open_index(
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Where indices are kept: `cache`, else the variable `SQUELCH_CACHE`, else the user's cache folder."""
+    """The folder of indices: `cache`, else the variable `SQUELCH_CACHE`, else the user's cache folder."""
     named = cache or os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser().resolve() if named else user_cache_path("squelch")
 
 
 def file_identity(paths: Iterable[Path]) -> str:
-    """Text that changes whenever one of the files does: path, size and time of the last change."""
+    """A text that changes whenever one of the files changes: paths, sizes and times of the last change."""
     stats = ((path.resolve(), path.stat()) for path in paths)
     return "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
 
@@ -203,7 +207,7 @@ def _ensure(folder: Path, passages: Callable[[], Iterable[Passage]]) -> None:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process or thread at a time; the kernel frees it when the holder dies."""
+    """A lock that one process or thread holds at a time; the kernel releases it if the holder dies."""
     with path.open("a+") as file:
         end = time.monotonic() + BUILD_WAIT_S
         while not _try_lock(file.fileno()):
@@ -227,7 +231,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _build(folder: Path, passages: Iterable[Passage]) -> None:
-    """Write the index aside and give it its name."""
+    """Write the index under another name and then rename it."""
     _remove_stale(folder)
     aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".building", dir=folder.parent))
     try:
@@ -236,32 +240,32 @@ def _build(folder: Path, passages: Iterable[Passage]) -> None:
             raise ValueError(f"{folder.name}: no passage with a word in it; there is nothing to search")
         scores = _library().BM25(method="lucene")
         scores.index((documents, vocabulary), create_empty_token=False, show_progress=False)
-        scores.vocab_dict = {}  # ours can be memory-mapped
+        scores.vocab_dict = {}  # not saved: this module writes its own vocabulary, which can be memory-mapped
         scores.save(aside, show_progress=False)
         _write_vocabulary(aside, vocabulary)
         aside.chmod(0o755)
         _give_name(aside, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)  # gone where all went well
+        shutil.rmtree(aside, ignore_errors=True)  # does not exist if the build succeeded
 
 
 def _give_name(aside: Path, folder: Path) -> None:
     try:
         aside.rename(folder)
     except OSError:
-        if not folder.is_dir():  # where it is, a host that knows nothing of our lock was faster, with the same content
+        if not folder.is_dir():  # if it exists, a host that does not see the lock has built the same content
             raise
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what builders left that were killed."""
+    """Remove partly built indices of processes that were killed."""
     for left in folder.parent.glob(f"{folder.name}.*.building"):
         if left.stat().st_mtime < time.time() - STALE_S:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_passages(path: Path, passages: Iterable[Passage]) -> tuple[dict[bytes, int], list[list[int]]]:
-    """Writes them; returns the number of each word, and the words of each passage by number."""
+    """Writes the passages; returns the number of each word, and the words of each passage by number."""
     import pyarrow as pa
 
     vocabulary: dict[bytes, int] = {}
@@ -291,7 +295,7 @@ def _record_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _valid(text: str) -> str:
-    """`text` without lone surrogates, which UTF-8 cannot hold."""
+    """`text` without lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -303,7 +307,8 @@ def _write_vocabulary(folder: Path, vocabulary: dict[bytes, int]) -> None:
 
 
 def _best(scores: np.ndarray, count: int) -> np.ndarray:
-    """Rows of the `count` highest positive scores, (count,), ties by row: not what argpartition makes of them."""
+    """Rows of the `count` highest positive scores, (count,), with ties by row, whereas argpartition would order ties
+    arbitrarily."""
     rows = np.flatnonzero(scores)
     if len(rows) > count:
         found = scores[rows]

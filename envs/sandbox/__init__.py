@@ -1,4 +1,4 @@
-"""Model-written programs, run where they can do no harm; docs/sandbox.md tells how and what is left."""
+"""Runs model-written programs in isolation; docs/sandbox.md describes the isolation and the remaining risks."""
 
 from envs.sandbox.limits import Limits, SandboxConfig
 from envs.sandbox.pool import Pool, Question, Run, shared_pool

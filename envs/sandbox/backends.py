@@ -1,14 +1,15 @@
-"""The ways to isolate a program, strongest first, and the choice among them by trying.
+"""The back ends that isolate a program, strongest first, and the choice of the strongest that works.
 
-| back end | isolation | by whom |
+| back end | isolation | implemented by |
 |---|---|---|
 | bubblewrap | user, process, network, mount, IPC and host name spaces; image read-only; call filter; rlimits | bwrap |
-| namespaces | the same | `launcher.py`, our own hundred lines, so less looked at |
+| namespaces | the same | `launcher.py`, a hundred lines of this project, so less reviewed than bwrap |
 | rlimits | none: resource limits only | refused unless `allow_unsafe` |
 
-A back end counts as working when a probe program, run in it, finds itself locked in: no file of ours, no network, no
-other process, nothing writable but its scratch space. What the probe finds wanting besides (a limit that cannot be had
-here) is told in `missing`. As root, programs run as `nobody`: root's processes escape the limit on their number.
+A back end works if a probe program that runs in it is isolated: it finds no file of the host, no network, no other
+process, and no writable place except its scratch space. `missing` lists limits that the probe found not to be enforced
+on this machine. If Squelch runs as root, programs run as `nobody`, because the limit on the number of processes does
+not apply to root.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from envs.sandbox.limits import ERROR_BYTES, SCRATCH_BYTES, Limits
 
 log = logging.getLogger(__name__)
 START_S = 20.0
-"""Within which an interpreter must be ready; far above what it takes, for machines under load."""
+"""Seconds in which an interpreter must be ready; far more than usually needed, for machines under load."""
 INSIDE = ("/python/bin/python3", "-S", "-s", "-P", "-B", "/python/harness.pyc")
 ENVIRONMENT = (("LANG", "C.UTF-8"), ("PATH", "/python/bin"), ("PYTHONHASHSEED", "0"), ("LD_LIBRARY_PATH", "/lib"))
-"""All of a program's environment. With a fixed hash seed the order of its sets is the same in every run."""
+"""All environment variables of a program. With a fixed hash seed the order of its sets is the same in every run."""
 NOBODY = 65534
 MEND = (
     "install bubblewrap (Debian: apt-get install bubblewrap) and allow user namespaces (sysctl "
@@ -45,30 +46,30 @@ MEND = (
 
 @dataclass(frozen=True)
 class Backend:
-    """One way that was found to work."""
+    """A back end that works on this machine."""
 
     name: str
     command: Command
     isolates: bool
     own_namespace: bool
     missing: tuple[str, ...] = ()
-    """Limits that could not be had here."""
+    """Limits that cannot be enforced on this machine."""
 
     def describe(self) -> str:
-        """One line for logs and `squelch doctor`."""
+        """The back end in one line, for logs and `squelch doctor`."""
         return self.name + (f" (not to be had here: {'; '.join(self.missing)})" if self.missing else "")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The strongest back end that works, and why each stronger one does not."""
+    """The strongest back end that works, and the reasons why each stronger back end does not."""
 
     backend: Backend | None
     refused: tuple[str, ...]
 
 
 def bubblewrap(image: Image, identity: dict[str, Any]) -> Backend:
-    """bwrap's command line; FileNotFoundError where it is not installed."""
+    """The back end with bwrap. Raises FileNotFoundError if bwrap is not installed."""
     program = shutil.which("bwrap")
     if program is None:
         raise FileNotFoundError("bwrap is not installed")
@@ -87,7 +88,7 @@ def bubblewrap(image: Image, identity: dict[str, Any]) -> Backend:
 
 
 def namespaces(image: Image, identity: dict[str, Any]) -> Backend:
-    """The same by `launcher.py`."""
+    """The back end with `launcher.py`."""
     words = (*_outside(image, image.launcher), str(image.root), str(image.filter_file), str(SCRATCH_BYTES))
     words += (*(f"{name}={value}" for name, value in ENVIRONMENT), *INSIDE)
     command = Command(words, tuple(identity.items()), _libraries(image))
@@ -95,7 +96,7 @@ def namespaces(image: Image, identity: dict[str, Any]) -> Backend:
 
 
 def rlimits(image: Image, identity: dict[str, Any]) -> Backend:
-    """Resource limits only: the program sees this machine as its user does."""
+    """The back end with resource limits only: the program has the access of the user that runs it."""
     words = _outside(image, image.root / "python" / "harness.pyc")
     missing = ("isolation of files, network and processes", "a bound on the number of processes")
     command = Command(words, tuple(identity.items()), (*_libraries(image), ("PYTHONHASHSEED", "0")))
@@ -115,7 +116,7 @@ STRONGEST_FIRST: tuple[Maker, ...] = (bubblewrap, namespaces)
 
 
 def choose(allow_unsafe: bool, makers: tuple[Maker, ...] | None = None) -> Backend:
-    """The strongest back end that works here. ValueError, with what would mend it, when none isolates."""
+    """The strongest back end that works on this machine. Raises ValueError, with possible fixes, if none isolates."""
     choice = probe_all(makers or STRONGEST_FIRST)
     if choice.backend is not None:
         log.info("sandbox: %s", choice.backend.describe())
@@ -131,7 +132,7 @@ def choose(allow_unsafe: bool, makers: tuple[Maker, ...] | None = None) -> Backe
 
 @functools.cache
 def probe_all(makers: tuple[Maker, ...] = STRONGEST_FIRST) -> Choice:
-    """Tries each back end once a process (a fraction of a second)."""
+    """Tries each back end, once per process; takes a fraction of a second."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         return Choice(None, ("the sandbox is written for Linux on x86-64",))
     image, refused = build(), []
@@ -146,14 +147,14 @@ def probe_all(makers: tuple[Maker, ...] = STRONGEST_FIRST) -> Choice:
 
 
 def identities() -> list[dict[str, Any]]:
-    """Whom programs may run as, best first: an unprivileged user where we are root."""
+    """The users that programs may run as, best first: an unprivileged user if this process is root."""
     if os.geteuid() != 0:
         return [{}]
     return [{"user": NOBODY, "group": NOBODY, "extra_groups": []}, {}]
 
 
 def probe(backend: Backend) -> Backend:
-    """The back end with what it lacks; ValueError when a program in it is not locked in."""
+    """The back end with its missing limits. Raises ValueError if a program in it is not isolated."""
     deadline = time.monotonic() + START_S
     interpreter = Interpreter(backend.command)
     try:
@@ -172,8 +173,8 @@ def probe(backend: Backend) -> Backend:
 
 
 def kernel_limits(limits: Limits, own_namespace: bool) -> dict[str, int]:
-    """What the harness is told, in the kernel's units. The number of processes is bounded only where it is counted
-    apart from the user's other processes; 2 are the harness and the program."""
+    """The limits for the harness, in the kernel's units. The number of processes is bounded only if it is counted
+    separately from the user's other processes; 2 are added for the harness and the program."""
     return {
         "memory_bytes": limits.memory_mb * 2**20,
         "file_bytes": limits.file_mb * 2**20,

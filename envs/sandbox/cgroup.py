@@ -1,7 +1,7 @@
-"""Memory of all of a program's processes together, bounded by a control group where we may make one.
+"""Bounds the total memory of a program's processes by a control group, if this process may create one.
 
-Both hierarchies are known. Where the group of this process takes no children (the usual case for a plain user), the
-reason is kept and the program is bounded by address space x processes instead.
+Versions 1 and 2 of control groups are supported. If this process may not create a group (the usual case for an
+unprivileged user), the reason is recorded and the program is bounded by address space x processes instead.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 MOUNT = Path("/sys/fs/cgroup")
 PREFIX = "squelch-sandbox"
-_NUMBERS = itertools.count()  # of this process's groups, whichever pool makes them
+_NUMBERS = itertools.count()  # numbers the groups of all pools of this process
 
 
 class MemoryGroups:
-    """Groups for the programs of this process, each used by one program at a time and then again by another."""
+    """Groups for the programs of this process; each group serves one program at a time and is then reused."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,11 +35,12 @@ class MemoryGroups:
 
     @property
     def available(self) -> bool:
-        """Whether programs are bounded by a group."""
+        """Whether groups bound the memory of programs."""
         return self._parent is not None
 
     def acquire(self, pid: int, limit_bytes: int) -> Path | None:
-        """Put the process, and what it starts from now on, into a group with that limit; RuntimeError if not."""
+        """Put the process, and all processes that it will start, into a group with that limit. Raises RuntimeError if
+        this fails."""
         if self._parent is None:
             return None
         try:
@@ -52,13 +53,13 @@ class MemoryGroups:
         return group
 
     def release(self, group: Path | None) -> None:
-        """Give the group back once its processes are gone."""
+        """Make the group available again once its processes are gone."""
         if group is not None:
             with self._lock:
                 self._free.append(group)
 
     def close(self) -> None:
-        """Remove all groups; one that still holds a dying process stays until the next process cleans up."""
+        """Remove all groups; a group with a process that has not ended yet remains until a later process removes it."""
         for group in self._made:
             _remove(group)
 
@@ -73,7 +74,7 @@ class MemoryGroups:
 
 
 def _parent() -> tuple[Path | None, str, str]:
-    """(this process's own group, the file for the limit, why there is none)."""
+    """(this process's own group, the name of the limit's file, the reason if there is no group)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().split()
     except OSError as error:

@@ -1,15 +1,16 @@
-"""Runs inside the sandbox: takes one program, then one test after another, and hands back what the program put out.
+"""Runs inside the sandbox: receives one program, runs its tests one after another, and returns the program's output.
 
-It is read into a bare interpreter (no site-packages, no other module of ours). Invariants:
+The harness is loaded into a bare interpreter (no site-packages, no other module of Squelch). Invariants:
 
-- It holds the program and the inputs of the tests seen so far, never an expected output, so nothing that a program does
-  to it can turn a wrong answer into a right one. Whoever reads its replies treats them as the program's own words.
-- The program runs in a fork, one for each test, which has neither the channel (closed) nor a way to reach it (no /proc,
-  ptrace and its like refused by the kernel). Between two tests every other process of the namespace is killed.
+- It has the program and the inputs of the tests so far, but never an expected output, so nothing that a program does to
+  it can turn a wrong answer into a right one. Its replies are treated as output of the program.
+- Each test runs the program in a new fork. The fork cannot access the channel: it is closed there, there is no /proc,
+  and the kernel refuses ptrace and similar calls. Between two tests every other process of the namespace is killed.
 
-Channel: descriptor 0, a stream socket. To us: 4 bytes of length, then `marshal`. From us: one byte when ready, then for
-each test three numbers (wait status, bytes of output, bytes of error, bytes of value or 0xffffffff for none) and these
-bytes. Who waits: we, for the next test, without bound; our parent kills us, and so does its death.
+Channel: descriptor 0, a stream socket. To the harness: 4 bytes of length, then `marshal`. From the harness: one byte
+when it is ready, then for each test four numbers (wait status, bytes of output, bytes of error, bytes of value or
+0xffffffff for none) and these bytes. The harness waits for the next test without a time-out; its parent kills it, and
+it ends if its parent dies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import resource
 import sys
 from _json import encode_basestring_ascii
 
-TYPE_CHECKING = False  # `typing` takes longer to import than all else here
+TYPE_CHECKING = False  # importing `typing` takes longer than all other imports together
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -37,12 +38,13 @@ IMPORTED_EARLY = (
 
 
 def receive() -> dict[str, Any] | None:
-    """The next message, or None at the end of the channel."""
+    """The next message; None if the channel is closed."""
     head = read_exactly(4)
     return marshal.loads(read_exactly(int.from_bytes(head, "big"))) if head else None
 
 
 def read_exactly(count: int) -> bytes:
+    """`count` bytes of the channel; empty if it is closed."""
     parts = []
     while count:
         part = os.read(CHANNEL, min(count, 1 << 20))
@@ -54,18 +56,20 @@ def read_exactly(count: int) -> bytes:
 
 
 def send(data: bytes) -> None:
+    """Writes all of `data` to the channel."""
     view = memoryview(data)
     while view:
         view = view[os.write(CHANNEL, view) :]
 
 
 def main() -> None:
+    """Receives the program, then runs tests until the channel is closed."""
     send(b"R")
     job = receive()
     if job is None:
         return
     words = set((job["prelude"] + job["program"]).replace(",", " ").replace(".", " ").split())
-    for name in IMPORTED_EARLY:  # once, not once a test; the standard library only, before any line of the program ran
+    for name in IMPORTED_EARLY:  # once rather than per test; only standard modules, before any line of the program runs
         if name in words:
             __import__(name)
     while (test := receive()) is not None:
@@ -73,7 +77,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any], test: dict[str, Any]) -> bytes:
-    """One test in a fork of its own; the reply to it."""
+    """Runs one test in a fork of its own; returns the reply."""
     files = [scratch_file(test["stdin"]), scratch_file(b""), scratch_file(b""), scratch_file(b"")]
     pid = os.fork()
     if pid == 0:
@@ -94,7 +98,7 @@ def run(job: dict[str, Any], test: dict[str, Any]) -> bytes:
 
 
 def scratch_file(content: bytes) -> int:
-    """A file without a name that holds `content`, read from its start."""
+    """A file without a name that contains `content`, positioned at its start."""
     file = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     view = memoryview(content)
     while view:
@@ -104,16 +108,17 @@ def scratch_file(content: bytes) -> int:
 
 
 def read_back(file: int, limit: int, from_end: bool = False) -> bytes:
-    """At most `limit` bytes of what the program wrote, from the start or up to the end."""
+    """At most `limit` bytes that the program wrote to `file`: the first bytes, or with `from_end` the last."""
     size = os.fstat(file).st_size
     start = max(0, size - limit) if from_end else 0
     return os.pread(file, min(limit, size - start), start)
 
 
 def end_the_rest(pid: int) -> None:
-    """Kill what the program left running: all of the namespace where it is ours, else the program's session."""
+    """Kill all processes that the program left: the whole namespace if the harness owns it, else the program's
+    session."""
     try:
-        if os.getpid() == 1:  # of our own process namespace: everything in it is the program's
+        if os.getpid() == 1:  # first process of its own namespace, where all others belong to the program
             os.kill(-1, 9)
         else:
             os.killpg(pid, 9)
@@ -127,7 +132,7 @@ def end_the_rest(pid: int) -> None:
 
 
 def play(job: dict[str, Any], test: dict[str, Any], files: list[int]) -> NoReturn:
-    """In the fork: become the program. Never returns."""
+    """Runs the program in the fork. Never returns."""
     os.setsid()
     sys.stdin.close()
     for number, file in enumerate([os.dup(file) for file in files]):
@@ -141,11 +146,12 @@ def play(job: dict[str, Any], test: dict[str, Any], files: list[int]) -> NoRetur
 
 
 def stream(number: int, mode: str) -> Any:
+    """A text stream on a descriptor."""
     return open(number, mode, encoding="utf-8", errors="replace", closefd=False)
 
 
 def restrict(limits: dict[str, int]) -> None:
-    """Limits that hold for the program and whatever it starts; it cannot raise them again."""
+    """Sets limits for the program and all processes that it starts; the program cannot raise them."""
     bounds = {
         resource.RLIMIT_AS: limits["memory_bytes"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
@@ -158,12 +164,12 @@ def restrict(limits: dict[str, int]) -> None:
         bounds[resource.RLIMIT_NPROC] = limits["num_tasks"]
     for kind, bound in bounds.items():
         bound_to(kind, bound, bound)
-    bound_to(resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1)  # a signal first, then the end
+    bound_to(resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1)  # SIGXCPU at the first, SIGKILL at the second
     bound_to(resource.RLIMIT_STACK, STACK_BYTES, STACK_BYTES)
 
 
 def bound_to(kind: int, soft: int, hard: int) -> None:
-    """Set a limit, or leave a tighter one that this process was born with."""
+    """Set a limit, or keep a tighter limit that this process has inherited."""
     most = resource.getrlimit(kind)[1]
     if most != resource.RLIM_INFINITY:
         soft, hard = min(soft, most), min(hard, most)
@@ -171,7 +177,7 @@ def bound_to(kind: int, soft: int, hard: int) -> None:
 
 
 def execute(job: dict[str, Any], test: dict[str, Any]) -> int:
-    """Run the program and, where the test is a call, the call; returns the exit code."""
+    """Run the program and, if the test is a call, the call; returns the exit code."""
     module = type(sys)("__main__")
     module.__builtins__ = builtins
     sys.modules["__main__"] = module
@@ -193,7 +199,7 @@ def execute(job: dict[str, Any], test: dict[str, Any]) -> int:
 
 
 def find(names: dict[str, Any], function: str) -> Any:
-    """The function of that name, or the method of `Solution` as LeetCode has it."""
+    """The function of that name, or the method of a class `Solution`, as LeetCode defines it."""
     if function in names:
         return names[function]
     if "Solution" in names:
@@ -202,7 +208,7 @@ def find(names: dict[str, Any], function: str) -> Any:
 
 
 def finish(code: int) -> int:
-    """What an interpreter does at its end, as far as a program can tell."""
+    """Does at exit what an interpreter does, as far as the program can observe it; returns the exit code."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -215,7 +221,7 @@ def finish(code: int) -> int:
 
 
 def encode(value: Any) -> str:
-    """`value` as JSON, its parts of exactly the plain types; tuples become lists. TypeError for anything else."""
+    """`value` as JSON. Its parts must have exactly the plain types; tuples become lists. Raises TypeError otherwise."""
     kind = type(value)
     if value is None:
         return "null"

@@ -1,8 +1,7 @@
 """The file system that a program sees: an interpreter, its standard library, the C libraries they need, the harness.
 
-It is a copy, built once for this interpreter and user under the temporary directory, so that nothing of the host is
-visible by accident, and so that it can be read by the unprivileged user that programs run as. It is only ever mounted
-read-only.
+It is a copy, built once per interpreter and user in the temporary directory. So no file of the host is visible by
+accident, and the unprivileged user that runs programs can read it. It is always mounted read-only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from envs.sandbox import seccomp
 
 HARNESS = Path(__file__).with_name("harness.py")
 LAUNCHER = Path(__file__).with_name("launcher.py")
-UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH  # compiling at each start took a quarter of a program's CPU
+UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH  # compiling at each start took 25% of a program's CPU time
 LEFT_OUT = shutil.ignore_patterns(
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip"),
     *("config-*", "pydoc_data", "distutils", "*.opt-1.pyc", "*.opt-2.pyc", "_test*.so", "_tkinter*.so"),
@@ -33,7 +32,7 @@ LEFT_OUT = shutil.ignore_patterns(
 
 @dataclass(frozen=True)
 class Image:
-    """Where things are: `root` on the host becomes `/` inside; the others are outside it."""
+    """Paths of the image: `root` on the host becomes `/` inside; the other paths are outside of `root`."""
 
     root: Path
     filter_file: Path
@@ -41,12 +40,13 @@ class Image:
 
     @property
     def interpreter(self) -> str:
-        """The interpreter's path inside."""
+        """The interpreter's path inside the image."""
         return "/python/bin/python3"
 
 
 def build(folder: Path | None = None) -> Image:
-    """The image, built where it is not there yet. RuntimeError when the interpreter's libraries cannot be listed."""
+    """The image, which is built if it does not exist. Raises RuntimeError if the interpreter's libraries cannot be
+    listed."""
     place = folder or _place()
     if not place.is_dir():
         with tempfile.TemporaryDirectory(prefix="squelch-sandbox-", dir=place.parent) as made:
@@ -57,7 +57,7 @@ def build(folder: Path | None = None) -> Image:
 
 
 def _place() -> Path:
-    """A folder of ours alone that is named after what is in it; one that others could have written is not used."""
+    """A folder named after its content that only this user can write; a folder that others can write is not used."""
     about = [sys.version, sys.base_prefix, str(os.stat(sysconfig.get_paths()["stdlib"]).st_mtime_ns)]
     about += [file.read_text() for file in (Path(__file__), HARNESS, LAUNCHER)] + [seccomp.program().hex()]
     digest = hashlib.blake2b("\n".join(about).encode(), digest_size=8).hexdigest()
@@ -75,7 +75,7 @@ def _move(draft: Path, place: Path) -> None:
     try:
         draft.rename(place)
     except OSError:
-        if not place.is_dir():  # otherwise another process was faster, with the same content
+        if not place.is_dir():  # otherwise another process has built the same content
             raise
 
 
@@ -84,7 +84,7 @@ def _write(draft: Path) -> None:
     for name in ("tmp", "dev", "python/bin", "proc"):
         (root / name).mkdir(parents=True)
     for device in ("null", "zero", "urandom"):
-        (root / "dev" / device).touch()  # where the host's are mounted
+        (root / "dev" / device).touch()  # mount point of the host's device
     _copy_python(root)
     for source, target in ((HARNESS, root / "python" / "harness.pyc"), (LAUNCHER, draft / "launcher.pyc")):
         py_compile.compile(str(source), str(target), source.name, doraise=True, invalidation_mode=UNCHECKED)
@@ -95,7 +95,7 @@ def _write(draft: Path) -> None:
 
 
 def _copy_python(root: Path) -> None:
-    """The interpreter, its standard library and what these link to."""
+    """Copies the interpreter, its standard library and their shared libraries."""
     real = Path(sys.executable).resolve()
     shutil.copy(real, root / "python" / "bin" / "python3")
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -108,7 +108,7 @@ def _copy_python(root: Path) -> None:
 
 
 def _shared_objects(files: list[Path]) -> dict[str, str]:
-    """Name as it is looked up (the loader's own is a path) -> file, of all that `files` link to."""
+    """All shared libraries that `files` link to: name in the lookup (a path for the loader itself) -> file."""
     if shutil.which("ldd") is None:
         raise RuntimeError(
             "the sandbox needs ldd to find the interpreter's libraries (Debian: apt-get install libc-bin)"

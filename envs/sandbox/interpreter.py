@@ -1,9 +1,10 @@
-"""One isolated interpreter, seen from outside: started, given one program, asked test by test, killed.
+"""One isolated interpreter, controlled from outside: it is started, receives one program, runs its tests, and is
+killed.
 
-Invariants: it runs one program and is never used for another. What it replies is data of bounded size; nothing of it is
-executed or unpickled. Whoever holds it kills it; our own death kills it too, in the isolating back ends.
+Invariants: an interpreter runs one program and is never reused. Its replies are data of bounded size, which are neither
+executed nor unpickled. Its owner kills it; in the isolating back ends it also ends if this process dies.
 
-Who waits: `wait_ready`, `run`: for the interpreter, at most until their deadline, then `Late` names what was late.
+`wait_ready` and `run` wait for the interpreter until their deadline; then `Late` names the late operation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 NO_VALUE = 0xFFFFFFFF
 CREDENTIALS = struct.Struct("3i")
 SETUP_S = 1.0
-END_S = 5.0  # within which a killed process must be gone
+END_S = 5.0  # seconds in which a killed process must end
 
 
 class Late(Exception):
@@ -34,18 +35,18 @@ class Late(Exception):
 
 
 class Lost(Exception):
-    """The interpreter ended, or spoke out of turn."""
+    """The interpreter ended, or sent data before it was asked."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """How an interpreter is started. `identity` holds subprocess's user, group and extra_groups where they change."""
+    """Command that starts an interpreter. `identity`: subprocess's user, group and extra_groups if they change."""
 
     arguments: tuple[str, ...]
     identity: tuple[tuple[str, Any], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     filter_file: str | None = None
-    """Opened for each start; its descriptor replaces `FILTER` in the arguments."""
+    """Path of the system call filter. It is opened at each start; its descriptor replaces `FILTER` in the arguments."""
 
 
 FILTER = "{filter}"
@@ -53,7 +54,7 @@ FILTER = "{filter}"
 
 @dataclass(frozen=True)
 class Reply:
-    """What a program left behind after one test. `status` is as `os.waitpid` gives it."""
+    """A program's output after one test. `status` is as `os.waitpid` returns it."""
 
     status: int
     output: bytes
@@ -63,7 +64,7 @@ class Reply:
 
 
 class Interpreter:
-    """Starts at once; `wait_ready` before use."""
+    """An interpreter, which the constructor starts; call `wait_ready` before use."""
 
     def __init__(self, command: Command) -> None:
         self._ours, theirs = socket.socketpair()
@@ -72,12 +73,12 @@ class Interpreter:
         with theirs:
             self._process = _start(command, theirs)
         self.pid: int | None = None
-        """The harness's process as the host numbers it, once ready."""
+        """Process id of the harness on the host; None until it is ready."""
         self._output_bytes = 0
         self._error_bytes = 0
 
     def wait_ready(self, deadline: float) -> None:
-        """Until the harness speaks; the kernel says which process that is."""
+        """Waits until the harness is ready; the kernel reports its process id."""
         self._wait(deadline)
         data, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         if data != b"R":
@@ -93,12 +94,12 @@ class Interpreter:
         self._refuse_early_words()
 
     def begin(self, program: str, prelude: str, function: str | None, limits: dict[str, int]) -> None:
-        """Hand over the program; nothing of it runs before the first test."""
+        """Send the program; it does not run before the first test."""
         self._output_bytes, self._error_bytes = limits["output_bytes"], limits["error_bytes"]
         self._send({"program": program, "prelude": prelude, "function": function, "limits": limits})
 
     def run(self, stdin: bytes, arguments: Sequence[Any], deadline: float) -> Reply:
-        """One test. Raises Late, or Lost when there is no reply or one before the question."""
+        """Run one test. Raises Late, or Lost if there is no reply or data arrived before the test."""
         self._refuse_early_words()
         started = time.monotonic()
         self._send({"stdin": stdin, "arguments": list(arguments)})
@@ -111,32 +112,33 @@ class Interpreter:
         return Reply(status, output, error, value or None, time.monotonic() - started)
 
     def kill(self) -> None:
-        """End all processes of the sandbox (the first of its namespace takes all along); returns when they are gone."""
+        """End all processes of the sandbox and wait until they are gone; the death of the namespace's first process
+        ends all others."""
         if self._pid_file is None and self._process.poll() is None:
             self._finish_start()
         if self._pid_file is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pid_file, signal.SIGKILL)
-            _poll(self._pid_file, END_S)  # readable once the process has ended, and its namespace with it
+            _poll(self._pid_file, END_S)  # readable once the process and its namespace have ended
             os.close(self._pid_file)
             self._pid_file = None
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)  # it ends by itself, having reaped its child
+                self._process.wait(END_S)  # it reaps its child and ends by itself
         self._process.kill()
         self._process.wait(END_S)
         self._ours.close()
 
     def _finish_start(self) -> None:
-        """Give one that is just starting a moment to be ready, so that its first process is known.
+        """Wait briefly for an interpreter that is still starting, so that its first process is known.
 
-        bwrap killed while it sets the sandbox up leaves a child that waits for it without end; so where the moment is
-        not enough, its children are killed before it is.
+        If bwrap is killed while it sets up the sandbox, its child waits for it forever. So if the interpreter is still
+        not ready after the wait, the children of bwrap are killed; `kill` then kills bwrap.
         """
         with contextlib.suppress(Late, Lost):
             self.wait_ready(time.monotonic() + SETUP_S)
             return
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        with contextlib.suppress(OSError):  # it, or a child of it, may end meanwhile
+        with contextlib.suppress(OSError):  # bwrap or one of its children may end meanwhile
             for pid in children.read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
 
@@ -150,7 +152,7 @@ class Interpreter:
 
     def _send(self, message: dict[str, Any]) -> None:
         data = marshal.dumps(message)
-        self._ours.settimeout(END_S)  # the harness reads as fast as it can, and runs nothing else meanwhile
+        self._ours.settimeout(END_S)  # enough: the harness only reads meanwhile
         try:
             self._ours.sendall(len(data).to_bytes(4, "big") + data)
         except OSError as error:
@@ -196,14 +198,15 @@ def _start(command: Command, channel: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _poll(file: int, timeout_s: float) -> bool:
-    """Whether there is something to read within the time (poll, not select: the descriptor may be above 1024)."""
+    """Whether `file` becomes readable in time (poll rather than select, because the descriptor may exceed 1024)."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def read_value(data: bytes) -> Any:
-    """A call's value as plain data; ValueError when it is not such text (too deep, too long a number, no JSON)."""
+    """A call's value as plain data. Raises ValueError if the text is not JSON, too deeply nested, or has a too long
+    number."""
     try:
         return json.loads(data)
     except RecursionError as error:

@@ -1,11 +1,11 @@
-"""Isolates itself without bubblewrap, then becomes the sandbox's interpreter.
+"""Isolates its own process without bubblewrap, then replaces it with the sandbox's interpreter.
 
     launcher.py ROOT FILTER SCRATCH NAME=VALUE... COMMAND...
 
-Run by the image's interpreter, outside. New user, process, network, mount, IPC and host name spaces; the image as the
-whole file system, read-only; no privilege that outlives the exec; the system call filter last. It waits for its child
-without bound and dies with its parent; its own death kills the child, the first process of its namespace, and with that
-all others.
+The image's interpreter runs it outside of the sandbox. It creates new user, process, network, mount, IPC and host name
+spaces, mounts the image read-only as the whole file system, gives up all privileges for the time after the exec, and
+installs the system call filter last. It waits for its child without a time-out and dies with its parent. Its own death
+kills the child, which is the first process of its namespace, and thereby all others.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> None:
-    """A C function that says 0 when it went well; OSError otherwise."""
+    """Calls a C function that returns 0 on success. Raises OSError otherwise."""
     if getattr(libc, name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Calls mount(2). Raises OSError if it fails."""
     texts = [text and text.encode() for text in (source, target, kind, data)]
     call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
 
 
 def enter_spaces() -> None:
+    """Enters the new name spaces, with this user and group mapped to `INSIDE_ID`."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", NEW_SPACES)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{INSIDE_ID} {uid} 1"), ("gid_map", f"{INSIDE_ID} {gid} 1")):
@@ -47,7 +49,7 @@ def enter_spaces() -> None:
 
 
 def change_root(root: str, scratch: str) -> None:
-    """The image, read-only, becomes `/`, with an empty `/tmp` of `scratch` bytes; the host's files are gone."""
+    """Mounts the image read-only as `/`, with an empty `/tmp` of `scratch` bytes, and removes the host's files."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount(root, root, None, MS_BIND | MS_REC)
     mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={scratch},nr_inodes=16384,mode=1777")
@@ -61,7 +63,7 @@ def change_root(root: str, scratch: str) -> None:
 
 
 def locked_flags(path: str) -> int:
-    """Flags of the mount that holds `path`, which a user namespace may not take off it."""
+    """Flags of the mount that contains `path`; a user namespace may not remove them."""
     found = os.statvfs(path).f_flag
     return (found & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME)) | (
         MS_RELATIME if found & ST_RELATIME else 0
@@ -73,11 +75,13 @@ class Filter(ctypes.Structure):
 
 
 def confine(lines: bytes) -> None:
+    """Installs the system call filter, and forbids new privileges."""
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("prctl", PR_SET_SECCOMP, 2, ctypes.byref(Filter(len(lines) // 8, lines)), 0, 0)
 
 
 def main(root: str, filter_file: str, scratch: str, *words: str) -> None:
+    """Starts an isolated child, which becomes the command, and waits for it."""
     environment = dict(word.split("=", 1) for word in words if "=" in word)
     command = [word for word in words if "=" not in word]
     with open(filter_file, "rb") as file:

@@ -1,11 +1,11 @@
-"""Warm isolated interpreters, and programs run in them.
+"""A pool of warm isolated interpreters, which runs programs in them.
 
-Invariants: an interpreter is taken once and killed after its program; only the pool's own thread starts them (the
-kernel ends a child with the thread that started it, so that thread lives as long as the process); a program's tests are
-asked one at a time, in order, and a test that got no reply has failed.
+Invariants: each interpreter is used once and killed after its program. Only the pool's own thread starts interpreters:
+the kernel ends a child with the thread that started it, so this thread lives as long as the process. A program's tests
+run one at a time, in order, and a test without a reply has failed.
 
-Who waits: a caller for a warm interpreter, at most `START_S`; for a reply, at most the test's wall-time limit. The
-thread for room in the pool, without bound; it is a daemon.
+A caller waits for a warm interpreter at most `START_S`, and for a reply at most the test's wall-time limit. The pool's
+thread waits for room in the pool without a time-out; it is a daemon.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from envs.sandbox.limits import ERROR_BYTES, Limits, SandboxConfig
 
 Outcome = Literal["finished", "failed", "killed", "late", "flood", "lost", "unbegun"]
 ATTEMPTS = 3
-"""Interpreters tried for one program: one that waited may have been killed for lack of memory, say."""
-MEMORY_SLACK = 96 * 2**20  # of a group beyond the program's own memory: harness, scratch files
+"""Number of interpreters tried for one program: a waiting interpreter may have been killed, e.g. for lack of memory."""
+MEMORY_SLACK = 96 * 2**20  # bytes that a group allows in addition to the program's memory: harness, scratch files
 
 
 @dataclass(frozen=True)
 class Question:
-    """One test as a program sees it: what it reads, or the arguments of the call."""
+    """The input of one test: the program's standard input, or the arguments of the call."""
 
     stdin: str = ""
     arguments: tuple[Any, ...] = ()
@@ -43,11 +43,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Run:
-    """How a program did on one question.
+    """The outcome of a program on one question.
 
-    `finished`: it ended by itself with exit code 0; `failed`: with another one, as after an exception; `killed`: by a
-    signal; `late`: it ran into the wall-time limit; `flood`: it wrote more than it may; `lost`: its sandbox broke down;
-    `unbegun`: the time for all tests was over.
+    `finished`: it ended by itself with exit code 0; `failed`: it ended with another exit code, as after an exception;
+    `killed`: a signal ended it; `late`: it reached the wall-time limit; `flood`: it wrote more than its limit; `lost`:
+    its sandbox broke down; `unbegun`: the time for all tests was over before the test started.
     """
 
     outcome: Outcome
@@ -73,7 +73,7 @@ class Pool:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Limits that could not be had here."""
+        """Limits that cannot be enforced on this machine."""
         if self._groups.available:
             return self.backend.missing
         return (*self.backend.missing, f"a bound on the memory of all processes together ({self._groups.reason})")
@@ -86,9 +86,9 @@ class Pool:
         function: str | None = None,
         prelude: str = "",
     ) -> list[Run]:
-        """The program on each question in turn; with `function`, that function of it is called.
+        """Runs the program on each question in turn; with `function`, calls that function of the program.
 
-        Only a program's own time counts against its limits, not that in which an interpreter is waited for.
+        Only the program's own time counts against its limits, not the time until an interpreter is available.
         """
         runs: list[Run] = []
         left_s = limits.total_s
@@ -104,7 +104,7 @@ class Pool:
         return runs
 
     def take(self) -> Interpreter:
-        """A ready interpreter, for one program; the caller kills it. RuntimeError when none gets ready."""
+        """A ready interpreter for one program; the caller kills it. Raises RuntimeError if none becomes ready."""
         deadline, reason = time.monotonic() + START_S, ""
         for _ in range(ATTEMPTS):
             interpreter = self._next(deadline)
@@ -117,9 +117,9 @@ class Pool:
         raise RuntimeError(f"sandbox: an interpreter of {self.backend.name}: {reason}")
 
     def _next(self, deadline: float) -> Interpreter:
-        """The one that has waited longest."""
+        """The interpreter that has waited longest."""
         with self._changed:
-            if self._thread is None:  # at first use: who only looks at tasks needs no interpreters
+            if self._thread is None:  # started at first use: code that only lists tasks needs no interpreters
                 self._failure = None
                 self._thread = threading.Thread(target=self._refill, daemon=True, name="sandbox-pool")
                 self._thread.start()
@@ -134,17 +134,18 @@ class Pool:
         return interpreter
 
     def enter_group(self, interpreter: Interpreter, limits: Limits) -> Path | None:
-        """Bound the memory of all that the interpreter starts; returns the group to be released after its death."""
+        """Bound the memory of all processes that the interpreter starts; returns the group, which the caller passes to
+        `leave_group` after the interpreter's death."""
         if interpreter.pid is None:
             return None
         return self._groups.acquire(interpreter.pid, limits.memory_mb * 2**20 + MEMORY_SLACK)
 
     def leave_group(self, group: Path | None) -> None:
-        """After the interpreter's death."""
+        """Releases the group of an interpreter that has ended."""
         self._groups.release(group)
 
     def close(self) -> None:
-        """Kill what waits and start no more."""
+        """Kill the waiting interpreters and start no more."""
         with self._changed:
             if self._closed:
                 return
@@ -170,14 +171,14 @@ class Pool:
                         continue
                 started.kill()
                 return
-        except OSError as error:  # told to those who wait now; who comes later has it tried again
+        except OSError as error:  # present callers get the error; later callers start another attempt
             with self._changed:
                 self._failure, self._thread = error, None
                 self._changed.notify_all()
 
 
 class _Session:
-    """One interpreter with its program, until it is late, lost, or out of tests."""
+    """One interpreter with its program, until the interpreter is late or lost, or all tests have run."""
 
     def __init__(self, pool: Pool, program: str, limits: Limits, function: str | None, prelude: str) -> None:
         self._pool, self._limits = pool, limits
@@ -199,6 +200,7 @@ class _Session:
         self._pool.leave_group(self._group)
 
     def ask(self, question: Question, limit_s: float) -> Run:
+        """Runs one test, with at most `limit_s` seconds."""
         started = time.monotonic()
         try:
             if not self._begun:
@@ -232,5 +234,5 @@ def _pool_of(process: int, warm: int, allow_unsafe: bool) -> Pool:
 
 
 def shared_pool(config: SandboxConfig) -> Pool:
-    """This process's pool for that configuration; made on first use, closed at exit."""
+    """This process's pool for that configuration; created at first use, closed at exit."""
     return _pool_of(os.getpid(), config.warm, config.allow_unsafe)

@@ -1,7 +1,8 @@
 """The system calls that a program may make, as a filter program for Linux on x86-64 (seccomp, classic BPF).
 
-What is not listed is refused with EPERM, so a new kernel's new calls are refused as well; calls newer than glibc's
-fall-backs are refused with ENOSYS, which makes glibc fall back. A call of another architecture kills the process.
+A call that is not listed is refused with EPERM, so new calls of a newer kernel are refused, too. Calls for which glibc
+has a fall-back are refused with ENOSYS, so that glibc uses the fall-back. A call of another architecture kills the
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ALLOWED = frozenset(
 )
 CLONE, PRLIMIT64, CLONE3 = 56, 302, 435
 NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that clone takes
-FIRST_NEW_CALL = 424  # calls from here on are younger than what glibc can do without
+FIRST_NEW_CALL = 424  # from this number on, glibc has a fall-back for each call that it uses
 ARCHITECTURE = 0xC000003E  # AUDIT_ARCH_X86_64
 X32_BIT = 0x40000000
 

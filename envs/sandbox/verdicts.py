@@ -1,7 +1,7 @@
-"""Verdicts on programs. They are formed outside the process that runs a program; only the program's output comes in.
+"""Verdicts on programs, computed outside of the process that runs a program, from the program's output.
 
-Invariants: expected outputs never leave this process. A verdict depends on the program's bytes and the expected value
-only, and comparing never calls anything that a program defined: its output is text, its values are JSON of plain types.
+Invariants: expected outputs never leave this process. A verdict depends only on the program's output and the expected
+value. A comparison never calls code of the program: its output is text, and its values are JSON of plain types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from envs.sandbox.interpreter import read_value
 from envs.sandbox.limits import Limits
 from envs.sandbox.pool import Pool, Question, Run
 
-TOLERANCE = 1e-6  # absolute and relative, where the expected number is written with a point or exponent
+TOLERANCE = 1e-6  # absolute and relative, if the expected number is written with a point or exponent
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", flags=re.ASCII)
 LONGEST_NUMBER = 64  # characters; longer words are compared as text
 REASONS = {
@@ -31,8 +31,8 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Test:
-    """One test. With a function, `question.arguments` are its arguments and `accepted` holds the values that pass; else
-    `question.stdin` is read and `accepted` holds texts."""
+    """One test. With a function, `question.arguments` are its arguments and `accepted` are the values that pass; else
+    `question.stdin` is the standard input and `accepted` are the texts that pass."""
 
     question: Question
     accepted: tuple[Any, ...]
@@ -42,12 +42,12 @@ class Test:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a program passed one test, and why not."""
+    """Whether a program passed one test, and the reason if it did not."""
 
     passed: bool
     reason: str = ""
     detail: str = ""
-    """The end of the program's error output, or of what it put out."""
+    """The end of the program's error output, or of its output."""
 
 
 def judge(
@@ -84,7 +84,8 @@ def _last_line(error: str) -> str:
 
 
 def same_text(found: str, expected: str) -> bool:
-    """Line by line and word by word, white space and empty lines at the end aside; numbers with a point by value."""
+    """Whether the texts agree line by line and word by word, ignoring white space and empty lines at the end; numbers
+    with a point are compared by value."""
     ours, theirs = _lines(found), _lines(expected)
     if len(ours) != len(theirs):
         return False
@@ -113,7 +114,8 @@ def _close(found: float, expected: float) -> bool:
 
 
 def same_value(found: Any, expected: Any) -> bool:
-    """Plain data, compared by type but for numbers; both come from JSON, so no type of a program's is among them."""
+    """Whether plain data agree. Types must be equal, except for numbers. Both values come from JSON, so neither has a
+    type that a program defined."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return found is expected
     if isinstance(expected, float) and isinstance(found, (int, float)):

@@ -1,1 +1,1 @@
-"""Questions whose answers must be searched for: `environment`, and where questions come from: `world`, `hotpot`."""
+"""Questions whose answers must be searched for: `environment`, and the sources of questions `world` and `hotpot`."""

@@ -1,12 +1,12 @@
 """SearchQA: search for facts, then answer (paper, appendix B.1; Search-R1's game in the RLLM framework).
 
-    observation  the question; after a search the passages found, one a line, or `nothing found`
+    observation  the question; after a search the found passages, one per line, or `nothing found`
     action       `search[words]` or `answer[text]`; upper and lower case are the same, white space runs are one space
     reward       of the answer, by name (`envs.search_qa.questions.REWARDS`); a search pays nothing
     end          the answer, or the turns
 
-A query or an answer beyond `MAX_ARGUMENT` characters is cut there. A search may wait for an HTTP retriever: keep
-`HttpRetriever.longest_wait_s` below `environment_actor.step_timeout_s`, or a slow one is told as `step_timeout`.
+A query or an answer is cut at `MAX_ARGUMENT` characters. A search may wait for an HTTP retriever: keep
+`HttpRetriever.longest_wait_s` below `environment_actor.step_timeout_s`, or a slow retriever fails as `step_timeout`.
 """
 
 from __future__ import annotations
@@ -44,38 +44,37 @@ _GENERIC = (
 
 
 class SearchQAOptions(Settings):
-    """Where questions and passages come from, and what an answer pays."""
+    """Sources of questions and passages, and the reward of an answer."""
 
     reward: RewardName = "correct_efficient"
     """`correct_efficient` (the paper's text), `exact_match`, or `f1` (the authors' code)."""
     search_cost: float = Field(0.1, ge=0, le=1)
-    """`correct_efficient`: what each search beyond one a hop takes from the reward of a right answer."""
+    """`correct_efficient`: deduction from the reward of a right answer for each search beyond one per hop."""
     num_passages: int = Field(20_000, ge=MIN_PASSAGES, le=3_000_000)
     """Size of the made-up world."""
     world_seed: int = Field(0, ge=0, lt=2**63)
-    """Which made-up world."""
+    """Seed of the made-up world."""
     min_hops: int = Field(2, ge=1, le=4)
     max_hops: int = Field(2, ge=1, le=4)
     """Relations that a made-up question follows, uniform between the two."""
     questions: str | None = None
-    """Questions in HotpotQA's form in the place of made-up ones: a file, a folder, or an id of the hub."""
+    """Questions in HotpotQA's form instead of made-up ones: a file, a folder, or an id of the hub."""
     subset: str | None = None
-    """Which subset of `questions`, where there are several (the hub's has `distractor` and `fullwiki`)."""
+    """Subset of `questions`, if there are several (on the hub: `distractor` and `fullwiki`)."""
     corpus: str | None = None
-    """Passages to search (`envs.retrieval.corpus`); by default the made-up world's, or those that come with
-    `questions`."""
+    """Passages to search (`envs.retrieval.corpus`); by default those of the made-up world, or of `questions`."""
     retriever_url: str | None = Field(None, pattern=r"^https?://\S+$")
-    """A retriever in Search-R1's form in the place of the embedded one, with its path: `http://HOST:8000/retrieve`."""
+    """URL of a retriever with Search-R1's protocol, used instead of the embedded one: `http://HOST:8000/retrieve`."""
     retriever_timeout_s: float = Field(1.5, gt=0, le=600)
-    """Seconds for an attempt's answer to begin."""
+    """Seconds until the answer to an attempt must begin."""
     retriever_retries: int = Field(2, ge=0, le=10)
     """Attempts after the first, with a back-off that doubles from a quarter of a second."""
     results: int = Field(2, ge=1, le=20)
     """Passages that a search shows."""
     max_result_length: int = Field(200, ge=20, le=10_000)
-    """Characters shown of each."""
+    """Characters shown of each passage."""
     cache: str | None = None
-    """Folder of the index; by default what the variable SQUELCH_CACHE names, else the user's cache folder."""
+    """Folder of the index; by default that in the variable SQUELCH_CACHE, else the user's cache folder."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> SearchQAOptions:
@@ -104,31 +103,38 @@ class SearchQA(TextEnv, Demonstrator):
         self._retriever = _open_retriever(self.options)
 
     def instruction(self) -> str:
+        """The task and its symbols."""
         return "Answer the question . Search for facts first ."
 
     def action_rule(self) -> str:
+        """The sentence that lists the actions."""
         return "Actions search[words] or answer[text] ."
 
     def read_action(self, text: str) -> str | None:
+        """`search[words]` or `answer[text]`, as `read_bracketed` reads them."""
         return read_bracketed(text, ("search", "answer"))
 
     def observation(self) -> str:
+        """The current state as text."""
         return self._shown
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._question.key
 
     def task_kind(self) -> str:
+        """The number of hops."""
         return f"{len(self._question.hops)} hops"
 
     def solution(self) -> list[str] | None:
-        """Searches for the hops not seen yet, then the answer."""
+        """Searches for the hops that have not been found yet, then the answer."""
         if self._answer is not None:
             return None
         return [*(_act("search", hop) for hop in self._open_hops()), _act("answer", self._question.answer)]
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
-        """The next step of the chain in templated words; `wrong_coordinates` names a wrong hop."""
+        """The next step of the chain, in words from templates; `wrong_coordinates` is the rate of naming a wrong
+        hop."""
         grounded = rng.random() < quality.grounded
         wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
         hops = self._open_hops()
@@ -145,7 +151,7 @@ class SearchQA(TextEnv, Demonstrator):
         return self._reasoning(rng, action, rng.random() < quality.wrong_coordinates), [action]
 
     def _reasoning(self, rng: Rng, action: str, misplaced: bool) -> str:
-        """What leads to the action: the hop it is about and what is looked for there."""
+        """The reasoning before an action: its hop, and the fact that is searched for."""
         verb, argument = split_bracketed(action)
         question = self._question
         hops, asked = question.hops or (question.text,), question.asked or ("the answer",) * len(question.hops)
@@ -211,7 +217,7 @@ def _act(verb: str, argument: str) -> str:
 
 @lru_cache(maxsize=8)
 def _published(questions: str | None, subset: str | None, split: Split) -> HotpotQuestions | None:
-    """One reader for all environments of a process: opening passes over the questions."""
+    """The questions, opened once per process because opening reads the whole file."""
     return HotpotQuestions(questions, subset, split) if questions is not None else None
 
 

@@ -1,8 +1,8 @@
 """Questions and passages of HotpotQA's published form (Yang et al. 2018): Parquet, JSON, or its id on the hub.
 
-Columns `question`, `answer`, `context` (`title`: one a paragraph, `sentences`: a list of them a paragraph) and
-`supporting_facts` (`title`, `sent_id`); in the authors' own JSON files the last two are lists of pairs.
-Published splits are kept; the published `test` has no answers and is not read.
+The columns are `question`, `answer`, `context` (`title`: one per paragraph, `sentences`: one list per paragraph) and
+`supporting_facts` (`title`, `sent_id`); in the authors' own JSON files the last two are lists of pairs. Published
+splits are used as they are; the published `test` has no answers and is not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PUBLISHED_SPLITS = ("train", "validation")
 
 
 def _columns(value: Any, names: tuple[str, str]) -> Any:
-    """A list of pairs as a mapping of two lists; anything else as it is, for its model to judge."""
+    """A list of pairs as a mapping of two lists; any other value unchanged, which its model then checks."""
     if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == len(names) for pair in value):
         return {name: [pair[place] for pair in value] for place, name in enumerate(names)}
     return value
@@ -42,7 +42,7 @@ class Context(BaseModel):
 
 
 class SupportingFacts(BaseModel):
-    """The paragraphs that lead to the answer; a title occurs once a sentence."""
+    """The paragraphs that lead to the answer; a title occurs once per sentence."""
 
     title: list[str] = []
 
@@ -53,7 +53,7 @@ class SupportingFacts(BaseModel):
 
 
 class QuestionRow(BaseModel):
-    """One row; the context is read apart, since it is most of the file."""
+    """One row without its context, which is read separately because it is most of the file."""
 
     question: str = Field(min_length=1)
     answer: str = Field(min_length=1)
@@ -61,13 +61,13 @@ class QuestionRow(BaseModel):
 
 
 class ContextRow(BaseModel):
-    """The other part of a row."""
+    """The context of a row."""
 
     context: Context
 
 
 class HotpotQuestions:
-    """The questions of one split; a question never trains if it is in the published validation split."""
+    """The questions of one split; a question of the published validation split is never trained on."""
 
     def __init__(self, source: str, subset: str | None, split: Split) -> None:
         self._rows: Part[QuestionRow] = split_rows(source, split, QuestionRow, "question", subset)
@@ -76,7 +76,7 @@ class HotpotQuestions:
         return len(self._rows)
 
     def question(self, seed: int) -> Question:
-        """The seed-th question: consecutive seeds meet each question once before the first comes again."""
+        """The question of `seed`; consecutive seeds use each question once before any is repeated."""
         row = self._rows[seed % len(self._rows)]
         hops = tuple(dict.fromkeys(row.supporting_facts.title))
         return Question(row.question, row.answer, hops, task_key_of("SearchQA", row.question))

@@ -1,9 +1,9 @@
-"""A question, whatever its source, and how answers to it are judged.
+"""Questions and the rewards of answers to them.
 
-Sources of the rules: normalisation and the two scores are SQuAD's (Rajpurkar et al. 2016, its evaluation script), with
-HotpotQA's treatment of yes and no (Yang et al. 2018). The paper says that rewards are "based on answer correctness and
-search efficiency" (appendix B.1) and gives no equation; `correct_efficient` is ours. The authors' code pays an exact
-match 1, else F1 where it reaches `F1_FLOOR`.
+Normalisation and the two scores are SQuAD's (Rajpurkar et al. 2016, evaluation script), with HotpotQA's treatment of
+yes and no (Yang et al. 2018). The paper says that rewards are "based on answer correctness and search efficiency"
+(appendix B.1) and gives no equation; `correct_efficient` is defined here. The authors' code pays 1 for an exact match,
+else F1 if it is at least `F1_FLOOR`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Question:
-    """One task. `hops`: titles of the passages that lead to the answer, in order; empty where they are not known.
+    """One task. `hops`: titles of the passages that lead to the answer, in order; empty if they are not known.
 
-    `asked`: for each hop, what is looked for there; `guesses`: what one may say who has not found the answer. Both
-    serve demonstrations and may be empty.
+    `asked`: for each hop, the fact that is searched for; `guesses`: possible wrong answers. Both are used in
+    demonstrations and may be empty.
     """
 
     text: str
@@ -46,14 +46,15 @@ def normalised(text: str) -> str:
 
 
 def exact_match(given: str, right: str) -> float:
-    """1 if both are the same after normalisation, else 0; an answer that it leaves nothing of is compared as it is."""
+    """1 if both are the same after normalisation, else 0; a text that normalisation makes empty is compared
+    unchanged."""
     if not normalised(right):
         return float(given.strip().lower() == right.strip().lower())
     return float(normalised(given) == normalised(right))
 
 
 def f1(given: str, right: str) -> float:
-    """Harmonic mean of the precision and recall of the normalised words, in [0, 1]; yes and no match only whole."""
+    """Harmonic mean of the precision and recall of the normalised words, in [0, 1]; yes and no match only exactly."""
     one, other = normalised(given), normalised(right)
     if one != other and (one in CLOSED_ANSWERS or other in CLOSED_ANSWERS):
         return 0.0
@@ -70,15 +71,15 @@ def exact_reward(given: str, question: Question, searches: int, search_cost: flo
 
 
 def f1_reward(given: str, question: Question, searches: int, search_cost: float) -> float:
-    """F1 where it reaches `F1_FLOOR`, which includes 1 for an exact match; else 0."""
+    """F1 if it is at least `F1_FLOOR`, else 0; an exact match has F1 = 1."""
     score = f1(given, question.answer)
     return score if score >= F1_FLOOR else 0.0
 
 
 def efficient_reward(given: str, question: Question, searches: int, search_cost: float) -> float:
-    """An exact match, less `search_cost` for each search beyond one a hop; never below 0.
+    """1 for an exact match, minus `search_cost` for each search beyond one per hop, at least 0; else 0.
 
-    Searches that the question needs are free: a policy that cannot answer yet must not learn to guess at once.
+    Searches that the question needs are free, so that a policy that cannot answer yet does not learn to guess at once.
     """
     surplus = max(0, searches - max(1, len(question.hops)))
     return exact_match(given, question.answer) * max(0.0, 1.0 - search_cost * surplus)

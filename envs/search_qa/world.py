@@ -3,10 +3,10 @@
 Invariants:
 
 - Nothing is stored: entity i of a kind, its name and its facts are functions of (world seed, kind, i), so that a world
-  of a million passages takes no memory and no time to make.
-- Names are unique. Each entity has one passage with all facts that lead from it, and those only.
-- Every relation leads to one thing, so a question has one answer: "What is the language of the country of the
-  birthplace of Ada Moro?" follows birthplace, country, language.
+  of a million passages needs no memory and no time to create.
+- Names are unique. Each entity has one passage, which contains exactly the facts about it.
+- Every relation leads to exactly one entity or value, so a question has one answer: "What is the language of the
+  country of the birthplace of Ada Moro?" follows birthplace, country, language.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Kind = Literal["person", "work", "company", "city", "country"]
 SHARES: dict[Kind, float] = {"work": 0.3, "company": 0.12, "city": 0.15, "country": 0.03}  # the rest are people
 MIN_PASSAGES = 100
 WORLD_VERSION = 1
-"""Raise it with every change of names or facts: indices of older worlds are then left alone."""
-VALUE_RATE = 0.7  # how often a question asks for one of few values, which a guess can hit
+"""Increase it with every change of names or facts, so that indices of older worlds are not used."""
+VALUE_RATE = 0.7  # probability that a question asks for one of few values, which a guess can hit
 
 _FIRST = re.findall(
     r"\w+",
@@ -43,12 +43,12 @@ _ADJECTIVES = re.findall(
 _FIRMS = ("Press", "Labs", "Works", "Motors", "Foods", "Mills", "Studios", "Lines")
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvzhj" for vowel in "aeiou"]
 _MASK = 2**64 - 1
-_STRIDE = 2654435761  # prime to the number of syllables: neighbours get names that look nothing alike
+_STRIDE = 2654435761  # coprime to the number of syllables, so that neighbours get dissimilar names
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What leads from a subject to another entity of kind `target`, or to one of `values`."""
+    """A relation from a subject to another entity of kind `target`, or to one of `values`."""
 
     name: str
     target: Kind | None = None
@@ -57,7 +57,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Entity:
-    """One thing with a passage of its own."""
+    """One entity, which has a passage of its own."""
 
     kind: Kind
     index: int
@@ -97,14 +97,14 @@ RELATIONS: dict[Kind, tuple[Relation, ...]] = {
 
 @dataclass(frozen=True)
 class World:
-    """The world of a seed, `size` passages large."""
+    """The world of a seed, with `size` passages."""
 
     seed: int
     size: int
 
     @property
     def identity(self) -> str:
-        """What the index of this world is known by."""
+        """The identity of this world's index."""
         return f"{WORLD_VERSION} {self.seed} {self.size}"
 
     @cached_property
@@ -122,7 +122,7 @@ class World:
         raise IndexError(f"row {row} beyond a world of {self.size} passages")
 
     def name(self, entity: Entity) -> str:
-        """The entity's name, which no other has."""
+        """The entity's name, which is unique."""
         index = entity.index
         if entity.kind == "person":
             return f"{_FIRST[index % len(_FIRST)]} {self._word('person', index // len(_FIRST))}"
@@ -133,14 +133,14 @@ class World:
         return self._word(entity.kind, index) + ("ton" if entity.kind == "city" else "nia")
 
     def follow(self, entity: Entity, relation: Relation) -> Entity | str:
-        """Where the relation leads from the entity."""
+        """The entity or value to which the relation leads."""
         if relation.target is None:
             return relation.values[self._draw(entity, relation.name, len(relation.values))]
         countries = self.counts["country"]
         if relation.name == "country":
             return Entity("country", entity.index % countries)
         if relation.name == "capital":
-            return Entity("city", entity.index)  # there are more cities, and city i lies in country i
+            return Entity("city", entity.index)  # there are more cities than countries, and city i is in country i
         return Entity(relation.target, self._draw(entity, relation.name, self.counts[relation.target]))
 
     def passage(self, entity: Entity) -> Passage:
@@ -150,12 +150,12 @@ class World:
         return Passage(f"{entity.kind}-{entity.index}", name, f"{name} is a {entity.kind}. {' '.join(facts)}")
 
     def passages(self) -> Iterator[Passage]:
-        """All of them, `size` in number."""
+        """All `size` passages."""
         for row in range(self.size):
             yield self.passage(self.entity(row))
 
     def describe(self, target: Entity | str) -> str:
-        """The name of an entity; a value as it is."""
+        """The name of an entity, or the value itself."""
         return target if isinstance(target, str) else self.name(target)
 
     def _word(self, kind: Kind, index: int) -> str:
@@ -166,14 +166,14 @@ class World:
         return "".join(parts).capitalize()
 
     def _draw(self, entity: Entity, relation: str, count: int) -> int:
-        """A uniform number below `count`, always the same for the same fact."""
+        """A uniform number below `count`, which depends on the fact only."""
         base = _mix(self.seed ^ hash_text(f"{entity.kind} {relation}"))
         return _mix(base + entity.index) % count
 
 
 @cache
 def hash_text(text: str) -> int:
-    """64 bits of the text's digest; the texts are names of kinds and relations, few."""
+    """64 bits of the text's digest; the texts are the few names of kinds and relations."""
     return int(task_key_of("world", text)[:16], 16)
 
 
@@ -187,7 +187,7 @@ def _mix(value: int) -> int:
 
 @lru_cache(maxsize=4096)
 def generate(world: World, seed: int, split: Split, min_hops: int, max_hops: int) -> Question:
-    """The question of `seed`: chains are drawn until one belongs to `split` and visits nothing twice."""
+    """The question of `seed`: chains are drawn until one belongs to `split` and visits no entity twice."""
     rng = random.Random(f"SearchQA {seed}")
     for _ in range(MAX_DRAWS):
         hops = min_hops + int(rng.random() * (max_hops - min_hops + 1))
@@ -201,7 +201,7 @@ def generate(world: World, seed: int, split: Split, min_hops: int, max_hops: int
 
 
 def _draw(world: World, rng: random.Random, hops: int) -> Question | None:
-    """A question over that many relations; None where the chain meets itself."""
+    """A question over that many relations; None if the chain visits an entity twice."""
     subject = world.entity(int(rng.random() * world.size))
     visited, asked = [subject], []
     for _ in range(hops - 1):

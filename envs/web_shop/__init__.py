@@ -1,2 +1,2 @@
-"""Shopping for what an instruction asks (Yao et al. 2022, "WebShop"): `environment`, and the shelves: `made_up`,
-`published`."""
+"""Shopping for a product that an instruction describes (Yao et al. 2022, "WebShop"): `environment`, and the catalogues
+`made_up` and `published`."""

@@ -1,4 +1,4 @@
-"""WebShop: find, configure and buy what an instruction asks for (paper, appendix B.1; Yao et al. 2022).
+"""WebShop: find, configure and buy the product that an instruction describes (paper, appendix B.1; Yao et al. 2022).
 
     observation  the instruction; then the pages of `envs.web_shop.pages`, which do not repeat it
     action       `search[words]` or `click[button]`
@@ -60,16 +60,16 @@ _GENERIC = (
 
 
 class WebShopOptions(Settings):
-    """Which products, what a purchase pays, and how much a page shows."""
+    """The products, the reward of a purchase, and the size of pages."""
 
     reward: Literal["dense", "binary"] = "dense"
     """`dense` (WebShop's equation), or `binary`: 1 if that is 1, else 0."""
     num_products: int = Field(10_000, ge=MIN_PRODUCTS, le=2_000_000)
     """Size of the made-up shop."""
     shop_seed: int = Field(0, ge=0, lt=2**63)
-    """Which made-up shop."""
+    """Seed of the made-up shop."""
     products: str | None = None
-    """The published products in the place of made-up ones: items_shuffle.json or items_shuffle_1000.json."""
+    """The published products instead of made-up ones: items_shuffle.json or items_shuffle_1000.json."""
     attributes: str | None = None
     """With `products`: items_ins_v2.json or items_ins_v2_1000.json."""
     instructions: str | None = None
@@ -79,18 +79,18 @@ class WebShopOptions(Settings):
     per_page: int = Field(4, ge=1, le=50)
     """Products on a page of results (10 in the published shop)."""
     result_buttons: Literal["number", "id"] | None = None
-    """What opens a result: its `number` on the page, or the product's `id`, as in the published shop. By default
-    `number` in a made-up shop, `id` with `products`."""
+    """The button that opens a result: its `number` on the page, or the product's `id`, as in the published shop. By
+    default `number` in a made-up shop, `id` with `products`."""
     max_title_length: int = Field(60, ge=10, le=1000)
     """Characters shown of a title or a value."""
     max_text_length: int = Field(300, ge=10, le=20_000)
     """Characters shown of a description, or of the features."""
     max_values: int = Field(12, ge=1, le=1000)
-    """Values shown of one option; the others can be clicked all the same."""
+    """Values shown of one option; the others can be clicked, too."""
     max_page_length: int = Field(1200, ge=100, le=100_000)
     """Characters of a page."""
     cache: str | None = None
-    """Folder of the index; by default what the variable SQUELCH_CACHE names, else the user's cache folder."""
+    """Folder of the index; by default that in the variable SQUELCH_CACHE, else the user's cache folder."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> WebShopOptions:
@@ -116,23 +116,27 @@ class WebShop(TextEnv, Demonstrator):
         self._limits = Limits(o.per_page, o.max_title_length, o.max_text_length, o.max_values, self._numbered(o))
         self._shop = _open_shop(o.products, o.attributes, o.instructions, o.num_products, o.shop_seed, o.cache)
         self._index = self._shop.index
-        self._shop.goal(0, self.split)  # what is wrong with goals is told before anything starts
+        self._shop.goal(0, self.split)  # raises errors in the goals before actors start
 
     @staticmethod
     def _numbered(options: WebShopOptions) -> bool:
         return (options.result_buttons or ("number" if options.products is None else "id")) == "number"
 
     def instruction(self) -> str:
+        """The task and its symbols."""
         return "You are in a web shop . Find and buy what is asked for , with its options ."
 
     def action_rule(self) -> str:
+        """The sentence that lists the actions."""
         return "Actions search[words] or click[button] . Buttons stand in brackets ."
 
     def read_action(self, text: str) -> str | None:
+        """As `read_bracketed`; names of buttons become lower case."""
         action = read_bracketed(text, ("search", "click"))
         return action.lower() if action and action.startswith("click") else action
 
     def observation(self) -> str:
+        """The current state as text."""
         place = self._place
         if place.kind == "search":
             return printable(" ".join(self._goal.instruction.split()), MAX_INSTRUCTION)
@@ -147,10 +151,11 @@ class WebShop(TextEnv, Demonstrator):
         return page[: self.options.max_page_length]
 
     def task_key(self) -> str:
+        """Digest of the task's content."""
         return self._goal.key
 
     def solution(self) -> list[str] | None:
-        """Searches and clicks to the best purchase that the solver sees from here; not always a perfect one."""
+        """Searches and clicks to the best purchase that the solver finds from here, which need not be perfect."""
         if self._terminated():
             return None
         return self._way(self._place)
@@ -166,7 +171,7 @@ class WebShop(TextEnv, Demonstrator):
         return self._reasoning(rng, told), [action]
 
     def _blunder(self, rng: Rng) -> str:
-        """An action that the page offers, likely not the best: half a query, any product, a purchase too early."""
+        """A possible action that is probably not the best: half a query, any product, or a purchase too early."""
         place = self._place
         if place.kind == "results" and place.hits:
             return _click(choose(rng, tuple(self._listed(place))))
@@ -184,7 +189,7 @@ class WebShop(TextEnv, Demonstrator):
         return choose(rng, _LOOKS if self._place.kind == "results" else _OPTIONS).format(argument)
 
     def _way(self, place: Place) -> list[str]:
-        """What to do from `place`; searches anew only where nothing found is perfect."""
+        """The actions from `place` on; searches again only if no found product is perfect."""
         if place.kind in TEXTS:
             return [_click(PREVIOUS), *self._way(replace(place, kind="item"))]
         worth = self._worth(place.row) if place.kind == "item" else -1.0
@@ -198,12 +203,12 @@ class WebShop(TextEnv, Demonstrator):
         return [*([_click(PREVIOUS)] if place.kind == "item" else []), *self._from_results(place)]
 
     def _from_item(self, place: Place) -> list[str]:
-        """Choose what is wanted and not chosen, then buy."""
+        """Choose the wanted options that are not chosen yet, then buy."""
         wanted = best_choice(self._shop.product(place.row), self._goal)
         return [*(_click(v) for name, v in wanted.items() if place.chosen.get(name) != v), _click(BUY)]
 
     def _from_results(self, place: Place) -> list[str]:
-        """Turn to the page of the best product found, open it, and buy; nothing where none was found."""
+        """Go to the page of the best found product, open it, and buy; no actions if none was found."""
         if not place.hits:
             return []
         rank, _ = self._best(place.hits)
@@ -214,7 +219,7 @@ class WebShop(TextEnv, Demonstrator):
         return [*turning, _click(button), *self._from_item(Place("item", place.hits, row=row))]
 
     def _best(self, hits: tuple[int, ...]) -> tuple[int, float]:
-        """(rank, reward) of the found product that would pay most, the first of them; (0, -1) where none was found."""
+        """(rank, reward) of the first found product with the largest reward; (0, -1) if none was found."""
         best = (0, -1.0)
         for rank, row in enumerate(hits):
             worth = self._worth(row)
@@ -225,7 +230,7 @@ class WebShop(TextEnv, Demonstrator):
         return best
 
     def _worth(self, row: int) -> float:
-        """Dense reward of buying that product with its best options."""
+        """Dense reward of a purchase of that product with its best options."""
         product = self._shop.product(row)
         return purchase_reward(product, best_choice(product, self._goal), self._goal)
 

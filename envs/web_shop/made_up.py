@@ -1,7 +1,7 @@
 """A made-up shop, for use without the published products.
 
-Invariants: product i of a shop is a function of (shop seed, i), nothing is stored but the search index. A goal names no
-brand and is drawn from a product, so at least one product meets it, and usually several do; its instruction says all
+Invariants: product i of a shop is a function of (shop seed, i); only the search index is stored. A goal names no brand
+and is drawn from a product, so at least one product meets it, and usually several do. Its instruction states everything
 that the reward depends on.
 """
 
@@ -19,7 +19,7 @@ from envs.web_shop.products import Goal, Product
 from envs.wording import choose, draw_distinct
 
 SHOP_VERSION = 1
-"""Raise it with every change of the products: indices of older shops are then left alone."""
+"""Increase it with every change of the products, so that indices of older shops are not used."""
 MIN_PRODUCTS = 10
 ATTRIBUTES_EACH = 3
 COLORS = ("red", "blue", "green", "black", "white", "pink", "grey", "brown")
@@ -33,7 +33,7 @@ _BRANDS = ["".join(parts).capitalize() for parts in itertools.product(*_BRAND_PA
 
 @dataclass(frozen=True)
 class Department:
-    """What its products are, what may be true of them, and what a buyer chooses."""
+    """A department: kinds of products, their possible attributes, and the options that a buyer chooses."""
 
     name: str
     types: tuple[str, ...]
@@ -80,7 +80,7 @@ DEPARTMENTS = (
 
 @dataclass(frozen=True)
 class MadeUpShop:
-    """The shop of a seed, with `size` products; its index lies in `cache`."""
+    """The shop of a seed, with `size` products; its index is in the folder `cache`."""
 
     seed: int
     size: int
@@ -88,13 +88,16 @@ class MadeUpShop:
 
     @property
     def index(self) -> Index:
+        """The index of the shop's products, built at first use."""
         name = f"{SHOP_VERSION} {self.seed} {self.size}"
         return open_index("shop", name, self._passages, self.cache)
 
     def product(self, row: int) -> Product:
+        """The product in a row."""
         return make_product(self.seed, row)
 
     def goal(self, seed: int, split: Split) -> Goal:
+        """The goal of `seed` in a split."""
         return draw_goal(self.seed, self.size, seed, split)
 
     def _passages(self) -> Iterator[Passage]:

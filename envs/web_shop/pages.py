@@ -1,8 +1,8 @@
-"""The shop's pages as text, and what their buttons do.
+"""The shop's pages as text, and the effect of their buttons.
 
-    results   `page 1 of 4 [next >] [back to search]`, then one product a line: `[1] title $9.50`, or with its
-              id in the place of its number on the page (`Limits.numbered`)
-    item      `[buy now] [description] [features] [< prev] [back to search]`, title, price, then one option a line:
+    results   `page 1 of 4 [next >] [back to search]`, then one product per line: `[1] title $9.50`, or with its id
+              instead of its number on the page (`Limits.numbered`)
+    item      `[buy now] [description] [features] [< prev] [back to search]`, title, price, then one option per line:
               `color red : [red] [blue]`, with the chosen value, or `?`, before the colon
     text      `[< prev] [back to search]`, then the description or the features
 
@@ -27,7 +27,7 @@ Kind = Literal["search", "results", "item", "description", "features", "bought"]
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a page shows."""
+    """Limits of the size of a page."""
 
     per_page: int
     title_length: int
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the shopper is. `hits`: rows that the last search found; `page` counts from 0; `row`: the product shown."""
+    """The present page. `hits`: rows that the last search found; `page` counts from 0; `row`: the shown product."""
 
     kind: Kind = "search"
     hits: tuple[int, ...] = ()
@@ -57,12 +57,13 @@ class Place:
 
 
 def result_button(product: Product, position: int, limits: Limits) -> str:
-    """What opens the product at `position` (from 0) of a page of results."""
+    """The button that opens the product at `position` (from 0) on a page of results."""
     return str(position + 1) if limits.numbered else product.id
 
 
 def press(place: Place, button: str, product: Product | None, listed: dict[str, int], limits: Limits) -> Place:
-    """Where a button leads; the same place if it is not there. `product`: the one shown; `listed`: rows by button."""
+    """The place to which a button leads; the same place if the button is not on the page. `product`: the shown product;
+    `listed`: rows by button."""
     if button == BACK:
         return Place()
     if place.kind == "results":
@@ -87,12 +88,12 @@ def _press_item(place: Place, button: str, product: Product) -> Place:
         return replace(place, kind=button)
     offering = [name for name, values in product.options if button in values]
     unchosen = [name for name in offering if name not in place.chosen]
-    names = unchosen or offering  # of two options that offer the same value, the one without a choice
+    names = unchosen or offering  # if two options offer the same value, prefer one without a choice
     return replace(place, chosen={**place.chosen, names[0]: button}) if names else place
 
 
 def results_page(place: Place, products: list[Product], limits: Limits) -> str:
-    """`products`: those of `place.shown`."""
+    """The page of results; `products`: the products of `place.shown`."""
     count = place.pages(limits.per_page)
     buttons = [f"[{NEXT}]"] if place.page + 1 < count else []
     buttons += [f"[{PREVIOUS}]"] if place.page else []

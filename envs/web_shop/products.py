@@ -10,10 +10,11 @@ highest price u, and a purchase with attributes Y_att, chosen options Y_opt and 
              0.5  if TextMatch <= 0.2, and neither the query nor two levels of the category are the same
              1    otherwise
 
-TextMatch is the share of the words of the goal product's title that are in the purchased one's. Differences from the
-released code: all words of a title count but stop words, not its nouns as spaCy tags them; |U_opt & Y_opt| counts goal
-options that were chosen, where the code counts chosen options that match and can so exceed 1; colours are not mapped
-to basic ones first (the comparison of words takes "dark red" for "red" anyway).
+TextMatch is the share of the words of the goal product's title that are also in the purchased product's title.
+Differences from the released code: all words of a title except stop words count, not only its nouns according to spaCy;
+|U_opt & Y_opt| counts goal options that were chosen, whereas the code counts chosen options that match, so that its
+reward can exceed 1; colours are not mapped to basic colours first (the comparison of words accepts "dark red" for "red"
+anyway).
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Product:
 
     @property
     def text(self) -> str:
-        """What is searched besides the title."""
+        """The text that is searched in addition to the title."""
         values = (value for _, offered in self.options for value in offered)
         return " ".join((self.description, *self.features, *self.attributes, *values))
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One task: what the instruction asks for. `title`, `query` and `category` are those of the product it is about."""
+    """One task: the requirements of an instruction. `title`, `query` and `category` are those of the goal's product."""
 
     instruction: str
     title: str
@@ -69,7 +70,7 @@ class Goal:
     query: str
     category: tuple[str, ...]
     product: int
-    """Row of a product that meets it."""
+    """Row of a product that meets the goal."""
     key: str
 
 
@@ -77,11 +78,17 @@ class Catalogue(Protocol):
     """Products by row, an index with the same rows, and goals by seed."""
 
     @property
-    def index(self) -> Index: ...
+    def index(self) -> Index:
+        """The index of the products' texts."""
+        ...
 
-    def product(self, row: int) -> Product: ...
+    def product(self, row: int) -> Product:
+        """The product in a row of the index."""
+        ...
 
-    def goal(self, seed: int, split: Split) -> Goal: ...
+    def goal(self, seed: int, split: Split) -> Goal:
+        """The goal of `seed` in a split."""
+        ...
 
 
 def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal) -> float:
@@ -91,7 +98,7 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal) -> 
 
 
 def type_reward(product: Product, goal: Goal) -> float:
-    """r_type: whether this is the kind of thing that was asked for; 0, 0.1, 0.5 or 1."""
+    """r_type: how well the product's kind agrees with the goal's; 0, 0.1, 0.5 or 1."""
     share = _shared_words(product.title, goal.title)
     if share == 0:
         return 0.0
@@ -103,7 +110,7 @@ def type_reward(product: Product, goal: Goal) -> float:
 
 
 def attributes_met(product: Product, goal: Goal) -> int:
-    """How many of the goal's attributes the product lists, or names anywhere in its text."""
+    """Number of the goal's attributes that the product lists, or that occur in its text."""
     everything = " ".join((product.title, *product.features, product.description)).lower()
     return sum(
         attribute in everything or any(same_words(attribute, own) for own in product.attributes)
@@ -112,7 +119,7 @@ def attributes_met(product: Product, goal: Goal) -> int:
 
 
 def options_met(chosen: Mapping[str, str], goal: Goal) -> int:
-    """How many of the goal's options were chosen."""
+    """Number of the goal's options that were chosen."""
     return sum(any(option_meets(name, value, wanted) for name, value in chosen.items()) for wanted in goal.options)
 
 
@@ -122,7 +129,7 @@ def option_meets(name: str, value: str, wanted: str) -> bool:
 
 
 def best_choice(product: Product, goal: Goal) -> dict[str, str]:
-    """The values that meet as many of the goal's options as this product can, by option name; exact ones first."""
+    """Values, by option name, that meet as many of the goal's options as possible; exact matches are preferred."""
     choice: dict[str, str] = {}
     for wanted in goal.options:
         offers = [(name, value) for name, values in product.options for value in values if name not in choice]
@@ -133,11 +140,12 @@ def best_choice(product: Product, goal: Goal) -> dict[str, str]:
 
 @lru_cache(maxsize=2**16)
 def same_words(one: str, other: str) -> bool:
-    """Whether two phrases mean the same, by their words; one whose words are all in the other counts as the same."""
+    """Whether two phrases mean the same according to their words. Phrases mean the same if one contains all words of
+    the other."""
     return fuzz.token_set_ratio(one, other, processor=utils.default_process) > SAME_WORDS
 
 
 def _shared_words(title: str, goal_title: str) -> float:
-    """TextMatch, in [0, 1]; 0.2 where the goal's title has no words."""
+    """TextMatch, in [0, 1]; 0.2 if the goal's title has no words."""
     wanted = set(words_of(goal_title))
     return len(wanted & set(words_of(title))) / len(wanted) if wanted else 0.2

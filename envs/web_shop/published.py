@@ -4,10 +4,10 @@
     attributes    items_ins_v2.json or items_ins_v2_1000.json: ASIN -> {attributes, instruction, instruction_attributes}
     instructions  items_human_ins.json: ASIN -> [{instruction, instruction_attributes, instruction_options}]
 
-As in the released code: with `instructions` the goals are those that people wrote, else the synthetic ones of
-`attributes`, each with a combination of the product's options; goals without attributes and products without a proper
-ASIN are left out; a product without a price costs 100. Otherwise than there: a price range counts as its middle, and
-a goal's price limit is drawn once for all runs; a goal's split is a function of its digest, not of the shuffled order.
+As in the released code: with `instructions` the goals are those that people wrote, else the synthetic goals of
+`attributes`, each with a combination of the product's options; goals without attributes and products without a valid
+ASIN are excluded; a product without a price costs 100. Unlike in the released code, a price range counts as its middle,
+a goal's price limit is the same in all runs, and a goal's split is a function of its digest, not of the shuffled order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 NO_PRICE = 100.0
 HIGHEST_LIMITED = 970.0
-"""Above it the released code finds fewer than two limits to draw from, and sets none."""
+"""Largest price with a limit. Above it the released code finds fewer than two limits to draw from, and sets none."""
 MAX_ASIN = 10
 
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*")
@@ -48,7 +48,7 @@ class OptionValue(BaseModel):
 
 
 class ProductRow(BaseModel):
-    """The columns of a product that are used."""
+    """The used columns of a product."""
 
     asin: str
     name: str
@@ -61,7 +61,7 @@ class ProductRow(BaseModel):
 
 
 class Described(BaseModel):
-    """What `attributes` holds about a product."""
+    """A product's entry in `attributes`."""
 
     attributes: list[str] = []
     instruction: str | None = None
@@ -84,7 +84,7 @@ class Written(BaseModel):
 
 @dataclass(frozen=True)
 class Wish:
-    """An instruction before its price limit and, where `options` is None, its options are drawn."""
+    """An instruction whose price limit, and options if `options` is None, are not drawn yet."""
 
     row: int
     instruction: str
@@ -93,7 +93,7 @@ class Wish:
 
 
 class PublishedShop:
-    """The published products as a catalogue. The wishes of each split are kept beside the index, on disk like it."""
+    """The published products as a catalogue. The wishes of each split are stored on disk next to the index."""
 
     def __init__(self, products: str, attributes: str, instructions: str | None, cache: str | None) -> None:
         paths = [Path(path) for path in (products, attributes)]
@@ -107,10 +107,11 @@ class PublishedShop:
         self._goals: dict[Split, Index] = {}
 
     def product(self, row: int) -> Product:
+        """The product in a row of the index."""
         return _unpack(self.index.passage(row).payload)
 
     def goal(self, seed: int, split: Split) -> Goal:
-        """Consecutive seeds meet each of the split's wishes once before the first comes again."""
+        """The goal of `seed`; consecutive seeds use each of the split's wishes once before any is repeated."""
         if split not in self._goals:
             identity = f"{split}\n{file_identity(self._files)}"
             self._goals[split] = open_index("goals", identity, lambda: self._owned(split), self._cache)
@@ -120,8 +121,8 @@ class PublishedShop:
         return _goal(wish, product, wish.options if wish.options is not None else _combination(product, turn))
 
     def _owned(self, split: Split) -> Iterator[Passage]:
-        """The split's wishes for products that are there. All goals made of one instruction are on one side."""
-        import pyarrow as pa  # see envs.retrieval.index: not loaded before it is needed
+        """The split's wishes for existing products. All goals made from one instruction are in the same split."""
+        import pyarrow as pa  # loaded only when needed, see envs.retrieval.index
         import pyarrow.compute as pc
 
         source, owned = str(self._files[-1]), 0
@@ -168,7 +169,7 @@ def _product(row: ProductRow, described: Described, rows: Rows[ProductRow], numb
 
 
 def _price(text: str | None, rows: Rows[ProductRow], number: int) -> float:
-    """Dollars; the middle of a range."""
+    """The price in dollars; of a range, its middle."""
     if not text:
         return NO_PRICE
     found = [float(price.replace(",", "")) for price in _NUMBER.findall(text)][:2]
@@ -189,7 +190,7 @@ def _unpack_wish(payload: str) -> Wish:
 
 
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows lists alone."""
+    """The fields with tuples in place of lists, because JSON has lists only."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
@@ -243,7 +244,7 @@ def _checked(adapter: TypeAdapter[T], path: str, asin: Asin, entry: Any) -> T:
 
 
 def _combination(product: Product, number: int) -> tuple[str, ...]:
-    """One value for each option; the number-th of all combinations, counting on from the first after the last."""
+    """One value per option: combination `number` of all combinations, modulo their count."""
     chosen = []
     for _, values in product.options:
         number, place = divmod(number, len(values))
