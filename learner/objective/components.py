@@ -78,13 +78,20 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
     return -(ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
+def clipped_tokens(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """The tokens whose gradient `clipped_surrogate` removes at its lower and at its upper end, two bool masks."""
+    return (ratio < 1 - clip_low) & (advantages < 0), (ratio > 1 + clip_high) & (advantages > 0)
+
+
 @dataclass(frozen=True)
 class RatioRule:
     """`ratio`: maps log pi - log anchor and `sequences` to the ratio of each token; `surrogate`: maps the ratio, the
-    advantages and the two clipping ranges to the surrogate loss of each token."""
+    advantages and the two clipping ranges to the surrogate loss of each token; `clipped`: maps the same to the masks of
+    the tokens that clipping silences, for the metrics."""
 
     ratio: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor, Tensor, float, float], Tensor] = clipped_surrogate
+    clipped: Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]] = clipped_tokens
     one_advantage: bool = False
     """The rule requires that all tokens of a sequence have the same advantage."""
 

@@ -189,8 +189,7 @@ def _statistics(
     gradient."""
     advantages = batch.advantages
     silent = (advantages == 0, batch.weights == 0)
-    low = (ratio < 1 - config.clip_low) & (advantages < 0)
-    high = (ratio > 1 + config.clip_high) & (advantages > 0)
+    low, high = RATIOS[config.ratio].clipped(ratio, advantages, config.clip_low, config.clip_high)
     terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square(), *silent)
     sums = torch.stack([term.sum(dtype=torch.float64) for term in terms])
     return sums, ratio.max() if len(ratio) else ratio.new_zeros(())
