@@ -79,7 +79,7 @@ def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: 
     proxies = outside(installed, tmp_path, "mi", "m.npz")
     assert proxies.returncode == 0 and "retrieval accuracy" in proxies.stdout, proxies.stderr
     health = outside(installed, tmp_path, "doctor")
-    assert health.returncode == 0 and "ok    vLLM plugin" in health.stdout, health.stdout + health.stderr
+    assert health.returncode == 0 and "vLLM plugin: registered" in health.stdout, health.stdout + health.stderr
 
 
 def test_installed_code_is_no_checkout(installed: Path, tmp_path: Path) -> None:
