@@ -86,6 +86,7 @@ def test_work_reaches_the_workers_unchanged(tmp_path):
     assert peer_work.load(tmp_path) == work
 
 
+@pytest.mark.slow
 def test_the_ratio_is_of_median_steps_and_the_target_is_held_to_it():
     def row(step: float) -> dict[str, float]:
         return {"step": step, "generation": step / 2, "update": step / 2, "publication": 0.0, "cpu": step}

@@ -50,6 +50,7 @@ def test_gymnasiums_checker_finds_nothing(name):
         check_env(gymnasium.make(f"squelch/{name}-v0", split="validation").unwrapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_observations_lie_in_the_declared_space(name):
     env, rng = make(name), random.Random(0)
@@ -100,6 +101,7 @@ def test_no_task_is_in_both_splits(name):
     assert not keys["train"] & keys["validation"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_key_names_the_content_and_nothing_else(name):
     env = make(name)

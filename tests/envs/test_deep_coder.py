@@ -54,6 +54,7 @@ def judged(program: str, found: Any) -> float:
 # --- generated problems ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 def test_reference_solutions_pass_every_test(difficulty: Difficulty) -> None:
     for seed in range(12):
@@ -61,6 +62,7 @@ def test_reference_solutions_pass_every_test(difficulty: Difficulty) -> None:
         assert judged(found.solution or "", found) == 1.0, found
 
 
+@pytest.mark.slow
 def test_every_operation_means_in_code_what_it_means_in_the_tests() -> None:
     from envs.deep_coder.tasks import CHANGES, GATHERINGS, TESTS_OF_A_NUMBER, Gathering, Step
 

@@ -257,6 +257,7 @@ def test_what_no_question_asks_for_is_refused_without_being_computed(answer: str
     assert plain(answer) is None and verdict(answer, "72") == "refused"
 
 
+@pytest.mark.slow
 def test_a_comparison_that_runs_away_is_given_up_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch):
     judge = Judge()
     try:
@@ -269,6 +270,7 @@ def test_a_comparison_that_runs_away_is_given_up_and_the_next_one_works(monkeypa
         judge.close()
 
 
+@pytest.mark.slow
 def test_a_judge_that_died_is_replaced():
     judge = Judge()
     try:
@@ -316,6 +318,7 @@ def test_answers_are_compared_from_many_threads_at_once():
     assert sorted(found) == [(k, "equal" if k < 5 else "different") for k in range(10)]
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(st.lists(st.sampled_from(HOSTILE_PARTS), max_size=24).map("".join), st.text(max_size=60)))
 @example("1" + "a" * 190 + "!")

@@ -101,6 +101,7 @@ def _build_in_process(folder: str, results) -> None:
     results.put((os.getpid(), found.search("title 2999", 1)))
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once_all_get_the_one_whole_index(tmp_path):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -86,6 +86,7 @@ def test_two_thousand_hostile_texts_neither_raise_nor_pay():
         assert env.step(text)[1] == 0.0
 
 
+@pytest.mark.slow
 def test_a_tiny_policy_of_bytes_is_built_for_it_and_reads_any_text(tmp_path: Path):
     assert recipe_for(PATH) == TEXT_RECIPE
     small = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "feed_forward": 64, "byte_tokens": 384}

@@ -155,6 +155,7 @@ def test_the_state_is_sharded_and_says_whose_it_is(model_dir: Path, tmp_path: Pa
     assert torch.Size(described["parameters"]["model.norm.weight"]) == (32,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [512, 60_000, 150_000])
 def test_a_disk_that_fills_up_at_any_file_leaves_the_previous_checkpoint_whole(
     model_dir: Path, tmp_path: Path, num_bytes: int
@@ -194,6 +195,7 @@ def critic(trainer: Trainer, model_dir: Path) -> tuple[Policy, torch.optim.Optim
     return module, optimizer
 
 
+@pytest.mark.slow
 def test_whatever_else_is_trained_comes_back_with_its_optimizer(model_dir: Path, tmp_path: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     module, optimizer = critic(trainer, model_dir)

@@ -89,6 +89,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
+@pytest.mark.slow
 def test_every_gradient_tensor_is_that_of_one_rank(found: dict[str, dict]) -> None:
     for name, gradient in found["1-0"]["gradients"].items():
         for rank in ("2-0", "2-1"):

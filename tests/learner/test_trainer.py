@@ -37,6 +37,7 @@ def on_policy(trainer: Trainer, groups: list) -> list:
     return groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [64, 100, 300])
 @pytest.mark.parametrize(
     ("aggregation", "ratio"), [("sequence_mean", "token"), ("token_mean", "token"), ("sequence_mean", "sequence")]
@@ -196,6 +197,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(model_dir: Path) -> None:
     assert moved[1e-3] < 1.01e-3 < moved[1e9]
 
 
+@pytest.mark.slow
 def test_a_run_repeats_bit_for_bit_and_follows_its_seed(model_dir: Path) -> None:
     def run(seed: int) -> torch.Tensor:
         trainer = Trainer(model_dir, make_config(), seed=seed)

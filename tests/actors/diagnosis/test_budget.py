@@ -30,6 +30,7 @@ def at_a_quarter(likelihood: np.ndarray, source: np.ndarray, seed: int) -> np.nd
     return np.where(draw_pairs(source, num, num // QUARTER - 1, (seed,)), likelihood, np.nan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_prompts", "num_draws"), [(32, 1), (32, 8), (64, 4)])
 @pytest.mark.parametrize("signal", [0.3, 1.0, 1.5, 3.0])
 def test_at_a_quarter_of_the_pairs_it_differs_little_and_its_interval_holds(num_prompts, num_draws, signal) -> None:

@@ -63,6 +63,7 @@ def test_the_estimate_follows_the_mixing_down() -> None:
     assert found == sorted(found, reverse=True) and found[-1] < 0.2 * found[0]
 
 
+@pytest.mark.slow
 def test_the_bias_is_downwards_and_shrinks_with_n_and_the_interval_covers_what_it_promises() -> None:
     few, many = (study(MEDIUM, n, 8, 60, 0, terminated=False) for n in (8, 32))
     assert few["bias"] < many["bias"] < 0.01 and abs(many["bias"]) < 0.1
@@ -71,6 +72,7 @@ def test_the_bias_is_downwards_and_shrinks_with_n_and_the_interval_covers_what_i
         assert row["told_from_null"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.7, 2.0])
 def test_every_figures_interval_covers_its_mean(strength: float) -> None:
     channel, rng = random_channel(1, strength=strength, max_length=4), np.random.default_rng(1)
@@ -100,6 +102,7 @@ def test_every_prompt_drawn_means_no_bias() -> None:
             assert abs(values.mean() - truth) <= 4 * values.std() / np.sqrt(len(values)), name
 
 
+@pytest.mark.slow
 def test_independence_is_not_told_from_zero() -> None:
     rate = false_positives(MEDIUM, 8, 8, 100, 0)
     assert 0.01 <= rate <= 0.1
@@ -110,6 +113,7 @@ def test_independence_is_not_told_from_zero() -> None:
     assert report.retrieval_accuracy == pytest.approx(1 / 16)
 
 
+@pytest.mark.slow
 def test_the_regimes_of_figure_1_are_told_apart() -> None:
     told = regimes_told(12, seed=0)
     assert len(told) == 4 and min(told.values()) >= 0.9, told

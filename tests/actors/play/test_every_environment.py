@@ -230,6 +230,7 @@ def test_every_environment_of_the_table_is_played_here() -> None:
     assert {name.partition("/")[0] for name in OPTIONS} >= set(environment_names()) == set(ENVIRONMENTS)
 
 
+@pytest.mark.slow
 def test_no_answer_fails_a_trajectory_and_every_episode_ends_where_the_twin_ends(game: Game) -> None:
     for trajectory, script in game.pairs():
         assert trajectory.failure is None

@@ -162,6 +162,7 @@ def sampled(model: PreTrainedModel, prompts: list[np.ndarray], draws: int, token
     return found
 
 
+@pytest.mark.slow
 def test_rounding_biases_matched_and_mixture_alike() -> None:
     """In bfloat16 an entry is off by about 0.003 nats a token, but matched ones on average no more than the others."""
     model, rng = qwen2(), np.random.default_rng(8)

@@ -1,8 +1,5 @@
 """When a step is scored, and what is said of a scorer that is busy, late or dead."""
 
-import subprocess
-import sys
-
 import pytest
 
 from actors.scorer.pace import ScoringPace
@@ -42,9 +39,3 @@ def test_ending_what_is_not_under_way_or_with_another_word_is_an_error() -> None
     pace.begin(1, now=0.0)
     with pytest.raises(ValueError, match="'finished' is none of"):
         pace.end("finished")
-
-
-@pytest.mark.parametrize("module", ["pace", "scorer", "drawing", "fixed_model"])
-def test_the_pure_modules_load_neither_torch_nor_ray(module: str) -> None:
-    code = f"import sys, actors.scorer.{module}; print([m for m in ('ray', 'torch', 'vllm') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -51,6 +51,7 @@ def flat(shards: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([s.flatten() for s in shards]).double()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("aggregation", "ratio"), [*((name, "token") for name in AGGREGATIONS), ("sequence_mean", "sequence")]
@@ -84,6 +85,7 @@ def test_the_task_gradient_has_every_penalty_in_it_that_the_advantage_has(model_
     assert decompose(trainer, [(group_id, members), ("z", members)], 1).groups[0].tightness <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_figures_are_those_of_the_parts_and_nothing_is_updated(model_dir: Path) -> None:
     trainer = away_from_reference(model_dir, config())
@@ -148,6 +150,7 @@ def work(trainer: Trainer, folder: Path) -> None:
     torch.save(found.as_data(), folder / f"{trainer.world_size}-{trainer.rank}.pt")
 
 
+@pytest.mark.slow
 def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     process_group.start(0, 1, "127.0.0.1", 0, TIMEOUT_S, "cpu")

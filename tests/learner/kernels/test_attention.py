@@ -112,6 +112,7 @@ def test_tiles_for_a_gpu_are_those_of_all_pairs(lengths: list[int], opening: int
         assert whole.equal(share == 1) and partly.equal((share > 0) & (share < 1))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])

@@ -110,6 +110,7 @@ def test_whitening_looks_only_at_what_is_learned_from(model_dir: Path) -> None:
     assert abs(float(kept.mean())) < 1e-5 and float(kept.std(correction=0)) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_critic_learns_what_comes_and_explains_it(model_dir: Path) -> None:
     trainer = Trainer(model_dir, ppo(critic={"learning_rate": 1e-2, "clip": 0.0}))
     before = critic_weights(trainer)
@@ -122,6 +123,7 @@ def test_the_critic_learns_what_comes_and_explains_it(model_dir: Path) -> None:
     assert (critic_weights(trainer) != before).any()
 
 
+@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_how_rows_are_packed(model_dir: Path) -> None:
     groups = make_groups()
     gradients = []
@@ -154,6 +156,7 @@ def test_a_non_finite_value_refuses_the_step_and_leaves_the_critic_as_it_was(mod
     assert trainer.train_step(2, make_groups()).refused == "non-finite KL or value in group 000001-000"
 
 
+@pytest.mark.slow
 def test_a_run_repeats_bit_for_bit(model_dir: Path) -> None:
     def run() -> torch.Tensor:
         trainer = Trainer(model_dir, ppo())
@@ -205,6 +208,7 @@ def test_a_lone_row_of_a_group_still_trains_the_critic(model_dir: Path) -> None:
     assert Trainer(model_dir, ppo()).train_step(0, groups).updated
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_critic_and_its_optimizer(model_dir: Path, tmp_path: Path) -> None:
     whole, first, second = (Trainer(model_dir, ppo()) for _ in range(3))
     for trainer in (whole, first):
@@ -240,6 +244,7 @@ def cut_short(groups: list) -> list:
     return groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"dtype": "bfloat16"}, {"activation_checkpointing": True}, {"lora": {"rank": 2}}],
@@ -254,6 +259,7 @@ def test_the_critic_goes_with_every_way_of_training_the_policy(model_dir: Path, 
     assert first.metrics["value_loss"] == pytest.approx(plain.metrics["value_loss"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_does(model_dir: Path, tmp_path: Path) -> None:
     learn(Trainer(model_dir, ppo(**SHARED)), tmp_path)
     run_ranks(2, model_dir, ppo(**SHARED), learn, tmp_path)

@@ -49,6 +49,7 @@ def test_every_text_of_an_environment_encodes_word_by_word_and_comes_back(name: 
         assert len(codec.encode(text)) == len(text.replace("\n", " \n ").split(" ")) - text.startswith(" ")
 
 
+@pytest.mark.slow
 def test_markers_cells_and_numbers_are_one_token_each(codec: ChatCodec) -> None:
     pieces = [codec.token_bytes(i).decode() for i in codec.encode(" up </think> <answer> Up || Left </answer>")]
     assert pieces == [" up", " </think>", " <answer>", " Up", " ||", " Left", " </answer>"]
@@ -117,6 +118,7 @@ def test_the_folder_is_a_plain_hugging_face_folder_and_the_warm_up_taught_someth
     assert report["loss"] < fresh - 1 and report["tokens"] >= SMALL.tokens
 
 
+@pytest.mark.slow
 def test_the_same_build_is_reused_and_a_changed_recipe_seed_or_environment_rebuilds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
