@@ -231,6 +231,7 @@ class VllmEngine:
     async def _generate(self, prompt_ids: np.ndarray, parameters: SamplingParams) -> RequestOutput:
         """Run one request. Raises RuntimeError with the worker's name if the engine has died."""
         from vllm.inputs import tokens_input
+        from vllm.outputs import RequestOutput
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm, key = self.require_alive(), uuid.uuid4().hex
