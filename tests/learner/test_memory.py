@@ -63,7 +63,7 @@ def test_the_estimate_is_what_a_step_takes() -> None:
     # Policy and critic with moments and copies of both; a model whose weights are nearly all of it, so that a copy that
     # nobody counted would show.
     found = learner_memory_worker.measure(
-        budget=256, groups=2, prompt=10, answer=10, vocabulary=60_000, learner={"algorithm": "ppo"}
+        budget=256, groups=1, prompt=10, answer=10, vocabulary=40_000, learner={"algorithm": "ppo"}
     )
     assert 0.85 < found["estimate_mib"] / found["whole_mib"] < 1.15, found
 

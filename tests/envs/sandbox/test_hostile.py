@@ -61,14 +61,12 @@ def attack(hostile: Hostile, place: dict[str, str], pool: Pool, untouched: bytes
         verdicts = judge(pool, hostile.text(place), TESTS, PATIENT, "solve") + judge(
             pool, hostile.text(place), STREAMS, PATIENT
         )
-        if any(verdict.passed for verdict in verdicts):
-            return f"{hostile.name} forged a pass"
-    else:
-        limits = PATIENT if hostile.mode in ("prints", "root prints", "after", "same interpreter") else SHORT
-        run = pool.run(hostile.text(place), [Question()], limits)[0]
-        if (b"HARM" in run.output and not hostile.after) or (hostile.mode == "alive" and run.outcome != "late"):
-            return f"{hostile.name}: {dataclasses.replace(run, output=run.output[:200])}"
-        if hostile.after and b"HARM" in pool.run(hostile.text(place, after=True), [Question()], PATIENT)[0].output:
-            return f"{hostile.name} harmed the next program"
+        return f"{hostile.name} forged a pass" if any(verdict.passed for verdict in verdicts) else None
+    limits = PATIENT if hostile.mode in ("prints", "root prints", "after", "same interpreter") else SHORT
+    run = pool.run(hostile.text(place), [Question()], limits)[0]
+    if (b"HARM" in run.output and not hostile.after) or (hostile.mode == "alive" and run.outcome != "late"):
+        return f"{hostile.name}: {dataclasses.replace(run, output=run.output[:200])}"
+    if hostile.after and b"HARM" in pool.run(hostile.text(place, after=True), [Question()], PATIENT)[0].output:
+        return f"{hostile.name} harmed the next program"
     following = pool.run(NEXT, [Question()], PATIENT)[0]
     return None if following.output == untouched else f"{hostile.name}: the next program found {following}"
