@@ -6,7 +6,7 @@ KIND ?= cpu
 RECIPE ?= frozenlake
 ARGS ?=
 # Tests that start Ray or load vLLM use both cores of a small machine by themselves; the others run in two processes.
-SIDE_BY_SIDE = -n 2 --dist worksteal
+SIDE_BY_SIDE = -n 2 --dist loadgroup
 # With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
 NONE_CHOSEN = [ $$? -eq 5 ]
 

@@ -198,6 +198,7 @@ def values(url: str, expr: str) -> list[float]:
     return [value for _, value in query(url, expr)]
 
 
+@pytest.mark.slow
 def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: Path) -> None:
     recorder = Recorder(RecorderConfig(port=0), REGISTRY, seeds={"worker": ["rollout-0"], "actor": ["learner-0"]})
     recorder.start()

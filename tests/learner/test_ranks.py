@@ -14,6 +14,8 @@ from tests.disk import files_of_at_most
 from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
+# Two learner ranks are costly to start: one test process runs all tests of this module.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 STEPS = 5
 OBJECTIVE = {"kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
 CONFIG = make_config(minibatches=1, objective=OBJECTIVE, optimizer={"warmup_steps": 2})
@@ -89,7 +91,6 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-@pytest.mark.slow
 def test_every_gradient_tensor_is_that_of_one_rank(found: dict[str, dict]) -> None:
     for name, gradient in found["1-0"]["gradients"].items():
         for rank in ("2-0", "2-1"):

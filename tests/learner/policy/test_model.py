@@ -54,6 +54,7 @@ def test_activation_checkpointing_keeps_less_and_has_the_same_gradients(model_di
     assert kept[1] < 0.5 * kept[0]
 
 
+@pytest.mark.slow
 def test_compiled_layers_have_the_same_gradients_whatever_the_lengths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
