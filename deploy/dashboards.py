@@ -10,7 +10,6 @@ cannot leave an empty panel. The dashboard uses Grafana's classic JSON model, an
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -22,10 +21,10 @@ from actors.metrics.specification import MetricSpec
 from cluster.metrics import REGISTRY
 from deploy.alert_rules import rules_text
 from deploy.filter_tables import with_tables
+from deploy.generated import ROOT, command
 from deploy.panel import Panel, Query, Row
 from deploy.panels import ROWS
 
-ROOT = Path(__file__).resolve().parent.parent
 FILTER_PAGE = Path("docs/filter.md")
 """A page in which only the tables of statistics and rules are generated."""
 SCHEMA_VERSION = 42
@@ -211,36 +210,5 @@ def artefacts() -> dict[Path, str]:
     }
 
 
-def stale(root: Path = ROOT) -> list[Path]:
-    """The generated files that are missing or out of date."""
-    return [path for path, text in artefacts().items() if not _holds(root / path, text)]
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text(encoding="utf-8") == text
-
-
-def write(root: Path = ROOT) -> list[Path]:
-    """Writes the generated files that are out of date; returns their paths."""
-    changed = stale(root)
-    for path in changed:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(artefacts()[path], encoding="utf-8")
-    return changed
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes or checks the generated files; returns 1 if a check found one that is out of date, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.dashboards", description=(__doc__ or "").split("\n")[0])
-    mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--write", action="store_true", help="write the files that differ")
-    mode.add_argument("--check", action="store_true", help="exit with 1 if a file differs")
-    chosen = parser.parse_args(arguments)
-    paths = write() if chosen.write else stale()
-    for path in paths:
-        sys.stdout.write(f"{'wrote' if chosen.write else 'differs from the code'}: {path}\n")
-    return 1 if chosen.check and paths else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command("deploy.dashboards", artefacts))

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), or the tests' further programs (test). A repeated call returns at once:
-# a stamp in the environment holds the digest of the set-up's inputs.
+# a stamp in the environment holds the digest of the set-up's inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an
+# image; by default the checkout itself, editable, with the tests' packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-cpu}
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
+read -ra package <<< "${PACKAGE:--e .[$kind,test]}"
 torch_index=https://download.pytorch.org/whl/cpu
 
 fail() { echo "setup: $*" >&2; exit 2; }
@@ -14,7 +16,7 @@ setup_environment() {
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
         || fail "$("$python" --version) is not supported; set PYTHON to a Python 3.11, 3.12 or 3.13"
     local stamp="$venv/.squelch-setup" want
-    want=$(cat pyproject.toml deploy/constraints.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)-$kind-$PWD
+    want=$(cat pyproject.toml deploy/constraints.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)-$kind-${package[*]}-$PWD
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
     echo "setup: installing into $venv ($kind); about two minutes"
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
@@ -25,7 +27,7 @@ setup_environment() {
         "${pip[@]}" "torch==2.13.0+cpu" 2>/dev/null || "${pip[@]}" "torch==2.13.0+cpu" --extra-index-url "$torch_index" \
             || fail "no CPU build of torch 2.13.0 in the configured index or $torch_index"
     fi
-    "${pip[@]}" -e ".[$kind,test]"
+    "${pip[@]}" "${package[@]}"
     if [ "$kind" = cpu ]; then
         # vLLM installs CUDA builds of these packages, which do not load with the CPU torch and break
         # `import transformers`. Text models do not need them.

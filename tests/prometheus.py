@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from deploy.alert_rules import JOB
-from deploy.dashboards import ROOT
+from deploy.generated import ROOT
 from deploy.panels import ROWS
 
 READY_TIMEOUT_S = 60.0

@@ -1,0 +1,9 @@
+"""Squelch on Kubernetes with the KubeRay operator: plain manifests, and the checks that hold them.
+
+    pods         templates of the pods: head, rollouts, learners
+    manifests    RayCluster and RayJob, written to `deploy/kubernetes/` by `python -m deploy.kuberay.manifests --write`
+    schema       condenses KubeRay's definitions into `schema.json`, in which unknown keys are errors
+    validation   the errors of a manifest: against `schema.json`, Kubernetes' own schemas and `policy.yaml`
+
+Nothing here talks to a cluster. docs/cluster.md says what has been run and what has not.
+"""

@@ -1,0 +1,105 @@
+"""Condenses KubeRay's definitions into `schema.json`: `python -m deploy.kuberay.schema --definitions FOLDER`.
+
+KubeRay publishes the schema of its resources as CustomResourceDefinitions of 2.3 MB. They allow unknown keys, which
+Kubernetes then drops without a word. `schema.json` keeps the keys that the manifests use, with KubeRay's types, and is
+closed: a misspelt key is an error. Templates of pods stay open here, because `validation` holds them against
+Kubernetes' own schemas. The folder holds `ray.io_rayclusters.yaml` and `ray.io_rayjobs.yaml` of the release named
+`KUBERAY`, from `helm-chart/kuberay-operator/crds` of KubeRay's repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.kuberay.manifests import HARDWARE, ray_cluster, ray_job
+
+KUBERAY = "v1.7"
+SCHEMA = Path(__file__).with_name("schema.json")
+FILES = {"RayCluster": "ray.io_rayclusters.yaml", "RayJob": "ray.io_rayjobs.yaml"}
+TEMPLATES = ("template", "submitterPodTemplate")
+CONSTRAINTS = ("type", "enum", "pattern", "minimum", "minLength", "maxLength", "minItems")
+METADATA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 47},
+        "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+"""KubeRay's definitions leave `metadata` to Kubernetes. The length is the limit of a RayJob's name."""
+
+
+def condensed(definitions: Path) -> str:
+    """The text of `schema.json`. ValueError if a manifest has a key that KubeRay's definitions lack."""
+    used = {
+        "RayCluster": [ray_cluster(hardware) for hardware in HARDWARE.values()],
+        "RayJob": [ray_job(hardware) for hardware in HARDWARE.values()],
+    }
+    kinds = {kind: _root(kind, _definition(definitions / FILES[kind]), used[kind]) for kind in FILES}
+    return json.dumps({"$comment": f"{__name__} made this from KubeRay {KUBERAY}.", "$defs": kinds}, indent=2) + "\n"
+
+
+def _definition(path: Path) -> dict[str, Any]:
+    """The schema of version v1 in a CustomResourceDefinition."""
+    resource = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    return next(v for v in resource["spec"]["versions"] if v["name"] == "v1")["schema"]["openAPIV3Schema"]
+
+
+def _root(kind: str, definition: dict[str, Any], used: list[dict[str, Any]]) -> dict[str, Any]:
+    spec = closed(definition["properties"]["spec"], [manifest["spec"] for manifest in used], f"{kind}.spec")
+    fixed = {"apiVersion": {"const": "ray.io/v1"}, "kind": {"const": kind}}
+    properties = {**fixed, "metadata": METADATA, "spec": spec}
+    return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
+
+
+def closed(node: dict[str, Any], used: list[Any], path: str) -> dict[str, Any]:
+    """The part of a definition that the values `used` need, without room for other keys.
+
+    Raises:
+        ValueError: a value has a key that the definition lacks; the text names its path.
+    """
+    if path.rsplit(".", 1)[-1] in TEMPLATES:
+        return {"type": "object"}
+    if "properties" in node:
+        return _closed_object(node, used, path)
+    if isinstance(inner := node.get("additionalProperties"), dict):
+        values = [value for mapping in used for value in mapping.values()]
+        return {"type": "object", "additionalProperties": closed(inner, values, f"{path}.*")}
+    if "items" in node:
+        return {"type": "array", "items": closed(node["items"], [value for values in used for value in values], path)}
+    if node.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]} | {key: node[key] for key in ("pattern",) if key in node}
+    return {key: node[key] for key in CONSTRAINTS if key in node}
+
+
+def _closed_object(node: dict[str, Any], used: list[dict[str, Any]], path: str) -> dict[str, Any]:
+    names = sorted({name for value in used for name in value})
+    if unknown := [name for name in names if name not in node["properties"]]:
+        raise ValueError(f"{path}: KubeRay {KUBERAY} has no {', '.join(unknown)}")
+    properties = {
+        name: closed(node["properties"][name], [value[name] for value in used if name in value], f"{path}.{name}")
+        for name in names
+    }
+    required = {"required": node["required"]} if node.get("required") else {}
+    return {"type": "object", "additionalProperties": False, **required, "properties": properties}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes `schema.json`; returns 0."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.kuberay.schema", description="Writes schema.json.")
+    parser.add_argument("--definitions", type=Path, required=True, help="folder with KubeRay's definitions")
+    SCHEMA.write_text(condensed(parser.parse_args(arguments).definitions), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The manifests are what the code generates, and valid; what a slip of the pen would make of them is not."""
+
+import copy
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config import RunConfig, load
+from deploy.generated import ROOT, stale
+from deploy.kuberay import manifests, pods, schema, validation
+
+DEFINITIONS = "SQUELCH_KUBERAY_DEFINITIONS"
+FOLDER = ROOT / manifests.FOLDER
+FILES = sorted(FOLDER.rglob("*.yaml"))
+JOB = yaml.safe_load((FOLDER / "cpu" / "job" / "rayjob.yaml").read_text())
+CLUSTER = ("spec", "rayClusterSpec")
+HEAD = (*CLUSTER, "headGroupSpec", "template", "spec")
+WORKER = (*CLUSTER, "workerGroupSpecs", 0)
+REMOVED = object()
+
+
+def at(node: Any, path: tuple[str | int, ...]) -> Any:
+    """The value at a path of keys and indices."""
+    for part in path:
+        node = node[part]
+    return node
+
+
+def errors(document: dict[str, Any]) -> list[str]:
+    return list(validation.errors(document, ROOT))
+
+
+def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """The RayJob with one value replaced, added or REMOVED."""
+    job = copy.deepcopy(JOB)
+    node = at(job, path[:-1])
+    if value is REMOVED:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return job
+
+
+def test_the_committed_manifests_are_what_the_code_generates() -> None:
+    assert stale(manifests.manifests()) == [], "run: python -m deploy.kuberay.manifests --write"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_every_file_for_kubernetes_is_valid(path: Path) -> None:
+    assert validation.problems(path) == []
+
+
+def test_the_command_prints_every_error_and_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = changed(("spec", "entripoint"), "true")
+    job["spec"]["backoffLimit"] = "3"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert validation.main([str(FILES[0])]) == 0
+    assert validation.main([str(tmp_path / "job.yaml")]) == 1
+    printed = capsys.readouterr().out
+    assert "job.yaml: RayJob: spec" in printed and "entripoint" in printed and "spec.backoffLimit" in printed
+
+
+UNKNOWN_KEYS = {
+    "of a RayJob": (("spec", "backoffLimits"), 3, "backoffLimits"),
+    "of a cluster": ((*CLUSTER, "authOption"), {}, "authOption"),
+    "of a group": ((*WORKER, "maxReplica"), 8, "maxReplica"),
+    "of the metadata": (("metadata", "labelz"), {}, "labelz"),
+    "of a pod": ((*HEAD, "restartPolice"), "Never", "restartPolice"),
+    "of a container": ((*HEAD, "containers", 0, "comand"), ["ray"], "comand"),
+    "of a probe": ((*HEAD, "containers", 0, "livenessProbe", "period"), 5, "period"),
+}
+WRONG_TYPES = {
+    "a number as text": ((*WORKER, "maxReplicas"), "8", "maxReplicas"),
+    "a parameter of Ray as a number": ((*CLUSTER, "headGroupSpec", "rayStartParams", "num-cpus"), 1, "num-cpus"),
+    "a variable as a number": ((*HEAD, "containers", 0, "env", 0, "value"), 0, "env.0.value"),
+    "a probe's period as text": ((*HEAD, "containers", 0, "livenessProbe", "periodSeconds"), "5", "periodSeconds"),
+    "a quantity out of words": ((*HEAD, "containers", 0, "resources", "limits", "memory"), ["8Gi"], "memory"),
+    "an unknown mode": ((*CLUSTER, "autoscalerOptions", "version"), "v3", "version"),
+    "another kind": (("kind",), "RayJobs", "RayJobs"),
+}
+MISSING = {
+    "the token's secret": ((*CLUSTER, "authOptions", "secretName"), REMOVED, "must come from a secret"),
+    "the name of the token's secret": ((*CLUSTER, "authOptions", "secretName"), "", "must name a secret"),
+    "authentication": ((*CLUSTER, "authOptions"), REMOVED, "must come from a secret"),
+    "authentication, switched off": ((*CLUSTER, "authOptions", "mode"), "disabled", "can run code"),
+    "the autoscaler": ((*CLUSTER, "autoscalerOptions"), REMOVED, "autoscaler"),
+    "a group for learners": ((*CLUSTER, "workerGroupSpecs"), [at(JOB, WORKER)], "groups of their own"),
+    "a group's label": ((*WORKER, "labels"), {}, "squelch/role"),
+    "the pod's security": ((*HEAD, "securityContext"), REMOVED, "securityContext"),
+    "the container's security": ((*HEAD, "containers", 0, "securityContext"), REMOVED, "securityContext"),
+    "a request": ((*HEAD, "containers", 0, "resources", "requests"), REMOVED, "requests and limits"),
+    "a probe": ((*HEAD, "containers", 0, "startupProbe"), REMOVED, "startupProbe"),
+    "a health check": ((*HEAD, "containers", 0, "env"), [], "noticed late"),
+    "the container's name": ((*HEAD, "containers", 0, "name"), REMOVED, "name"),
+    "the entrypoint's cluster": (CLUSTER, REMOVED, "makes its own cluster"),
+}
+UNSAFE = {
+    "root": ((*HEAD, "securityContext", "runAsNonRoot"), False, "root"),
+    "no seccomp": ((*HEAD, "securityContext", "seccompProfile", "type"), "Unconfined", "Unconfined"),
+    "escalation": ((*HEAD, "containers", 0, "securityContext", "allowPrivilegeEscalation"), True, "gain privileges"),
+    "capabilities": ((*HEAD, "containers", 0, "securityContext", "capabilities", "drop"), [], "dropped"),
+    "the host's network": ((*HEAD, "hostNetwork"), True, "host's network"),
+    "the host's files": ((*HEAD, "volumes"), [{"name": "a", "hostPath": {"path": "/"}}], "never the host's"),
+    "a token in plain text": (
+        (*HEAD, "containers", 0, "env"),
+        [*({"name": k, "value": v} for k, v in pods.HEALTH_CHECKS.items()), {"name": "RAY_AUTH_TOKEN", "value": "abc"}],
+        "must come from a secret",
+    ),
+    "credentials for workers": (
+        (*WORKER, "template", "spec", "automountServiceAccountToken"),
+        True,
+        "automountServiceAccountToken",
+    ),
+    "an image of any version": ((*HEAD, "containers", 0, "image"), "squelch:latest", "tag or a digest"),
+}
+MUTATIONS = {
+    f"{title} {name}": case
+    for title, cases in (
+        ("unknown key", UNKNOWN_KEYS),
+        ("wrong type:", WRONG_TYPES),
+        ("missing:", MISSING),
+        ("unsafe:", UNSAFE),
+    )
+    for name, case in cases.items()
+}
+
+
+@pytest.mark.parametrize(("path", "value", "said"), MUTATIONS.values(), ids=MUTATIONS)
+def test_a_manifest_with_one_mistake_is_refused_by_name(path: tuple[str | int, ...], value: object, said: str) -> None:
+    found = errors(changed(path, value))
+    assert found and any(said in error for error in found), found
+
+
+def test_a_mistake_in_a_core_resource_is_refused() -> None:
+    policy = yaml.safe_load((FOLDER / "base" / "network-policy.yaml").read_text())
+    policy["spec"]["ingres"] = policy["spec"].pop("ingress")
+    assert any("ingres" in error for error in errors(policy))
+    assert any("Namespaze" in error for error in errors({"apiVersion": "v1", "kind": "Namespaze"}))
+
+
+def test_a_kustomization_that_names_a_missing_file_is_refused(tmp_path: Path) -> None:
+    lines = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    wrong = {**lines, "resources": ["rayjob.yaml"], "resorces": []}
+    found = list(validation.errors(wrong, tmp_path))
+    assert any("rayjob.yaml does not exist" in error for error in found)
+    assert any("resorces: unknown key" in error for error in found)
+
+
+def test_the_pods_use_only_claims_and_secrets_that_are_made_somewhere() -> None:
+    assert at(JOB, (*HEAD, "volumes")) == [{"name": "runs", "persistentVolumeClaim": {"claimName": pods.CLAIM}}]
+    assert read(FOLDER / "base" / "storage.yaml")["metadata"]["name"] == pods.CLAIM
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    assert f"create secret generic {manifests.TOKEN_SECRET}" in page and "--from-literal=auth_token=" in page
+
+
+def read(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def test_the_versions_and_ports_are_those_of_the_code() -> None:
+    assert f'"ray[default]=={manifests.RAY_VERSION}"' in (ROOT / "pyproject.toml").read_text()
+    policy = read(FOLDER / "base" / "network-policy.yaml")
+    ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])}
+    assert ports == {pods.HEAD_PORTS[name] for name in ("dashboard", "metrics")}
+    assert f"--uid {pods.USER} " in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def configuration(hardware: manifests.Hardware) -> RunConfig:
+    """The configuration that the RayJob's entrypoint asks for."""
+    _, _, recipe, *words = shlex.split(re.sub(r"\$\(.*\)", "", manifests.entrypoint(hardware)))
+    return load(recipe, [word for word in words if "=" in word])
+
+
+@pytest.mark.parametrize("name", manifests.HARDWARE)
+def test_the_largest_groups_have_room_for_the_run_of_the_job(name: str) -> None:
+    hardware = manifests.HARDWARE[name]
+    config = configuration(hardware)
+    room = {g.name: (g.most * g.resources.cpus, g.most * g.resources.gpus) for g in hardware.groups}
+    playing = config.rollout.count * config.rollout.num_cpus
+    playing += config.environment_actor.count * config.environment_actor.num_cpus
+    assert playing <= room["rollouts"][0] and config.rollout.count * config.rollout.num_gpus <= room["rollouts"][1]
+    ranks = config.learner.ranks
+    assert ranks * config.learner.num_cpus <= room["learners"][0]
+    assert ranks * config.learner.num_gpus <= room["learners"][1]
+    assert config.run_dir == Path(pods.RUNS) / config.name
+
+
+def test_the_entrypoint_resumes_a_run_that_has_started(tmp_path: Path) -> None:
+    command = manifests.entrypoint(manifests.HARDWARE["cpu"])
+    resume = command[command.index("$(") :].replace(pods.RUNS, str(tmp_path))
+    assert os.popen(f"echo {resume}").read().strip() == ""
+    (tmp_path / "frozenlake").mkdir()
+    (tmp_path / "frozenlake" / "config.yaml").touch()
+    assert os.popen(f"echo {resume}").read().strip() == "--resume"
+
+
+def closed_everywhere(node: object) -> bool:
+    """Whether every object of a schema that lists keys refuses others."""
+    if isinstance(node, list):
+        return all(closed_everywhere(value) for value in node)
+    if not isinstance(node, dict):
+        return True
+    open_object = "properties" in node and node.get("additionalProperties") is not False
+    return not open_object and all(closed_everywhere(value) for value in node.values())
+
+
+def test_the_schema_is_closed_and_small() -> None:
+    text = schema.SCHEMA.read_text()
+    assert closed_everywhere(json.loads(text)["$defs"]) and len(text) < 30_000
+
+
+def test_the_schema_is_what_kuberays_definitions_give() -> None:
+    folder = os.environ.get(DEFINITIONS)
+    if not folder:
+        pytest.skip(f"{DEFINITIONS} names no folder with KubeRay's definitions (deploy/kuberay/schema.py)")
+    assert schema.SCHEMA.read_text() == schema.condensed(Path(folder)), "run: python -m deploy.kuberay.schema"
+
+
+def test_a_key_that_kuberay_lacks_cannot_enter_the_schema() -> None:
+    node = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "type": "object", "required": ["a"]}
+    assert schema.closed(node, [{"a": "x"}], "spec") == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["a"],
+        "properties": {"a": {"type": "string"}},
+    }
+    with pytest.raises(ValueError, match=r"spec: KubeRay v1\.7 has no c"):
+        schema.closed(node, [{"a": "x", "c": 1}], "spec")
