@@ -20,6 +20,8 @@ HEALTH_PORT, HEALTH_PATH = 52365, "/api/healthz"
 """Ray's agent on every node answers there without a token: for the raylet, and on the head for the GCS too."""
 HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "metrics": 8080}
 WORKER_PORTS = {"metrics": 8080}
+GRACE_S = 60
+"""Ray drains a node for up to 30 s after SIGTERM; Kubernetes' default would kill it at that moment."""
 CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -97,6 +99,7 @@ def _template(container: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]
     return {
         "spec": {
             "restartPolicy": "Never",  # KubeRay replaces pods; a restarted container would be another Ray node
+            "terminationGracePeriodSeconds": GRACE_S,
             "securityContext": POD_SECURITY,
             **more,
             "containers": [container],
