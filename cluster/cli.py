@@ -7,9 +7,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO, Any
 
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
+from cluster.terminal import complain, visible
+from envs.untrusted.files import reason
 
 COMMANDS = {
     "train": "train a policy",
@@ -52,6 +54,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        """Prints help and errors, which quote the command line, as `cluster.terminal` prints every text."""
+        super()._print_message(visible(message), file)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
@@ -59,12 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        with bad_files_are_the_users():
+            return run(options)
     except UserError as error:
-        print(f"squelch: {error}", file=sys.stderr)
+        complain(f"squelch: {error}")
+        return 2
+    except OSError as error:  # e.g. a name that is too long, or a folder that may not be entered
+        complain(f"squelch: {error.filename or 'a file'}: {reason(error)}")
         return 2
     except KeyboardInterrupt:
-        print("squelch: interrupted", file=sys.stderr)
+        complain("squelch: interrupted")
         return 130
 
 

@@ -2,7 +2,8 @@
 
 A recipe is a YAML file of this tree; it may extend another recipe (`extends: NAME`). `load` reads the file, applies
 overrides (`filter.rho=0.5`) and validates everything before the run starts; its error is one paragraph that names the
-key and the nearest valid key. This module imports neither torch nor Ray.
+key and the nearest valid key. A recipe may be hostile (`envs.untrusted.text` bounds it). This module imports neither
+torch nor Ray.
 """
 
 from __future__ import annotations
@@ -24,14 +25,21 @@ from actors.config import (
     SamplingConfig,
     ScorerConfig,
 )
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
 from envs.config import EnvironmentConfig
+from envs.options import MAX_COMPARED
 from envs.registry import make, resolved
 from envs.settings import Settings
+from envs.untrusted.files import brief, read_bytes, shortened, state, text_of
+from envs.untrusted.text import MAX_RECIPE, parse_yaml
 from learner.config import LearnerConfig
 from learner.objective.algorithms import differences, merged, with_filter
 
 RECIPES = Path(__file__).parent / "recipes"
+MAX_EXTENDED = 16
+"""Recipes of which each extends the next."""
+MAX_FAULTS = 8
+"""Wrong settings that one error lists."""
 
 
 class ModelConfig(Settings):
@@ -216,7 +224,9 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     """
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    if not path.is_file():
+    with bad_files_are_the_users():
+        missing = state(path) is None
+    if missing:
         raise UserError(
             f"no recipe {recipe!r}: {path} does not exist. {_meant(recipe, recipe_names())}"
             f"Shipped recipes: {', '.join(recipe_names())}; or give a path that ends in .yaml."
@@ -224,27 +234,31 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     chain = (*extended_by, path.resolve())
     if path.resolve() in extended_by:
         raise UserError(f"{path} extends itself: {' -> '.join(map(str, chain))}")
-    try:
-        tree = read_yaml(path.read_text(), str(path)) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text: {error}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold a mapping of settings, not {type(tree).__name__}")
+    if len(chain) > MAX_EXTENDED:
+        raise UserError(f"{path} is the last of more than {MAX_EXTENDED} recipes that extend one another; join some")
+    with bad_files_are_the_users():
+        tree = read_settings(read_bytes(path, MAX_RECIPE), str(path))
     base = tree.pop("extends", None)
     if base is None:
         return tree
     if not isinstance(base, str):
-        raise UserError(f"{path}: extends is {base!r}; give the name of one recipe, or a path ending in .yaml")
+        raise UserError(f"{path}: extends is {brief(base)}; give the name of one recipe, or a path ending in .yaml")
     return merged(read_recipe(base, chain), tree)
+
+
+def read_settings(data: bytes, where: str) -> dict[str, Any]:
+    """The mapping in the bytes of a YAML file. UserError, whose text begins with `where`, for anything else."""
+    with bad_files_are_the_users():
+        tree = read_yaml(text_of(data, where), where)
+    if tree is not None and not isinstance(tree, dict):
+        raise UserError(f"{where} must hold a mapping of settings, not {type(tree).__name__}")
+    return tree or {}
 
 
 def read_yaml(text: str, what: str) -> Any:
     """The YAML as plain data; if it is invalid, UserError of one paragraph that begins with `what`."""
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # an invalid date raises a plain ValueError
-        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-        raise UserError(f"{what} is not YAML: {reason}") from error
+    with bad_files_are_the_users():
+        return parse_yaml(text, what)
 
 
 def dump(config: RunConfig) -> str:
@@ -270,30 +284,31 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f"override {override!r} is not of the form key.sub=value, e.g. filter.rho=0.5")
+        raise UserError(f"override {brief(override)} is not of the form key.sub=value, e.g. filter.rho=0.5")
     *parents, leaf = key.split(".")
     node = tree
     for parent in parents:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
-            raise UserError(f"override {override!r}: {parent} holds a value, not a block of settings")
-    node[leaf] = read_yaml(text, f"override {override!r}: {text!r}")
+            raise UserError(f"override {brief(override)}: {parent} holds a value, not a block of settings")
+    node[leaf] = read_yaml(text, f"override {brief(override)}: {brief(text)}")
 
 
 def _explain(error: ValidationError) -> str:
     lines = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
+    for item in error.errors()[:MAX_FAULTS]:
+        where = shortened(".".join(str(part) for part in item["loc"]), 80)
         if item["type"] == "extra_forbidden":
             siblings = _fields_at(item["loc"][:-1])
             lines.append(f"{where}: unknown key. {_nearest(str(item['loc'][-1]), siblings)}".strip())
         elif item["type"] in ("model_type", "model_attributes_type"):
-            lines.append(f"{where}: is {item['input']!r}, but must be a block of settings, e.g. {where}.KEY=VALUE")
+            lines.append(f"{where}: is {brief(item['input'])}, but must be a block of settings, e.g. {where}.KEY=VALUE")
         else:
             message = item["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {item['input']!r})"
+            given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {brief(item['input'])})"
             lines.append(f"{where}: {message}{given}{_meant_value(item)}".removeprefix(": "))
-    return "configuration: " + "; ".join(lines)
+    more = error.error_count() - len(lines)
+    return "configuration: " + "; ".join([*lines, *([f"and {more} more"] if more else [])])
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:
@@ -319,7 +334,7 @@ def _meant_value(error: ErrorDetails) -> str:
 
 def _meant(word: str, valid: list[str]) -> str:
     """The question `Did you mean ...? `, with a space at its end; empty if no valid word is similar."""
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(word[:MAX_COMPARED], valid, n=1, cutoff=0.4)
     return f"Did you mean {close[0]!r}? " if close else ""
 
 

@@ -1,20 +1,87 @@
-"""Output of a command to the terminal."""
+"""Output of a command to the terminal. Nothing else in the command line writes there.
 
+Text may come from a file, an archive or another process, so it is shown with its secrets masked and its control
+characters visible: an escape sequence is printed as `\\x1b[...`, and the terminal does not obey it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TextIO
+
+from cluster.errors import UserError
+from envs.untrusted.files import reason, shortened
+from envs.untrusted.secrets import masked
+
+MAX_PARAGRAPH = 4_000
+"""Characters of an error that are shown."""
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control and format characters besides line end and tab: escape sequences begin with one, others reorder or hide
+text. Lone surrogates cannot be printed."""
 
 
 def say(text: str) -> None:
-    """Prints a line to stdout and flushes it."""
-    print(text, flush=True)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table; each column is padded to its widest cell."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Prints a text to stdout and flushes it. UserError if stdout cannot be written, e.g. because its disk is full."""
+    try:
+        _write(sys.stdout, visible(text))
+    except OSError as error:
+        raise UserError(f"standard output cannot be written: {reason(error)}") from error
 
 
 def remark(text: str) -> None:
-    """Prints a line to stderr that is not part of the command's result, and flushes it."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints a text to stderr that is not part of the command's result, and flushes it. A stderr that cannot be written
+    is given up."""
+    with suppress(OSError):
+        _write(sys.stderr, visible(text))
+
+
+def complain(text: str) -> None:
+    """Prints an error to stderr as one paragraph."""
+    remark(shortened(" ".join(text.split()), MAX_PARAGRAPH))
+
+
+def visible(text: str) -> str:
+    """The text as a terminal may show it: secrets masked, control characters as `\\xNN` or `\\uNNNN`."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], masked(text))
+
+
+def one_line(text: str) -> str:
+    """As `visible`, with line ends and tabs made visible too, for a text that must not look like several lines."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; each column is padded to its widest cell, and every cell is one line."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
+        _discard(stream)
+    except OSError:
+        _discard(stream)
+        raise
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends the rest of the stream nowhere, so that the interpreter's last flush does not fail as well."""
+    try:
+        descriptor = stream.fileno()
+    except (io.UnsupportedOperation, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

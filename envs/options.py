@@ -8,8 +8,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from envs.settings import Settings
+from envs.untrusted.files import brief, shortened
 
 S = TypeVar("S", bound=Settings)
+MAX_COMPARED = 100
+"""Characters of an unknown word that are compared with the known ones."""
 
 
 def read_options(environment: str, model: type[S], options: dict[str, Any]) -> S:
@@ -17,17 +20,18 @@ def read_options(environment: str, model: type[S], options: dict[str, Any]) -> S
     known = list(model.model_fields)
     for key in options:
         if key not in known:
-            raise ValueError(f"environment.options.{key}: {environment} has no such option; {nearest(key, known)}")
+            wrong = f"environment.options.{shortened(key, 80)}"
+            raise ValueError(f"{wrong}: {environment} has no such option; {nearest(key, known)}")
     try:
         return model(**options)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(("environment.options", *map(str, first["loc"])))
         wrong = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{where}: {wrong} (got {first['input']!r}, environment {environment})") from error
+        raise ValueError(f"{where}: {wrong} (got {brief(first['input'])}, environment {environment})") from error
 
 
 def nearest(word: str, known: list[str]) -> str:
     """A hint for an unknown word: the nearest known one, else all of them."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:MAX_COMPARED], known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known) or 'none'}"

@@ -12,6 +12,7 @@ from envs.config import EnvironmentConfig
 from envs.contract import Environment, lacking
 from envs.options import nearest, read_options
 from envs.splits import Split, check_split
+from envs.untrusted.files import brief
 
 ENVIRONMENTS: dict[str, str] = {
     "Countdown": "envs.countdown:Countdown",
@@ -41,8 +42,10 @@ def environment_class(name: str) -> type[Environment]:
     """
     tables = {**ENVIRONMENTS, **ADAPTERS}
     if name not in tables and ":" not in name:
-        raise ValueError(f"environment.name is {name!r}, which is unknown; {nearest(name, sorted(tables))}")
+        raise ValueError(f"environment.name is {brief(name)}, which is unknown; {nearest(name, sorted(tables))}")
     module, _, attribute = tables.get(name, name).partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ValueError(f"environment.name is {brief(name)}, which is not of the form package.module:Class")
     try:
         found = vars(importlib.import_module(module)).get(attribute)
     except (ImportError, ValueError) as error:

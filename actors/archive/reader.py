@@ -2,19 +2,21 @@
 
 Every function takes a place: a run folder (or, for groups, its `groups` folder or one Parquet file), or a store with a
 run. Groups are returned in schema 1 even if the file has version 0; a file of a newer version is refused. Errors are
-ArchiveErrors that name the file and say what would be right. Imports neither Ray nor torch.
+ArchiveErrors that name the file and say what would be right. Files may be hostile (`envs.untrusted`): what is read fits
+the schema, also inside lists, or it is refused. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.archive.store import ArchiveError, LocalStore, Store, as_store
+from actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
 from actors.archive.version import checked_version, version_of
+from envs.untrusted.files import is_file, read_bounded, reason
+from envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 GROUPS = "groups"
 METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
 CONFIG = "config.yaml"
-_PART, _BLOCK = re.compile(r"(?:groups/)?step-(\d+)\.parquet"), re.compile(r"groups/index-(\d+)\.parquet")
+_PART, _BLOCK = re.compile(r"(?:groups/)?step-([0-9]{1,9})\.parquet"), re.compile(r"groups/index-([0-9]{1,9})\.parquet")
 
 
 def part_key(step: int) -> str:
@@ -48,7 +50,8 @@ def block_keys(store: Store) -> dict[int, str]:
 
 
 def _numbered(store: Store, prefix: str, pattern: re.Pattern[str]) -> dict[int, str]:
-    found = [(pattern.fullmatch(key), key) for key in store.list(prefix)]
+    with reading(store.where()):
+        found = [(pattern.fullmatch(key), key) for key in store.list(prefix)]
     return dict(sorted((int(match[1]), key) for match, key in found if match))
 
 
@@ -65,10 +68,18 @@ def read_groups(place: Place, steps: Sequence[int] | None = None, columns: Seque
     """
     import pyarrow as pa
 
+    return pa.concat_tables(stream_groups(place, steps, columns))
+
+
+def stream_groups(
+    place: Place, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """As `read_groups`, one table at a time, of the rows of at most one row group: a run may be larger than memory."""
     from actors.archive.schema import ARCHIVE_SCHEMA
 
     names = ARCHIVE_SCHEMA.names if columns is None else list(columns)
-    return pa.concat_tables([_read_part(store, key, names) for store, key in _files(place, steps)])
+    for store, key in _files(place, steps):
+        yield from _read_part(store, key, names)
 
 
 def group_steps(place: Place) -> list[int]:
@@ -84,8 +95,9 @@ def _files(place: Place, steps: Sequence[int] | None) -> list[tuple[Store, str]]
     """(store, key) of the Parquet files that `read_groups` reads, in order of their steps."""
     if isinstance(place, (Path, str)):
         path = Path(place)
-        if path.is_file():
-            return [(LocalStore(path.parent), path.name)]
+        with reading(path):
+            if is_file(path):
+                return [(LocalStore(path.parent), path.name)]
     store = as_store(place)
     parts = part_keys(store) or _numbered(store, "step-", _PART)  # the place may be the `groups` folder itself
     found = [(store, key) for step, key in parts.items() if steps is None or step in steps]
@@ -101,31 +113,39 @@ def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
     return f"{store.where()} holds no groups{wanted}: give a run's folder, or a Parquet file of trajectories"
 
 
-def _read_part(store: Store, key: str, names: Sequence[str]) -> pa.Table:
-    """These columns of one file, in schema 1."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _read_part(store: Store, key: str, names: Sequence[str]) -> Iterator[pa.Table]:
+    """These columns of one file, in schema 1, a row group at a time."""
     from actors.archive import version0
-    from actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
+    from actors.archive.schema import OPTIONAL
+    from envs.untrusted.parquet import open_parquet, row_groups
 
     where = store.where(key)
-    try:
-        with store.get(key) as raw, pq.ParquetFile(raw) as file:
-            there, version = file.schema_arrow.names, _version(file.schema_arrow, where)
-            wanted = version0.sources(names) if version == 0 else list(names)
-            optional = version0.OPTIONAL if version == 0 else OPTIONAL
-            missing = [name for name in wanted if name not in there and name not in optional]
-            if missing:
-                raise ArchiveError(_lacks(where, missing, version))
-            table = file.read(columns=[name for name in wanted if name in there])
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ArchiveError(f"{where} is a damaged Parquet file: {error}. Write it again, or remove it.") from error
+    with reading(where), store.get(key) as raw:
+        file = open_parquet(raw, where)
+        there, version = file.schema_arrow.names, _version(file.schema_arrow, where)
+        wanted = version0.sources(names) if version == 0 else list(names)
+        optional = version0.OPTIONAL if version == 0 else OPTIONAL
+        missing = [name for name in wanted if name not in there and name not in optional]
+        if missing:
+            raise ArchiveError(_lacks(where, missing, version))
+        for table in row_groups(file, where, [name for name in wanted if name in there]):
+            yield _in_schema(table, names, version, where)
+
+
+def _in_schema(table: pa.Table, names: Sequence[str], version: int, where: str) -> pa.Table:
+    """The columns `names` of schema 1. Raises Unreadable for values that the schema does not allow."""
+    import pyarrow as pa
+
+    from actors.archive import version0
+    from actors.archive.checks import check_rows
+    from actors.archive.schema import ARCHIVE_SCHEMA
+    from envs.untrusted.files import decoding
+
     fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
-    try:
-        return version0.upgraded(table, names) if version == 0 else _with_nulls(table, fields).cast(fields)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ArchiveError(f"{where} does not fit schema {version}: {error}; docs/schema.md lists it") from error
+    with decoding(where, f"does not fit schema {version}", "docs/schema.md lists it"):
+        found = version0.upgraded(table, names) if version == 0 else _with_nulls(table, fields).cast(fields)
+    check_rows(found, where)
+    return found
 
 
 def _with_nulls(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -173,7 +193,9 @@ def read_index(place: Place) -> pa.Table:
     table = pa.concat_tables([INDEX_SCHEMA.empty_table(), *blocks])
     parts = part_keys(store)
     held = set(pc.unique(table["step"]).to_pylist())
-    late = [index_rows(_read_part(store, key, NEEDED)) for step, key in parts.items() if step not in held]
+    late = [
+        index_rows(pa.concat_tables(_read_part(store, key, NEEDED))) for step, key in parts.items() if step not in held
+    ]
     known = table.filter(pc.is_in(table["step"], pa.array(list(parts), pa.int32())))
     whole = pa.concat_tables([known, *late])
     return whole.take(np.argsort(whole["step"].to_numpy(), kind="stable")) if late else whole
@@ -182,18 +204,24 @@ def read_index(place: Place) -> pa.Table:
 def read_block(store: Store, key: str) -> pa.Table:
     """One file of the index."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    from actors.archive.checks import check_index
     from actors.archive.schema import INDEX_SCHEMA
+    from envs.untrusted.files import decoding
+    from envs.untrusted.parquet import open_parquet, row_groups
 
     where = store.where(key)
-    try:
-        with store.get(key) as raw:
-            table = pq.read_table(raw)
-        _version(table.schema, where)
-        return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
-    except (pa.ArrowInvalid, OSError, KeyError) as error:
-        raise ArchiveError(f"{where} is no group index: {error}. Delete it: it is rebuilt from the parts.") from error
+    remedy = "Delete it: it is rebuilt from the parts."
+    with reading(where), store.get(key) as raw:
+        file = open_parquet(raw, where)
+        _version(file.schema_arrow, where)
+        with decoding(where, "is no group index", remedy):
+            missing = sorted(set(INDEX_SCHEMA.names) - set(file.schema_arrow.names))
+            if missing:
+                raise KeyError(f"it lacks the columns {missing}")
+            table = pa.concat_tables(row_groups(file, where, INDEX_SCHEMA.names)).cast(INDEX_SCHEMA)
+        check_index(table, where, remedy)
+    return table
 
 
 def read_metrics(place: Place) -> list[dict[str, Any]]:
@@ -209,32 +237,21 @@ def read_events(place: Place) -> list[dict[str, Any]]:
 def last_event(place: Place, tail_bytes: int = 8192) -> dict[str, Any] | None:
     """The span that ended last, read from the last `tail_bytes` of the file; None if there is none."""
     store = as_store(place)
-    found = store.stat(EVENTS)
-    if found is None:
-        return None
-    with store.get(EVENTS) as file:
-        file.seek(max(0, found.size - tail_bytes))
-        whole = file.read().split(b"\n")[:-1]
-    return _parse(store.where(EVENTS), "last line", whole[-1]) if whole else None
+    with reading(store.where(EVENTS)):
+        found = store.stat(EVENTS)
+        if found is None:
+            return None
+        with store.get(EVENTS) as file:
+            file.seek(max(0, found.size - tail_bytes))
+            whole = read_bounded(file, MAX_LINE, store.where(EVENTS)).split(b"\n")[:-1]
+        return parse_object(whole[-1], f"{store.where(EVENTS)} last line") if whole else None
 
 
 def _read_lines(store: Store, key: str) -> list[dict[str, Any]]:
-    if store.stat(key) is None:
-        return []
-    with store.get(key) as file:
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1].splitlines()
-    return list(_parsed(store.where(key), whole))
-
-
-def _parsed(where: str, lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line:
-            yield _parse(where, f"line {number}", line)
-
-
-def _parse(where: str, place: str, line: bytes) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ArchiveError(f"{where} {place} is not JSON: {error}. Delete that line to read the rest.") from error
+    where = store.where(key)
+    with reading(where):
+        if store.stat(key) is None:
+            return []
+        with store.get(key) as file:
+            whole = ((number, line) for number, line in lines_of(file, where) if line.endswith(b"\n"))
+            return [parse_object(line, f"{where} line {number}") for number, line in whole if line.strip()]

@@ -15,6 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from actors.process.disk import whole_file
+from envs.untrusted.files import Unreadable, open_file, reason, state
+
+MAX_DEPTH = 8
+"""Folders below a store's own that are listed; a run has four."""
 
 
 class ArchiveError(ValueError):
@@ -39,7 +43,8 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> BinaryIO:
-        """The file's bytes, seekable. Raises FileNotFoundError if there is no file."""
+        """The file's bytes, seekable. Raises FileNotFoundError if there is no file, and Unreadable for no regular
+        file."""
         ...
 
     def list(self, prefix: str = "") -> list[str]:
@@ -71,15 +76,16 @@ class LocalStore:
 
     def get(self, key: str) -> BinaryIO:
         """As `Store.get`."""
-        return open(self.path(key), "rb")
+        return open_file(self.path(key))
 
     def list(self, prefix: str = "") -> list[str]:
         """As `Store.list`."""
         return sorted(self._keys("", prefix))
 
     def _keys(self, inside: str, prefix: str) -> Iterator[str]:
-        """The keys under the folder `inside` (empty, or ending in /) that begin with `prefix`."""
-        for entry in self._entries(inside):
+        """The keys under the folder `inside` (empty, or ending in /) that begin with `prefix`, at most `MAX_DEPTH`
+        folders deep: a link may lead back to a folder above it."""
+        for entry in self._entries(inside) if inside.count("/") <= MAX_DEPTH else ():
             key = f"{inside}{entry.name}"
             if entry.is_dir():
                 below = f"{key}/"
@@ -101,11 +107,8 @@ class LocalStore:
 
     def stat(self, key: str) -> Stat | None:
         """As `Store.stat`."""
-        try:
-            found = self.path(key).stat()
-        except FileNotFoundError:
-            return None
-        return Stat(found.st_size, found.st_mtime_ns)
+        found = state(self.path(key))
+        return None if found is None else Stat(found.st_size, found.st_mtime_ns)
 
     def where(self, key: str = "") -> str:
         """As `Store.where`."""
@@ -125,10 +128,23 @@ def as_store(place: Path | str | Store) -> Store:
 
 
 @contextmanager
+def reading(name: Path | str) -> Iterator[None]:
+    """Turns an OSError, or the error about a file that cannot be used, into an ArchiveError that names the file."""
+    try:
+        yield
+    except Unreadable as error:
+        raise ArchiveError(str(error)) from error
+    except OSError as error:
+        raise ArchiveError(f"{name} cannot be read: {reason(error)}") from error
+
+
+@contextmanager
 def writing(name: Path | str) -> Iterator[None]:
     """Turns an OSError into an ArchiveError that names the file and, for a full disk, what to do."""
     try:
         yield
+    except Unreadable as error:
+        raise ArchiveError(f"cannot write: {error}") from error
     except OSError as error:
         raise ArchiveError(_explain(name, error)) from error
 

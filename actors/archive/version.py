@@ -1,4 +1,4 @@
-"""The schema version of a run's files, and its check. Standard library only.
+"""The schema version of a run's files, and its check.
 
 A Parquet file states the version in its schema's metadata under `squelch.schema`; `summary.json` states it as `schema`.
 A file that states none has version 0.
@@ -6,16 +6,20 @@ A file that states none has version 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+from envs.untrusted.files import brief
 
 VERSION = 1
 VERSION_KEY = "squelch.schema"
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def version_of(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
     """The version in the metadata of a Parquet schema. Raises ValueError as `checked_version` does."""
-    stated = (metadata or {}).get(VERSION_KEY.encode(), b"0").decode()
-    return checked_version(int(stated) if stated.isdecimal() else stated, name)
+    stated = (metadata or {}).get(VERSION_KEY.encode(), b"0").decode(errors="replace")
+    return checked_version(int(stated) if _NUMBER.fullmatch(stated) else stated, name)
 
 
 def checked_version(stated: object, name: str) -> int:
@@ -26,10 +30,10 @@ def checked_version(stated: object, name: str) -> int:
             do.
     """
     if not isinstance(stated, int) or stated < 0:
-        raise ValueError(f"{name} states the schema version {stated!r}; a version is a whole number from 0 on")
+        raise ValueError(f"{name} states the schema version {brief(stated)}; a version is a whole number from 0 on")
     if stated > VERSION:
         raise ValueError(
-            f"{name} has schema {stated}, but this version of Squelch reads schemas up to {VERSION}. Read it with "
+            f"{name} has schema {brief(stated)}, but this version of Squelch reads schemas up to {VERSION}. Read it with "
             "the version of Squelch that wrote it, or with a newer one."
         )
     return stated

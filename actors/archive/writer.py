@@ -48,6 +48,10 @@ from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJEC
 from actors.archive.store import LocalStore, Store, writing
 from actors.archive.version import VERSION, VERSION_KEY
 from actors.process.disk import whole_file
+from envs.untrusted.files import open_file, require_output
+
+_TAIL = 2**16
+"""Bytes in which the last line break is looked for at once."""
 
 
 class DecisionLike(Protocol):
@@ -161,6 +165,7 @@ class _LineFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing(path):
+            require_output(path)
             _drop_torn_line(path)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (stays open as long as the archive)
 
@@ -203,10 +208,16 @@ def _plain(value: Any) -> Any:
 def _drop_torn_line(path: Path) -> None:
     if not path.exists():
         return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
+    with open_file(path) as file:
+        end = size = file.seek(0, os.SEEK_END)
+        found = -1
+        while end > 0 and found < 0:
+            start = max(0, end - _TAIL)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            end = start + found + 1
+    if end < size:
+        os.truncate(path, end)
 
 
 def _without_stamp(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Durable writes: a file survives a crash or a power cut whole. No other module writes, syncs and renames files.
 
-Imports the standard library only. Every function passes on the OSError of a failed write.
+Every function passes on the OSError of a failed write. A folder, pipe, device or socket in the place of a file is
+refused, never replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from envs.untrusted.files import require_output
 
 
 def sync(path: Path) -> None:
@@ -25,12 +28,14 @@ def sync(path: Path) -> None:
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` only once it is written and synced; after any error `path` is unchanged.
 
-    Missing folders are created.
+    Missing folders are created. Raises WrongKind if `path` is something else than a regular file.
     """
+    require_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # of a killed process, or a link that someone has put there
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

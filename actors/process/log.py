@@ -6,11 +6,21 @@ import logging
 import os
 from pathlib import Path
 
+from envs.untrusted.secrets import masked
+
 VARIABLE = "SQUELCH_LOG"
 """Environment variable that names the file."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 HOOK = f"{__name__}.take_output"
 """For Ray's `worker_process_setup_hook`: runs in every worker process before its actor is created."""
+
+
+class MaskedFormatter(logging.Formatter):
+    """Formats a record, its traceback included, with the secrets in it masked."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text."""
+        return masked(super().format(record))
 
 
 def log_variable(folder: Path, actor: str) -> dict[str, str]:
@@ -31,5 +41,7 @@ def take_output() -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    logging.basicConfig(level=logging.INFO, format=FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(MaskedFormatter(FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger(__name__).info("process %d is %s", os.getpid(), path.stem)

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the checks of their values. Imports only the standard library."""
+"""Arguments that several commands share, and the checks of their values. Loads no heavy package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
+from envs.untrusted.files import is_file
 
 JOB_SERVER = "http://127.0.0.1:8265"
 
@@ -46,7 +47,9 @@ def add_compat(parser: argparse.ArgumentParser, ragen: str) -> None:
 
 def run_folder(path: Path) -> Path:
     """Returns the folder if it holds a run; UserError otherwise."""
-    if not (path / "config.yaml").is_file():
+    with bad_files_are_the_users():
+        found = is_file(path / "config.yaml")
+    if not found:
         raise UserError(f"{path} holds no run: it has no config.yaml; give a folder such as runs/frozenlake")
     return path
 

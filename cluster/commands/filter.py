@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +22,14 @@ from actors.filter.rules import RULES, describe
 from actors.filter.scores import STATISTICS
 from actors.lookup import look_up
 from cluster.commands.arguments import add_compat, add_file
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
 from cluster.terminal import aligned, say
+from envs.untrusted.files import state
+from envs.untrusted.memory import memory_of_at_most
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from actors.filter.measure import GroupStatistics
     from actors.filter.selection import Selection
@@ -173,9 +174,10 @@ def filter_config(args: argparse.Namespace) -> FilterConfig:
 
 def read_windows(path: Path) -> list[Window]:
     """The windows of a file: one for an .npz, one per step for archived groups."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give an .npz with `rewards`, a run's folder, or a Parquet file")
-    return _windows_of_npz(path) if path.suffix == ".npz" else _windows_of_archive(path)
+    with bad_files_are_the_users():
+        if state(path) is None:
+            raise UserError(f"{path} does not exist; give an .npz with `rewards`, a run's folder, or a Parquet file")
+        return _windows_of_npz(path) if path.suffix == ".npz" else _windows_of_archive(path)
 
 
 def _windows_of_npz(path: Path) -> list[Window]:
@@ -204,39 +206,19 @@ def _windows_of_archive(path: Path) -> list[Window]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from actors.archive.reader import read_groups
-    from cluster.runs.folder import mendable
+    from actors.archive.reader import stream_groups
 
-    with mendable():
-        table = read_groups(path, columns=COLUMNS)
-    table = table.filter(pc.fill_null(pc.equal(table["split"], "train"), False))
-    if not len(table):
+    with memory_of_at_most(str(path)):  # a row group at a time: its tokens are dropped once they are counted
+        tables = stream_groups(path, columns=COLUMNS)
+        rows = pa.concat_tables(_measured(table.filter(pc.equal(table["split"], "train"))) for table in tables)
+    if not len(rows):
         raise UserError(f"{path} holds no trajectories of split `train`; only those pass the filter")
-    missing = [name for name in ("group_id", "step", "trajectory", "episode_return") if table[name].null_count]
-    if missing:
-        raise UserError(f"{path}: the columns {missing} hold nulls; every trajectory needs them")
-    order = pc.sort_indices(table, [("step", "ascending"), ("group_id", "ascending"), ("trajectory", "ascending")])
-    return _windows_of_table(path, pa.table(table.take(order)))
+    return _windows_of_rows(rows.sort_by([(name, "ascending") for name in ("step", "group_id", "trajectory")]))
 
 
-def _windows_of_table(path: Path, table: Any) -> list[Window]:
-    """Splits rows, which are sorted by step and group, into groups and windows."""
-    import numpy as np
-
-    columns = _trajectory_columns(table)
-    ids, steps = np.array(table["group_id"].to_pylist()), table["step"].to_numpy()
-    starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]) | (steps[1:] != steps[:-1])])
-    windows: dict[int, Window] = {}
-    for position, rows in enumerate(np.split(np.arange(len(ids)), starts[1:])):
-        step = int(steps[rows[0]])
-        window = windows.setdefault(step, Window(step, [], []))
-        window.positions.append(position)
-        window.groups.append(_group(str(ids[rows[0]]), step, columns, rows))
-    return list(windows.values())
-
-
-def _trajectory_columns(table: Any) -> dict[str, np.ndarray]:
-    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory."""
+def _measured(table: pa.Table) -> pa.Table:
+    """The rows with two figures in the place of their tokens: `lengths`, the number of sampled tokens, and
+    `surprisals`, their mean -log p in nats."""
     import numpy as np
 
     from actors.records import list_column
@@ -244,13 +226,38 @@ def _trajectory_columns(table: Any) -> dict[str, np.ndarray]:
     masks, log_probs = list_column(table, "loss_mask"), list_column(table, "log_probs")
     lengths = np.array([mask.sum() for mask in masks], dtype=np.float64)
     sums = np.array([-row[mask.astype(bool)].sum(dtype=np.float64) for row, mask in zip(log_probs, masks, strict=True)])
+    small = table.drop_columns(["loss_mask", "log_probs"])
+    return small.append_column("lengths", [lengths]).append_column("surprisals", [sums / np.maximum(lengths, 1)])
+
+
+def _windows_of_rows(rows: pa.Table) -> list[Window]:
+    """Splits rows, which are sorted by step and group, into groups and windows."""
+    import numpy as np
+
+    columns = _trajectory_columns(rows)
+    ids, steps = rows["group_id"].combine_chunks(), rows["step"].to_numpy()
+    codes = ids.dictionary_encode().indices.to_numpy()
+    starts = np.flatnonzero(np.r_[True, (codes[1:] != codes[:-1]) | (steps[1:] != steps[:-1])])
+    windows: dict[int, Window] = {}
+    for position, places in enumerate(np.split(np.arange(len(codes)), starts[1:])):
+        step = int(steps[places[0]])
+        window = windows.setdefault(step, Window(step, [], []))
+        window.positions.append(position)
+        window.groups.append(_group(ids[int(places[0])].as_py(), step, columns, places))
+    return list(windows.values())
+
+
+def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
+    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory."""
+    import numpy as np
+
     return {
-        "returns": table["episode_return"].to_numpy().astype(np.float64),
-        "penalties": np.nan_to_num(table["format_penalty"].to_numpy().astype(np.float64)),
-        "lengths": lengths,
-        "surprisals": sums / np.maximum(lengths, 1),
-        "alive": table["failure_cause"].is_null().to_numpy(),
-        "trajectory": table["trajectory"].to_numpy(),
+        "returns": rows["episode_return"].to_numpy().astype(np.float64),
+        "penalties": np.nan_to_num(rows["format_penalty"].to_numpy().astype(np.float64)),
+        "lengths": rows["lengths"].to_numpy(),
+        "surprisals": rows["surprisals"].to_numpy(),
+        "alive": rows["failure_cause"].is_null().to_numpy(),
+        "trajectory": rows["trajectory"].to_numpy(),
     }
 
 
@@ -366,36 +373,20 @@ def _group_lines(report: Mapping[str, Any]) -> list[str]:
 
 def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[str] = ()) -> dict[str, np.ndarray]:
     """The named arrays of an .npz as numbers. Pickled objects are refused; `UserError` names file, key and remedy."""
-    import numpy as np
+    from envs.untrusted import arrays
 
     needed = (required, *also)
-    known = (*needed, *optional)
-    if not path.is_file():
-        raise UserError(f"{path} does not exist or is no file; give an .npz with {_keys(needed)}")
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise UserError(f"{path} is a single array; save it with np.savez(..., {required}=...)")
-        with loaded as data:
-            missing = [name for name in needed if name not in data.files]
-            if missing:
-                raise UserError(
-                    f"{path} lacks {_keys(missing)}; it holds {_keys(data.files)}, and needs {_keys(needed)}"
-                )
-            arrays = {name: data[name] for name in known if name in data.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged or holds Python objects ({error}); write it again with np.savez") from error
-    return {name: _numbers(path, name, array) for name, array in arrays.items()}
+    with bad_files_are_the_users(), memory_of_at_most(str(path)):
+        if state(path) is None:
+            raise UserError(f"{path} does not exist; give an .npz with {', '.join(f'`{name}`' for name in needed)}")
+        found = arrays.read_npz(path, needed, optional)
+        return {name: _numbers(path, name, array) for name, array in found.items()}
 
 
 def _numbers(path: Path, name: str, array: np.ndarray) -> np.ndarray:
     """The array as float64; `prompt_id` is returned unchanged, because it may hold any type that can be compared."""
-    if name == "prompt_id":
+    if name == "prompt_id" and array.dtype.kind in "fiubSU":
         return array
     if array.dtype.kind not in "fiub":
         raise UserError(f"{path}: `{name}` holds {array.dtype}; it must hold numbers")
     return array.astype("float64")
-
-
-def _keys(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "nothing"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from rich.table import Table
 from cluster.commands.arguments import add_run_dir, run_folder
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
-from cluster.terminal import say
+from cluster.terminal import one_line, say
 from learner.decomposition.statistics import BUCKETS, BucketFigures, Decomposition
 
 if TYPE_CHECKING:
@@ -143,13 +144,16 @@ def _exact(run_dir: Path, steps: Sequence[int], step: int, version: int) -> Iter
 
 def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
     """The groups of one step that have at least two survivors, in order of their ids."""
+    import pyarrow.compute as pc
+
     from actors.records import from_table
 
     table = RunFolder(run_dir).groups([step])
-    ids = np.array(table.column("group_id").to_pylist())
+    ids = table.column("group_id")
     groups = []
-    for group_id in sorted(set(ids.tolist())):
-        alive = [t for t in from_table(table.filter(ids == group_id)) if t.failure is None and t.loss_mask.any()]
+    for group_id in sorted(ids.unique().to_pylist()):
+        own = from_table(table.filter(pc.equal(ids, group_id)))
+        alive = [t for t in own if t.failure is None and t.loss_mask.any() and t.turns]
         turns = [turn for t in alive for turn in t.turns]
         if len(alive) > 1:
             oldest, newest = min(t.version_min for t in turns), max(t.version_max for t in turns)
@@ -179,8 +183,8 @@ def learner_config(own: LearnerConfig, kl: float | None, entropy: float | None) 
         objective = objective.model_copy(update={"kl": objective.kl.model_copy(update={"coefficient": kl})})
     if entropy is not None:
         objective = objective.model_copy(update={"entropy_coefficient": entropy})
-    if (kl or 0) < 0 or (entropy or 0) < 0:
-        raise UserError(f"--kl {kl} --entropy {entropy}: coefficients must be 0 or more")
+    if not (0 <= (kl or 0) < math.inf and 0 <= (entropy or 0) < math.inf):
+        raise UserError(f"--kl {kl} --entropy {entropy}: coefficients must be finite, and 0 or more")
     return own.model_copy(update={"ranks": 1, "objective": objective})
 
 
@@ -276,7 +280,7 @@ docs/gradients.md says how to read them."""
 def show(facts: dict[str, Any], found: Decomposition, console: Console) -> None:
     """Prints three tables: gradient norms (Figure 3), norms of each bucket's mean gradient, and signal and noise."""
     versions = ", ".join(f"{n} of version {v}" for v, n in facts["versions"].items())
-    console.print(f"{facts['run']} after step {facts['step']} (version {facts['version']}): {versions}")
+    console.print(one_line(f"{facts['run']} after step {facts['step']} (version {facts['version']}): {versions}"))
     console.print(_table("Mean norm of a prompt's gradient, by bucket of reward variance (RV)", NORMS, found.buckets))
     console.print(_table("Norm of the bucket's mean gradient", MEANS, found.buckets))
     console.print(_table("Signal against task noise, and the bound of Theorem H.2", NOISE, found.buckets))

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from cluster.config import load
 from cluster.errors import UserError
-from cluster.terminal import remark, say
+from cluster.terminal import complain, say
 from learner import memory
 from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(USAGE)
         say(estimate_line(arguments[0], arguments[1:]))
     except UserError as error:
-        remark(str(error))
+        complain(str(error))
         return 2
     return 0
 

@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.process.disk import whole_file
 from cluster.commands.arguments import add_compat, add_file, natural, positive
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
 from cluster.terminal import aligned, say
+from envs.untrusted.files import is_folder, reason, require_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,8 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the figures; returns 0, or raises UserError for bad input."""
-    if args.out is not None and not args.out.resolve().parent.is_dir():
-        raise UserError(f"--out {args.out}: its folder does not exist")
+    if args.out is not None:
+        _check_output(args.out)
     found, engine = load(args)
     matrix = engine.matrix(found.prompts, found.ids)
     if args.out is not None:
@@ -110,6 +112,14 @@ def run(args: argparse.Namespace) -> int:
     report = measure(args, found, matrix, engine.model.config.get_text_config().vocab_size)
     say(json.dumps(score_json(report, args), allow_nan=False) if args.json else score_text(report, args))
     return 0
+
+
+def _check_output(path: Path) -> None:
+    with bad_files_are_the_users():
+        require_output(path)
+        folder_exists = is_folder(path.parent)
+    if not folder_exists:
+        raise UserError(f"--out {path}: its folder does not exist")
 
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
@@ -172,8 +182,11 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
     filled[prompt, place] = matrix[order]
     lengths[prompt, place] = [len(found.ids[s]) for s in order]
     rows[prompt, place] = found.rows[order]
-    with path.open("wb") as file:
-        np.savez(file, log_likelihood=filled, lengths=lengths, prompt_id=np.arange(num), rows=rows)
+    try:
+        with whole_file(path) as file:
+            np.savez(file, log_likelihood=filled, lengths=lengths, prompt_id=np.arange(num), rows=rows)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be written: {reason(error)}; the scores are lost") from error
 
 
 def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, vocab_size: int) -> ScoreReport:

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from actors.content import content_key
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
+from envs.untrusted.files import brief, decoding, open_file, shortened, state
+from envs.untrusted.memory import memory_of_at_most
+from envs.untrusted.text import lines_of, parse_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,6 +44,11 @@ TEXT_BEFORE = "text before the reasoning"
 TOO_LONG = "longer than the model's context"
 NOT_DRAWN = "prompts beyond --max-prompts"
 NEEDED = "`prompt` with `reasoning` or `completion` (text), or `prompt_ids` with `reasoning_ids`"
+
+LARGEST_ID = 2**31 - 1
+"""Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
+ROWS_AT_ONCE = 1024
+"""Rows of a Parquet file that are converted to Python objects at once."""
 
 Row = dict[str, Any]
 
@@ -80,10 +88,11 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
     Raises:
         UserError: a row is malformed, or the file has several steps, hence several policies, and `step` is None.
     """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist or is not a file; give a JSONL or Parquet file with {NEEDED}")
-    raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-    rows = [(number, _named(path, number, row)) for number, row in raw]
+    with bad_files_are_the_users(), memory_of_at_most(str(path)):
+        if state(path) is None:
+            raise UserError(f"{path} does not exist; give a JSONL or Parquet file with {NEEDED}")
+        raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+        rows = [(number, _named(path, number, row)) for number, row in raw]
     if not rows:
         raise UserError(f"{path} holds no rows; it needs {NEEDED}")
     steps = sorted({row["step"] for _, row in rows if isinstance(row["step"], int)})
@@ -104,59 +113,54 @@ def _some(values: Sequence[int]) -> str:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text ({error}); give JSONL, or Parquet under a name in .parquet"
-        ) from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, row {number}: not JSON ({error}); each line must be one JSON object") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, row {number}: a JSON {type(row).__name__}; each line must be one JSON object")
-        yield number, row
+    with open_file(path) as file:
+        for number, line in lines_of(file, str(path)):
+            if line.strip():
+                yield number, parse_object(line, f"{path}, row {number}")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
 
     known = {name for names in NAMES.values() for name in names}
-    try:
-        file = pq.ParquetFile(path)
-        table = file.read(columns=[name for name in file.schema_arrow.names if name in known])
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as Parquet ({error}); write it again") from error
-    return enumerate(table.to_pylist(), start=1)
+    with open_file(path) as raw:
+        file = open_parquet(raw, str(path))
+        wanted = [name for name in file.schema_arrow.names if name in known]
+        batches = (batch for table in row_groups(file, str(path), wanted) for batch in table.to_batches(ROWS_AT_ONCE))
+        first = 1
+        for batch in batches:
+            with decoding(f"{path}, rows {first} to {first + len(batch) - 1}", DAMAGED):
+                rows = batch.to_pylist()
+            yield from enumerate(rows, first)
+            first += len(rows)
 
 
 def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
     """The row by the keys of NAMES, None for a column that it lacks. UserError if a required column is missing or has a
     wrong type."""
     row = {key: next((raw[name] for name in names if raw.get(name) is not None), None) for key, names in NAMES.items()}
+    where = f"{path}, row {number}"
     for key in ("prompt_ids", "reasoning_ids"):
         if row[key] is not None and not _is_ids(row[key]):
-            raise UserError(f"{path}, row {number}: `{key}` must be a list of token ids, whole numbers from 0")
+            raise UserError(f"{where}: `{key}` must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
     if row["reasoning"] is not None and not isinstance(row["reasoning"], str):
-        raise UserError(f"{path}, row {number}: `reasoning` is a {type(row['reasoning']).__name__}; it must be text")
+        raise UserError(f"{where}: `reasoning` is a {type(row['reasoning']).__name__}; it must be text")
     for key in ("prompt", "completion"):
         if row[key] is not None and not isinstance(row[key], str) and not _is_messages(row[key]):
-            raise UserError(f"{path}, row {number}: `{key}` must be text or a list of messages with role and content")
+            raise UserError(f"{where}: `{key}` must be text or a list of messages with role and content")
+    if isinstance(row["prompt_id"], list | dict):
+        raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
     ids = row["prompt_ids"] is not None and row["reasoning_ids"] is not None
     text = row["prompt"] is not None and (row["reasoning"] is not None or row["completion"] is not None)
     if not (ids or text):
         names = ", ".join(f"`{name}`" for name in raw) or "nothing"
-        raise UserError(f"{path}, row {number}: holds {names}; it needs {NEEDED}")
+        raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in value)
+    whole = isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+    return whole and all(0 <= i <= LARGEST_ID for i in value)
 
 
 def _is_messages(value: Any) -> bool:
@@ -299,7 +303,7 @@ class Reader:
         first, other = named.setdefault(str(name), (number, key))
         if other != key:
             raise UserError(
-                f"{self._path}, row {number}: `prompt_id` {name!r} is that of row {first}, whose prompt differs; give "
+                f"{self._path}, row {number}: `prompt_id` {brief(name)} is that of row {first}, whose prompt differs; give "
                 "each prompt a distinct id, or remove the column"
             )
 

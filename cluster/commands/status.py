@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cluster.commands.arguments import add_run_dir, run_folder
+from cluster.errors import bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import read_status
 from cluster.runs.words import figures, headline
 from cluster.terminal import say
+from envs.untrusted.memory import memory_of_at_most
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the status."""
-    say(status(run_folder(options.run_dir), as_json=options.json))
+    with bad_files_are_the_users(), memory_of_at_most(str(options.run_dir)):
+        text = status(run_folder(options.run_dir), as_json=options.json)
+    say(text)
     return 0
 
 

@@ -30,8 +30,8 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         report = build_tiny(options.directory, EnvironmentConfig(name=options.env), options.seed)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise UserError(f"{options.directory}: {error}") from error
     done = "already built" if report.reused else f"built in {report.seconds:.0f} s"
     say(f"{options.directory}: {done}, {report.num_parameters} parameters, loss {report.loss:.3f} nats per token")
     return 0

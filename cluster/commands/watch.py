@@ -27,10 +27,12 @@ from rich.text import Text
 from actors.archive.reader import EVENTS, METRICS
 from actors.archive.store import Stat
 from cluster.commands.arguments import add_run_dir, run_folder
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import Line, RunStatus, duration, status_of
 from cluster.runs.words import figures, headline, sparkline, step_text
+from cluster.terminal import one_line
+from envs.untrusted.memory import memory_of_at_most
 
 START_TIMEOUT_S = 1800.0
 """Seconds that set-up, warm-up and the first validation may take before the watcher gives up."""
@@ -55,10 +57,10 @@ def view(status: RunStatus, lines: Sequence[Line]) -> RenderableType:
     progress = Table.grid(expand=True)  # a bar outside a table prints no line end
     for figure in figures(status, lines):
         spark = sparkline(figure.history, figure.low, figure.high)
-        table.add_row(Text(figure.name, style="bold"), Text(figure.value), Text(spark, style="cyan"))
+        table.add_row(Text(figure.name, style="bold"), Text(one_line(figure.value)), Text(spark, style="cyan"))
     progress.add_row(ProgressBar(total=max(status.total_steps, 1), completed=status.step))
     style = "red" if status.stopped else "green" if status.state == "finished" else "blue"
-    return Panel(Group(progress, table), title=headline(status), border_style=style)
+    return Panel(Group(progress, table), title=Text(one_line(headline(status))), border_style=style)
 
 
 def watch(
@@ -101,7 +103,7 @@ class _LinePrinter:
             self._say(headline(status))
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _follow(
@@ -117,7 +119,8 @@ def _follow(
     while True:
         stamp = folder.metrics_stamp()
         if stamp != seen:
-            seen, lines, waited = stamp, folder.metrics(), 0.0
+            with bad_files_are_the_users(), memory_of_at_most(folder.store.where()):
+                seen, lines, waited = stamp, folder.metrics(), 0.0
         now = status_of(folder.name, lines, folder.current_summary(), folder.last_event(), time.time())
         show(now, lines)
         if now.state in ("finished", "stopped"):

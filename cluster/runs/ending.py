@@ -70,7 +70,7 @@ def ending_of_text(text: str) -> Ending:
 
 def is_complete(summary: Mapping[str, Any] | None) -> bool:
     """Whether a run reached its last step or an early stop, with a balanced ledger."""
-    if summary is None or not summary["ledger"]["balanced"]:
+    if summary is None or not summary.get("ledger", {}).get("balanced"):
         return False
     ending = ending_of(summary)
-    return bool(summary["finished"]) or (ending is not None and ending.complete)
+    return bool(summary.get("finished")) or (ending is not None and ending.complete)

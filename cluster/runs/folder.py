@@ -2,7 +2,8 @@
 
 A folder is a local path, or a store that holds the same files (`actors.archive.store`). Nothing here writes, waits, or
 imports Ray, torch or gymnasium; Arrow is imported only to read groups. A damaged file, or a file of a newer schema,
-raises a `UserError` that names the file and the remedy.
+raises a `UserError` that names the file and the remedy. The files may be hostile: they are bounded as `envs.untrusted`
+says, and have the shape that `cluster.runs.shapes` says.
 
     file                               read by           present
     config.yaml                        config            from the start
@@ -17,16 +18,16 @@ raises a `UserError` that names the file and the remedy.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.archive import reader
-from actors.archive.store import ArchiveError, LocalStore, Stat, Store, as_store
-from cluster.errors import UserError
+from actors.archive.store import LocalStore, Stat, Store, as_store, reading
+from cluster.errors import UserError, bad_files_are_the_users
+from envs.untrusted.files import MIB, is_folder, read_bounded
+from envs.untrusted.text import MAX_RECIPE, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
 GRADIENTS, CHECKPOINTS = "gradients", "checkpoints"
-_LOOP_STATE = re.compile(rf"({CHECKPOINTS}/step-(\d+))/{re.escape(LOOP_FILE)}")
-_DECOMPOSITION = re.compile(rf"{GRADIENTS}/step-(\d+)\.json")
+MAX_DOCUMENT = 64 * MIB
+"""Bytes of a JSON document of a run."""
+_LOOP_STATE = re.compile(rf"({CHECKPOINTS}/step-([0-9]{{1,9}}))/{re.escape(LOOP_FILE)}")
+_DECOMPOSITION = re.compile(rf"{GRADIENTS}/step-([0-9]{{1,9}})\.json")
 
 
 class RunFolder:
@@ -52,102 +55,105 @@ class RunFolder:
 
     def require(self) -> RunFolder:
         """Returns itself; UserError if a local folder does not exist."""
-        if isinstance(self.store, LocalStore) and not self.store.folder.is_dir():
-            raise UserError(f"{self.store.folder} does not exist; give a run's folder, e.g. runs/frozenlake")
+        with bad_files_are_the_users():
+            missing = isinstance(self.store, LocalStore) and not is_folder(self.store.folder)
+        if missing:
+            raise UserError(f"{self.store.where()} does not exist; give a run's folder, e.g. runs/frozenlake")
         return self
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """The resolved configuration with dotted overrides applied."""
-        from cluster.config import read_yaml, validated
+        from cluster.config import read_settings, validated
 
         where = self.store.where(reader.CONFIG)
-        if self.store.stat(reader.CONFIG) is None:
+        if self._stat(reader.CONFIG) is None:
             raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
-        tree = read_yaml(self._text(reader.CONFIG), where)
-        if not isinstance(tree, dict):
-            raise UserError(f"{where} must hold a mapping of settings, not {type(tree).__name__}")
-        return validated(tree, list(overrides))
+        return validated(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where), list(overrides))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""
-        with mendable():
-            return reader.read_metrics(self.store)
+        from cluster.runs.shapes import check_metrics
+
+        with bad_files_are_the_users():
+            lines = reader.read_metrics(self.store)
+            check_metrics(lines, self.store.where(reader.METRICS))
+        return lines
 
     def metrics_stamp(self) -> Stat | None:
         """File facts that change when a step is added to the metrics; None before the first step."""
-        return self.store.stat(reader.METRICS)
+        return self._stat(reader.METRICS)
 
     def events(self) -> list[dict[str, Any]]:
         """The spans of all actors, in order of their end."""
-        with mendable():
+        with bad_files_are_the_users():
             return reader.read_events(self.store)
 
     def last_event(self) -> dict[str, Any] | None:
         """The span that ended last; None if there is none."""
-        with mendable():
-            return reader.last_event(self.store)
+        from cluster.runs.shapes import checked_event
+
+        with bad_files_are_the_users():
+            event = reader.last_event(self.store)
+            return None if event is None else checked_event(event, self.store.where(reader.EVENTS))
 
     def steps(self) -> list[int]:
         """The archived steps, ascending; UserError if there is none."""
-        with mendable():
+        with bad_files_are_the_users():
             return reader.group_steps(self.store)
 
     def groups(self, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Archived groups, one row per trajectory (`actors.archive.reader.read_groups`)."""
-        with mendable():
+        with bad_files_are_the_users():
             return reader.read_groups(self.store, steps, columns)
 
     def index(self) -> pa.Table:
         """Archived groups, one row per group (`actors.archive.reader.read_index`)."""
-        with mendable():
+        with bad_files_are_the_users():
             return reader.read_index(self.store)
 
     def decompositions(self) -> dict[int, dict[str, Any]]:
         """The gradient decompositions by step (docs/gradients.md)."""
-        found = ((_DECOMPOSITION.fullmatch(key), key) for key in self.store.list(f"{GRADIENTS}/"))
+        found = ((_DECOMPOSITION.fullmatch(key), key) for key in self._list(f"{GRADIENTS}/"))
         return {int(match[1]): self._json(key) for match, key in found if match}
 
     def checkpoints(self) -> dict[int, str]:
         """The keys of the complete checkpoints' folders by step, ascending. A partly written checkpoint has no final
         name and is left out."""
-        found = (_LOOP_STATE.fullmatch(key) for key in self.store.list(f"{CHECKPOINTS}/step-"))
+        found = (_LOOP_STATE.fullmatch(key) for key in self._list(f"{CHECKPOINTS}/step-"))
         return dict(sorted((int(match[2]), match[1]) for match in found if match))
 
     def summary(self) -> dict[str, Any] | None:
         """The content of `summary.json`; None if the file does not exist."""
-        return None if self.store.stat(SUMMARY) is None else self._json(SUMMARY)
+        if self._stat(SUMMARY) is None:
+            return None
+        from cluster.runs.shapes import checked_summary
+
+        with bad_files_are_the_users():
+            return checked_summary(self._json(SUMMARY), self.store.where(SUMMARY))
 
     def current_summary(self) -> dict[str, Any] | None:
         """The summary; None if there is none, or if the metrics are newer because the run was resumed afterwards."""
-        written, measured = self.store.stat(SUMMARY), self.metrics_stamp()
+        written, measured = self._stat(SUMMARY), self.metrics_stamp()
         if written is None or (measured is not None and measured.modified_ns > written.modified_ns):
             return None
         return self.summary()
 
     def _json(self, key: str) -> dict[str, Any]:
         where = self.store.where(key)
-        try:
-            found = json.loads(self._text(key))
-        except ValueError as error:
-            raise UserError(f"{where} is not JSON: {error}. Delete it to read the rest of the run.") from error
-        if not isinstance(found, dict):
-            raise UserError(f"{where} must hold one JSON object, not {type(found).__name__}")
-        with mendable():
+        with bad_files_are_the_users():
+            found = parse_object(self._bytes(key, MAX_DOCUMENT), where)
             reader.check_version(found.get("schema", 0), where)
         return found
 
-    def _text(self, key: str) -> str:
-        try:
-            with self.store.get(key) as file:
-                return file.read().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.store.where(key)} cannot be read as text: {error}") from error
+    def _bytes(self, key: str, most_bytes: int) -> bytes:
+        where = self.store.where(key)
+        with bad_files_are_the_users(), reading(where), self.store.get(key) as file:
+            return read_bounded(file, most_bytes, where)
 
+    def _stat(self, key: str) -> Stat | None:
+        with bad_files_are_the_users(), reading(self.store.where(key)):
+            return self.store.stat(key)
 
-@contextmanager
-def mendable() -> Iterator[None]:
-    """Converts the error about a damaged file of the run to a UserError."""
-    try:
-        yield
-    except ArchiveError as error:
-        raise UserError(str(error)) from error
+    def _list(self, prefix: str) -> list[str]:
+        with bad_files_are_the_users(), reading(self.store.where()):
+            return self.store.list(prefix)

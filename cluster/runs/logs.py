@@ -18,8 +18,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from actors.process.log import FORMAT
+from actors.process.log import FORMAT, MaskedFormatter
 from cluster.errors import UserError
+from cluster.terminal import visible
+from envs.untrusted.files import Unreadable, reason, require_output
+from envs.untrusted.secrets import masked
 
 FAILURE = "failure.log"
 ROOMS = {"actors", "cluster", "envs", "learner"}
@@ -56,10 +59,13 @@ class Output:
 
         Raises:
             OSError: the file cannot be written.
+            Unreadable: something else than a regular file has its name.
         """
         if self._held is None:
             return
-        with (log_folder(run_dir) / f"{name}.log").open("a", encoding="utf-8") as file:
+        path = log_folder(run_dir) / f"{name}.log"
+        require_output(path)
+        with path.open("a", encoding="utf-8") as file:
             file.write(self.text())
             file.flush()
             os.dup2(file.fileno(), 2)
@@ -97,7 +103,7 @@ def quiet() -> Iterator[Output]:
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException:
-            screen.write(taken.text())
+            screen.write(visible(taken.text()))
             raise
         finally:
             os.dup2(terminal, 2)
@@ -113,14 +119,14 @@ class OwnWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Prints the record as one paragraph if a package of Squelch logged it."""
         if record.name.partition(".")[0] in ROOMS:
-            print(one_paragraph(record.getMessage()), file=self.screen)
+            print(visible(one_paragraph(record.getMessage())), file=self.screen)
 
 
 @contextmanager
 def _logging(stream: TextIO, screen: TextIO) -> Iterator[None]:
     """Sends the log of this process's Python code, from level INFO, to `stream`, and its own warnings to `screen`."""
     root, log = logging.getLogger(), logging.StreamHandler(stream)
-    log.setFormatter(logging.Formatter(FORMAT))
+    log.setFormatter(MaskedFormatter(FORMAT))
     handlers, level = (log, OwnWarnings(screen)), root.level
     for handler in handlers:
         root.addHandler(handler)
@@ -153,7 +159,8 @@ def write_trace(run_dir: Path, error: BaseException, cause: BaseException | None
     path = run_dir / "log" / FAILURE
     try:
         log_folder(run_dir)
-        path.write_text("".join(traceback.format_exception(error)))
-    except OSError as refused:
-        return f"{text} (its trace cannot be written to {path}: {refused.strerror})"
+        require_output(path)
+        path.write_text(masked("".join(traceback.format_exception(error))), errors="backslashreplace")
+    except (OSError, Unreadable) as refused:
+        return f"{text} (its trace cannot be written to {path}: {reason(refused)})"
     return f"{text} (trace: {path})"

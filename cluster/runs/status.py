@@ -14,6 +14,7 @@ from typing import Any
 from actors.diagnosis.alarm import alarm_text
 from cluster.metrics import LEDGER_STATES, PARTS
 from cluster.runs.folder import RunFolder
+from cluster.terminal import one_line
 
 RECENT_STEPS = 20
 """Number of last steps from which the speed is computed."""
@@ -79,7 +80,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
     return RunStatus(
         run=run,
         state=_state(lines, summary),
-        stopped=summary.get("stopped") if summary else None,
+        stopped=one_line(summary["stopped"]) if summary and summary.get("stopped") else None,
         step=last["step"],
         total_steps=total,
         seconds_since_step=now - lines[-1]["time"] if lines else None,
@@ -114,7 +115,7 @@ def dependence(line: Line) -> str | None:
     """The alarm in words if the step's figures say that it is raised; else None."""
     if line.get("alarm/raised") != 1:
         return None
-    return alarm_text(line.get("alarm/since"), line.get("alarm/reward_trend") or 0)
+    return alarm_text(line.get("alarm/since"), max(-1.0, min(1.0, line.get("alarm/reward_trend") or 0.0)))
 
 
 def _state(lines: Sequence[Line], summary: Line | None) -> str:
@@ -138,7 +139,7 @@ def _event_text(event: Line | None, now: float) -> str | None:
     if event is None:
         return None
     took, ago = event["end"] - event["start"], max(0.0, now - event["end"])
-    return f"{event['actor']} {event['name']} took {took:.1f} s, {duration(ago)} ago"
+    return one_line(f"{event['actor']} {event['name']} took {took:.1f} s, {duration(ago)} ago")
 
 
 def seconds_per_step(times: Sequence[float]) -> float | None:

@@ -42,12 +42,15 @@ from cluster.runs.folder import SUMMARY, RunFolder
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
 from cluster.terminal import remark, say
+from envs.untrusted.files import require_output
 
 STOP_TIMEOUT_S = 900.0
 """Seconds that a cell may take to finish its step and write its checkpoint after it was asked to stop."""
 POLL_S = 0.5
 ATTEMPTS = 2
 LOG = "train.log"
+LAST_BYTES = 2**16
+"""Bytes at the end of a cell's log in which its last words are looked for."""
 Status = Literal["pending", "running", "finished", "failed", "interrupted", "elsewhere"]
 
 
@@ -209,6 +212,8 @@ class ProcessRunner:
     async def run(self, cell: Cell) -> Ended:
         """Runs the cell's process to its end, as `CellRunner.run`."""
         cell.folder.mkdir(parents=True, exist_ok=True)
+        for name in (".lock", LOG):
+            require_output(cell.folder / name)
         with (cell.folder / ".lock").open("a") as lock, (cell.folder / LOG).open("a+b") as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_whole(cell.folder / "config.yaml", dump(cell.config))
@@ -221,7 +226,7 @@ class ProcessRunner:
                 code = await self._wait(process)
             finally:
                 del self._processes[cell.name]
-            log.seek(start)
+            log.seek(max(start, log.seek(0, os.SEEK_END) - LAST_BYTES))
             return Ended(code, last_words(log.read().decode(errors="replace")))
 
     async def _start(self, cell: Cell, lock: IO[str], log: IO[bytes]) -> asyncio.subprocess.Process:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import RunConfig, changes, load, read_yaml
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.ending import is_complete
 from cluster.runs.folder import RunFolder
+from envs.untrusted.files import brief, state
 
 SEED_STRIDE = 1_000_003
 """Distance between the task seeds of neighbouring seeds; a prime, so that they differ in data sets of any size too."""
@@ -35,6 +37,7 @@ NO_GRID = (*OWN_KEYS, "runs_dir", "environment.train_seed", "environment.validat
 """Keys that a grid must not vary: they define the location of a run, or would break the pairing."""
 PLACEMENT = ("runs_dir", "name", "cluster", "recorder")
 LONGEST_NAME = 100
+MAX_CELLS = 1000
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,10 @@ class Plan:
 def read_seeds(text: str) -> list[int]:
     """`0,1,2` -> [0, 1, 2]; UserError unless the text lists distinct whole numbers of 0 or more."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise UserError(f"--seeds {text!r}: give whole numbers of 0 or more, e.g. --seeds 0,1,2")
+    if not all(re.fullmatch("[0-9]{1,18}", word) for word in words):
+        raise UserError(
+            f"--seeds {brief(text)}: give whole numbers of 0 or more and at most 18 digits, e.g. --seeds 0,1,2"
+        )
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {text!r}: a seed occurs twice")
@@ -106,17 +111,27 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _values(text: str, values: str) -> list[Any]:
-    found = read_yaml(f"[{values}]", f"--grid {text!r}: [{values}]")
+    found = read_yaml(f"[{values}]", f"--grid {brief(text)}")
+    if not isinstance(found, list):
+        raise UserError(f"--grid {brief(text)}: the form is key=a,b")
     if not found or any(value is None and "null" not in values for value in found):
         raise UserError(f"--grid {text!r}: a value is missing; the form is key=a,b")
-    written = [json.dumps(value, default=str) for value in found]
+    try:
+        written = [json.dumps(value, default=str) for value in found]
+    except TypeError as error:
+        raise UserError(f"--grid {brief(text)}: the keys of a block of settings must be text") from error
     if len(set(written)) < len(written):
         raise UserError(f"--grid {text!r}: a value occurs twice")
     return found
 
 
 def grid_arms(grid: Mapping[str, Sequence[Any]]) -> list[Arm]:
-    """Every combination of the grid's values; the last key varies fastest. An empty grid gives one arm, `base`."""
+    """Every combination of the grid's values; the last key varies fastest. An empty grid gives one arm, `base`.
+
+    Raises:
+        UserError: there are more than `MAX_CELLS` combinations.
+    """
+    _bound_cells(math.prod(len(values) for values in grid.values()))
     arms = []
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
@@ -163,6 +178,7 @@ def make_plan(
         UserError: a key or value is wrong; the text names the cell.
     """
     _refuse_own_keys(overrides, arms)
+    _bound_cells(sum(map(len, seeds.values())) if isinstance(seeds, Mapping) else len(seeds) * len(arms))
     base = load(recipe, list(overrides))
     name = name or f"{base.name}-sweep"
     if _safe(name) != name:
@@ -179,6 +195,11 @@ def make_plan(
         if seed in by_arm[arm.label]
     ]
     return Plan(name, recipe, list(overrides), list(arms), cells, folder)
+
+
+def _bound_cells(number: int) -> None:
+    if number > MAX_CELLS:
+        raise UserError(f"the sweep has {number} cells; at most {MAX_CELLS} are planned at once, because each is a run")
 
 
 def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
@@ -214,14 +235,19 @@ def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, base: RunConfi
 
 def check_folders(plan: Plan) -> None:
     """Raises UserError if the sweep's folder is a run, or if a cell started with other settings; the text names it."""
-    if (plan.folder / "config.yaml").exists():
+    if _holds_run(plan.folder):
         raise UserError(f"{plan.folder} holds a run, not a sweep; choose another folder with --name NAME")
     for cell in plan.cells:
-        if (cell.folder / "config.yaml").exists() and (different := _different(cell)):
+        if _holds_run(cell.folder) and (different := _different(cell)):
             raise UserError(
                 f"{cell.folder} was started with other settings ({'; '.join(different)}). Give another --name, or "
                 f"remove {cell.folder} to run this cell again from the start."
             )
+
+
+def _holds_run(folder: Path) -> bool:
+    with bad_files_are_the_users():
+        return state(folder / "config.yaml") is not None
 
 
 def _different(cell: Cell) -> list[str]:

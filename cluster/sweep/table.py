@@ -38,7 +38,7 @@ def cell_figures(run_dir: Path) -> Figures:
     summary, lines = RunFolder(run_dir).summary(), RunFolder(run_dir).metrics()
     if summary is None:
         return {}
-    success, reasoning = summary["success"], summary["reasoning"]
+    success, reasoning = summary.get("success", {}), summary.get("reasoning", {})
     alarms = [line["alarm/raised"] for line in lines if line.get("alarm/raised") is not None]
     judged = [line["judge/right"] for line in lines if line.get("judge/right") is not None]
     return {
@@ -51,9 +51,9 @@ def cell_figures(run_dir: Path) -> Figures:
         "alarm": float(any(alarms)) if alarms else None,
         "success_before": success.get("before", {}).get("success"),
         "success_best": success.get("best"),
-        "kept_mass": summary["kept_mass_mean"],
-        "seconds_per_step": summary["seconds_per_step_median"],
-        "steps": float(summary["steps"]),
+        "kept_mass": summary.get("kept_mass_mean"),
+        "seconds_per_step": summary.get("seconds_per_step_median"),
+        "steps": float(summary.get("steps", 0)),
     }
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from envs.untrusted.files import is_folder, require_regular, state
+
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -56,10 +58,10 @@ def find_files(source: Source, split: str, subset: str | None = None) -> list[Pa
     if not isinstance(source, str | os.PathLike):
         return _pick_local([Path(path) for path in source], None, split, subset)
     path = Path(source)
-    if path.is_dir():
+    if is_folder(path):
         names = [p for p in path.rglob("*") if p.is_file() and not any(part[0] == "." for part in _inside(p, path))]
         return _pick_local(names, path, split, subset)
-    if not path.exists() and _HUB_ID.fullmatch(str(source)):
+    if state(path) is None and _HUB_ID.fullmatch(str(source)):
         return _from_hub(str(source), split, subset)
     return _pick_local([path], None, split, subset)
 
@@ -112,8 +114,9 @@ def _choose_subset(known: Sequence[str], subset: str | None, where: str) -> str:
 def _pick_local(paths: Sequence[Path], folder: Path | None, split: str, subset: str | None) -> list[Path]:
     """The files of a split among `paths`, according to the layout of `folder`, or without it to their own names."""
     for path in paths:
-        if not path.is_file():
+        if state(path) is None:
             raise ValueError(f"{path}: no such file or folder{_hub_hint(path)}")
+        require_regular(path)
         if folder is None and place_of(path.name) is None:
             raise ValueError(f"{path}: not a data file; its name must end in {', '.join(SUFFIXES)}")
     names = {path.relative_to(folder).as_posix() if folder else path.name: path for path in paths}

@@ -13,8 +13,8 @@ optional, and other columns are not read. Invariants:
 - Opening reads no rows: for Parquet only the footers, for JSON one pass that finds the beginnings of rows. A row is
   read when it is accessed, a row group at a time, and at most `CACHE_BYTES` of row groups are cached, so that a data
   set may be larger than memory. Readers may be shared between threads.
-- Bad data in a file raise a ValueError that names file, row (from 1; for JSON Lines the line) and column, and says what
-  would be right.
+- Bad data in a file raise `Unreadable`, a ValueError, that names file, row (from 1; for JSON Lines the line) and column,
+  and says what would be right. Files may be hostile: what is decoded at once is bounded (`envs.untrusted`).
 - `split_rows`: no group is in both splits. If a data set publishes no validation split, the held-out part is a function
   of the groups' digests, so it is the same in every run and is never trained on.
 """
@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import math
 import mmap
 import re
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,6 +39,9 @@ from pydantic import BaseModel, ValidationError
 
 from envs.data.files import Source, UnknownSplitError, find_files
 from envs.splits import Split, split_of, task_key_of
+from envs.untrusted.files import Unreadable, brief, decoding, open_file, require_regular, shortened, size_text
+from envs.untrusted.parquet import DAMAGED, open_parquet, read_row_group
+from envs.untrusted.text import MAX_LINE, parse_object
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first file
     import pyarrow as pa
@@ -48,8 +51,13 @@ T = TypeVar("T")
 
 CACHE_BYTES = 256 * 2**20
 """Most bytes of row groups cached in memory, over all readers of the process; the newest row group is always cached."""
-_SCAN_BYTES = 2**24
-_JSON_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+MAX_ROWS = 2**25
+"""Rows of one JSON file; where they begin and end takes 24 bytes a row."""
+_SCAN_BYTES = 2**22
+_WHITE = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
+"""Whether a byte is white space, (256,) bool."""
+_JSON_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+"""A string, also one that the end of the file cuts short, or a bracket. Every byte is looked at once."""
 
 
 def read_rows(source: Source, split: str, row_type: type[Row], subset: str | None = None) -> Rows[Row]:
@@ -65,7 +73,7 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
     shards = [_open(path, columns, required) for path in find_files(source, split, subset)]
     rows = Rows(shards, row_type)
     if not len(rows):
-        raise ValueError(f"{', '.join(str(shard.path) for shard in shards)}: no rows in split {split!r}")
+        raise Unreadable(f"{', '.join(str(shard.path) for shard in shards)}: no rows in split {split!r}")
     return rows
 
 
@@ -133,7 +141,9 @@ class Rows(LazyRows[Row]):
         try:
             return self.row_type.model_validate(shard.row(offset))
         except ValidationError as error:
-            raise ValueError(f"{self.location(index)}, {_complaint(error)}") from error
+            raise Unreadable(f"{self.location(index)}, {_complaint(error)}") from error
+        except OverflowError as error:  # an integer with more digits than a float can express
+            raise Unreadable(f"{self.location(index)}: a number is too large ({error})") from error
 
     def location(self, index: int) -> str:
         """As `LazyRows.location`."""
@@ -147,7 +157,7 @@ class Rows(LazyRows[Row]):
             for offset, value in enumerate(shard.column(name)):
                 if not isinstance(value, str):
                     where = f"{shard.path}, {shard.row_name(offset)}, column {name}"
-                    raise ValueError(f"{where}: text is needed (got {value!r:.80})")
+                    raise Unreadable(f"{where}: text is needed (got {brief(value)})")
                 yield value
 
     def _find(self, index: int) -> tuple[Shard, int]:
@@ -160,7 +170,7 @@ class Part(LazyRows[Row]):
 
     def __init__(self, rows: Rows[Row], indices: np.ndarray, name: str) -> None:
         if not len(indices):
-            raise ValueError(f"{name}: no rows; more data are needed")
+            raise Unreadable(f"{name}: no rows; more data are needed")
         self._rows, self._indices = rows, indices
 
     def __len__(self) -> int:
@@ -201,25 +211,23 @@ class ParquetShard(Shard):
     """A Parquet file; decodes the wanted columns of one row group at a time."""
 
     def __init__(self, path: Path, columns: Sequence[str], required: set[str]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         super().__init__(path, columns)
-        try:
-            self._file = pq.ParquetFile(path, memory_map=True)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+        require_regular(path)
+        self._file = open_parquet(path, str(path))
         known = self._file.schema_arrow.names
         for name in sorted(required - set(known)):
-            raise ValueError(f"{path}: no column {name!r}; it has {', '.join(known)}")
+            raise Unreadable(f"{path}: no column {name!r}; it has {_some(known)}")
         self._present = [name for name in columns if name in known]
-        sizes = (self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups))
+        with decoding(str(path), DAMAGED):
+            sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.num_row_groups)]
+        if any(size < 0 for size in sizes):
+            raise Unreadable(f"{path} {DAMAGED}: a row group has {min(sizes)} rows")
         self._ends = list(itertools.accumulate(sizes))
         self._number = next(_NUMBERS)
         self._lock = threading.Lock()  # a ParquetFile is not safe to read from two threads
 
     def __len__(self) -> int:
-        return self._file.metadata.num_rows
+        return self._ends[-1] if self._ends else 0
 
     def row(self, index: int) -> dict[str, Any]:
         """As `Shard.row`."""
@@ -228,7 +236,8 @@ class ParquetShard(Shard):
         if table is None:
             table = self._read(group, self._present)
             _CACHE.put((self._number, group), table)
-        return table.slice(index - (self._ends[group - 1] if group else 0), 1).to_pylist()[0]
+        with decoding(f"{self.path}, {self.row_name(index)}", "is damaged"):
+            return table.slice(index - (self._ends[group - 1] if group else 0), 1).to_pylist()[0]
 
     def row_name(self, index: int) -> str:
         """As `Shard.row_name`."""
@@ -237,21 +246,24 @@ class ParquetShard(Shard):
     def column(self, name: str) -> Iterator[Any]:
         """As `Shard.column`."""
         if name not in self._file.schema_arrow.names:
-            raise ValueError(f"{self.path}: no column {name!r}; it has {', '.join(self._file.schema_arrow.names)}")
+            raise Unreadable(f"{self.path}: no column {name!r}; it has {_some(self._file.schema_arrow.names)}")
         for group in range(len(self._ends)):
             for batch in self._read(group, [name]).to_batches(max_chunksize=65_536):
-                yield from batch.column(0).to_pylist()
+                with decoding(self._rows(group), DAMAGED):
+                    values = batch.column(0).to_pylist()
+                yield from values
 
     def _read(self, group: int, columns: list[str]) -> pa.Table:
-        import pyarrow as pa
+        with self._lock:
+            table = read_row_group(self._file, self._rows(group), group, columns)
+        first = self._ends[group - 1] if group else 0
+        if len(table) != self._ends[group] - first:
+            raise Unreadable(f"{self._rows(group)} {DAMAGED}: there are {len(table)} rows")
+        return table
 
-        try:
-            with self._lock:
-                return self._file.read_row_group(group, columns=columns, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            first = self._ends[group - 1] + 1 if group else 1
-            where = f"{self.path}, rows {first} to {self._ends[group]}"
-            raise ValueError(f"{where}: damaged ({_first_line(error)}); fetch the file again") from error
+    def _rows(self, group: int) -> str:
+        """The rows of a group, for messages."""
+        return f"{self.path}, rows {(self._ends[group - 1] if group else 0) + 1} to {self._ends[group]}"
 
 
 class JsonShard(Shard):
@@ -259,11 +271,11 @@ class JsonShard(Shard):
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         super().__init__(path, columns)
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if not size:
-                raise ValueError(f"{path}: empty; need JSON Lines or an array of objects")
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with open_file(path) as file:
+            if not file.seek(0, 2):
+                raise Unreadable(f"{path}: empty; need JSON Lines or an array of objects")
+            with decoding(str(path), "cannot be read"):
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._is_array = self._data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         self._spans, self._lines = (_array_spans if self._is_array else _line_spans)(self._data, path)
 
@@ -285,67 +297,85 @@ class JsonShard(Shard):
             found = self._parse(index)
             if name not in found:
                 where = f"{self.path}, {self.row_name(index)}"
-                raise ValueError(f"{where}: no column {name!r}; it has {', '.join(found)}")
+                raise Unreadable(f"{where}: no column {name!r}; it has {_some(found)}")
             yield found[name]
 
     def _parse(self, index: int) -> dict[str, Any]:
         start, end = self._spans[index]
         where = f"{self.path}, {self.row_name(index)}"
-        try:
-            found = json.loads(self._data[start:end])
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({_first_line(error)})") from error
-        if not isinstance(found, dict):
-            raise ValueError(f"{where}: an object of columns is needed (got {found!r:.80})")
-        return found
+        if end - start > MAX_LINE:
+            raise Unreadable(f"{where}: longer than {size_text(MAX_LINE)}")
+        return parse_object(self._data[start:end], where)
 
 
 def _open(path: Path, columns: Sequence[str], required: set[str]) -> Shard:
-    try:
-        return ParquetShard(path, columns, required) if path.suffix == ".parquet" else JsonShard(path, columns)
-    except PermissionError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    return ParquetShard(path, columns, required) if path.suffix == ".parquet" else JsonShard(path, columns)
 
 
 def _line_spans(data: mmap.mmap, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """(begin, end) of each line that is not blank, shape (num_rows, 2), and its number in the file, from 1."""
-    ends = [
-        np.flatnonzero(np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8) == 10) + start
-        for start in range(0, len(data), _SCAN_BYTES)
-    ]
-    breaks = np.concatenate(ends)
-    spans = np.stack([np.append(0, breaks + 1), np.append(breaks, len(data))], axis=1)
-    is_row = np.array([end - start > 2 or bool(data[start:end].strip()) for start, end in spans.tolist()])
-    if not is_row.any():
-        raise ValueError(f"{path}: empty; need JSON Lines or an array of objects")
-    return spans[is_row], np.flatnonzero(is_row) + 1
+    spans, numbers = list[np.ndarray](), list[np.ndarray]()
+    begin, lines, rows = 0, 0, 0
+    characters = np.frombuffer(data, np.uint8)
+    for start in range(0, len(data), _SCAN_BYTES):
+        end = min(start + _SCAN_BYTES, len(data))
+        ends = np.flatnonzero(characters[start:end] == ord("\n")) + start
+        ends = np.append(ends, end) if end == len(data) else ends
+        if not len(ends):
+            continue
+        found = np.stack([np.append(begin, ends[:-1] + 1), ends], axis=1)
+        is_row = ~_blank(characters, found)
+        spans.append(found[is_row])
+        numbers.append(lines + 1 + np.flatnonzero(is_row))
+        begin, lines, rows = int(ends[-1]) + 1, lines + len(ends), rows + len(spans[-1])
+        _bound_rows(rows, path)
+    if not rows:
+        raise Unreadable(f"{path}: empty; need JSON Lines or an array of objects")
+    return np.concatenate(spans), np.concatenate(numbers)
+
+
+def _blank(characters: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Which spans, (num_spans, 2), hold at most two characters that are all white space; (num_spans,) bool."""
+    lengths = spans[:, 1] - spans[:, 0]
+    last = len(characters) - 1
+    first, second = (_WHITE[characters[np.minimum(spans[:, 0] + place, last)]] for place in (0, 1))
+    return (lengths <= 2) & (first | (lengths < 1)) & (second | (lengths < 2))
 
 
 def _array_spans(data: mmap.mmap, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """(begin, end) of each object of the array, shape (num_rows, 2), found by its brackets; no line numbers."""
-    spans, depth, begin, last = [], 0, 0, 0
+    spans, depth, begin, last = array("q"), 0, 0, 0
     for part in _JSON_PARTS.finditer(data):
         mark = data[part.start()]
         if mark in b"[{":
             depth += 1
             if depth == 2:
                 begin = part.start()
-                _only_separators(data[last:begin], path, len(spans))
+                _only_separators(data, last, begin, path, len(spans) // 2)
         elif mark in b"]}":
             depth -= 1
             if depth == 1:
                 last = part.end()
-                spans.append((begin, last))
+                spans.extend((begin, last))
+                _bound_rows(len(spans) // 2, path)
     if depth:
-        raise ValueError(f"{path}: the array does not end (cut short after row {len(spans)}?); fetch the file again")
-    _only_separators(data[last : len(data)], path, len(spans))
+        row = len(spans) // 2
+        raise Unreadable(f"{path}: the array does not end (cut short after row {row}?); fetch the file again")
+    _only_separators(data, last, len(data), path, len(spans) // 2)
     return np.array(spans, np.int64).reshape(-1, 2), np.zeros(0, np.int64)
 
 
-def _only_separators(between: bytes, path: Path, row: int) -> None:
-    if between.strip(b"\xef\xbb\xbf \t\r\n[],"):
+def _bound_rows(rows: int, path: Path) -> None:
+    if rows > MAX_ROWS:
+        raise Unreadable(f"{path}: more than {MAX_ROWS} rows; use Parquet, or several files")
+
+
+def _only_separators(data: mmap.mmap, start: int, end: int, path: Path, row: int) -> None:
+    between = data[start : min(end, start + MAX_LINE)].strip(b"\xef\xbb\xbf \t\r\n[],")
+    if between or end - start > MAX_LINE:
         where = f"{path}, row {row + 1}"
-        raise ValueError(f"{where}: an object of columns is needed (got {between[:80].decode(errors='replace')!r})")
+        got = brief(between[:80].decode(errors="replace"))
+        raise Unreadable(f"{where}: an object of columns is needed (got {got})")
 
 
 def _digests(rows: Rows[Any], column: str) -> np.ndarray:
@@ -357,14 +387,14 @@ def _digests(rows: Rows[Any], column: str) -> np.ndarray:
 
 def _complaint(error: ValidationError) -> str:
     first = error.errors()[0]
-    column = ".".join(map(str, first["loc"])) or "?"
+    column = shortened(".".join(map(str, first["loc"])) or "?", 80)
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return f"column {column}: missing; every row needs it"
-    return f"column {column}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r:.80})"
+    return f"column {column}: {first['msg'].removeprefix('Value error, ')} (got {brief(first['input'])})"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _some(names: Sequence[str] | dict[str, Any]) -> str:
+    return shortened(", ".join(names), 300)
 
 
 class _GroupCache:

@@ -19,7 +19,6 @@ characters is excluded.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import lru_cache
 from typing import Any
@@ -30,6 +29,8 @@ from envs.data.rows import Part, split_rows
 from envs.deep_coder.tasks import Problem
 from envs.sandbox import Question, Test
 from envs.splits import Split, task_key_of
+from envs.untrusted.files import Unreadable, brief
+from envs.untrusted.text import parse_json
 
 LARGEST_TEST = 4_000_000
 PRELUDE = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"
@@ -81,12 +82,7 @@ def read_problem(row: PublishedProblem, where: str, max_tests: int) -> Problem:
 
 
 def _unpacked(value: Any, where: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error})") from error
+    return parse_json(value.encode(), where) if isinstance(value, str) else value
 
 
 def _of_lists(raw: dict[str, Any], where: str) -> tuple[str | None, list[Test]]:
@@ -160,8 +156,8 @@ def _call(given: Any, wanted: Any, where: str) -> Test:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text.encode(), "a value")
+    except Unreadable:
         return text
 
 
@@ -180,4 +176,4 @@ def _first_program(solutions: Any) -> str | None:
 
 
 def _brief(value: Any) -> str:
-    return f"got {value!r:.60}"
+    return f"got {brief(value, 60)}"

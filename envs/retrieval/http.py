@@ -25,10 +25,14 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry, Timeout
 
 from envs.retrieval.found import Found, RetrieverError
+from envs.untrusted.files import brief, shortened
+from envs.untrusted.secrets import masked
 
 OVERLOADED = (429, 500, 502, 503, 504)
 FIRST_BACKOFF_S = 0.25
 MAX_BODY = 4 * 2**20
+MAX_COMPLAINT = 500
+"""Characters of an error besides the URL, parts of which the server may have chosen."""
 _CHUNK = 2**16
 
 
@@ -105,7 +109,8 @@ class HttpRetriever:
             respect_retry_after_header=False,  # the server must not choose how long the client sleeps
             redirect=0,
         )
-        self._pool = urllib3.PoolManager(retries=policy, timeout=Timeout(total=timeout_s), maxsize=16)
+        plain = {"Accept-Encoding": "identity"}
+        self._pool = urllib3.PoolManager(headers=plain, retries=policy, timeout=Timeout(total=timeout_s), maxsize=16)
         self._pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     @property
@@ -132,9 +137,12 @@ class HttpRetriever:
         return self._found(content)[:count]
 
     def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":  # a few bytes may inflate to gigabytes
+            raise self._error(f"an answer compressed as {brief(encoding)}, which was not asked for")
         end, parts, size = time.monotonic() + self.timeout_s, [], 0
         try:
-            while part := response.read1(_CHUNK):
+            while part := response.read1(_CHUNK, decode_content=False):
                 parts.append(part)
                 size += len(part)
                 if size > MAX_BODY:
@@ -151,7 +159,7 @@ class HttpRetriever:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the whole"
-            raise self._error(f"nonsense: {where}: {first['msg']} (got {first['input']!r:.80})") from error
+            raise self._error(f"nonsense: {where}: {first['msg']} (got {brief(first['input'])})") from error
         except (ValueError, RecursionError) as error:
             raise self._error(f"nonsense, not JSON: {_brief(content)}") from error
         if len(answer.result) != 1:
@@ -159,7 +167,7 @@ class HttpRetriever:
         return [_split(hit) for hit in answer.result[0]]
 
     def _error(self, what: str) -> RetrieverError:
-        return RetrieverError(f"retriever {self.url}: {what}")
+        return RetrieverError(masked(f"retriever {self.url}: {shortened(what, MAX_COMPLAINT)}"))
 
 
 def _split(hit: _Hit) -> Found:

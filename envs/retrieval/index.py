@@ -49,6 +49,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from envs.retrieval.found import Found
+from envs.untrusted.files import brief, reason
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index
     import pyarrow as pa
@@ -183,7 +184,10 @@ def open_index(
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
     """The folder of indices: `cache`, else the variable `SQUELCH_CACHE`, else the user's cache folder."""
     named = cache or os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser().resolve() if named else user_cache_path("squelch")
+    try:
+        return Path(named).expanduser().resolve() if named else user_cache_path("squelch")
+    except (RuntimeError, OSError) as error:  # no such user, or a link that leads back to itself
+        raise ValueError(f"cache {brief(named)} cannot be found: {reason(error)}") from error
 
 
 def file_identity(paths: Iterable[Path]) -> str:

@@ -27,6 +27,8 @@ from envs.data.rows import Rows, read_rows
 from envs.retrieval import Index, Passage, open_index
 from envs.retrieval.index import file_identity
 from envs.splits import Split, split_of, task_key_of
+from envs.untrusted.files import MIB, brief, read_bytes, require_regular, state
+from envs.untrusted.text import parse_json
 from envs.web_shop.made_up import price_limit
 from envs.web_shop.products import NO_LIMIT, Goal, Product
 
@@ -37,6 +39,8 @@ NO_PRICE = 100.0
 HIGHEST_LIMITED = 970.0
 """Largest price with a limit. Above it the released code finds fewer than two limits to draw from, and sets none."""
 MAX_ASIN = 10
+MAX_MAPPING = 256 * MIB
+"""Bytes of the files of attributes and instructions."""
 
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
@@ -99,8 +103,9 @@ class PublishedShop:
         paths = [Path(path) for path in (products, attributes)]
         self._files = [*paths, *([Path(instructions)] if instructions else [])]
         for path in self._files:
-            if not path.is_file():
+            if state(path) is None:
                 raise ValueError(f"{path}: no such file; need WebShop's published JSON files")
+            require_regular(path)
         self.index: Index = open_index("products", file_identity(paths), lambda: _passages(products, attributes), cache)
         self._wishes = _written if instructions else _synthetic
         self._cache = cache
@@ -174,7 +179,7 @@ def _price(text: str | None, rows: Rows[ProductRow], number: int) -> float:
         return NO_PRICE
     found = [float(price.replace(",", "")) for price in _NUMBER.findall(text)][:2]
     if not found:
-        raise ValueError(f"{rows.location(number)}, column pricing: need dollars such as '$9.99' (got {text!r:.80})")
+        raise ValueError(f"{rows.location(number)}, column pricing: need dollars such as '$9.99' (got {brief(text)})")
     return sum(found) / len(found)
 
 
@@ -220,14 +225,9 @@ def _synthetic(path: str) -> list[tuple[Asin, Wish]]:
 
 def _read_mapping(path: str, kind: type[T]) -> dict[Asin, T]:
     """A JSON object with an entry for each ASIN; ValueError names file, ASIN and column."""
-    try:
-        content = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
+    content = parse_json(read_bytes(Path(path), MAX_MAPPING), path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: an object with an entry for each ASIN is needed (got {content!r:.80})")
+        raise ValueError(f"{path}: an object with an entry for each ASIN is needed (got {brief(content)})")
     adapter = TypeAdapter(kind)
     return {asin: _checked(adapter, path, asin, entry) for asin, entry in content.items()}
 
@@ -239,7 +239,7 @@ def _checked(adapter: TypeAdapter[T], path: str, asin: Asin, entry: Any) -> T:
         first = error.errors()[0]
         column = ".".join(map(str, first["loc"])) or "the entry"
         raise ValueError(
-            f"{path}, ASIN {asin}, column {column}: {first['msg']} (got {first['input']!r:.80})"
+            f"{path}, ASIN {brief(asin)}, column {column}: {first['msg']} (got {brief(first['input'])})"
         ) from error
 
 

@@ -1,0 +1,80 @@
+"""Checks of tables that were read from files: types are right by then, values may still be wrong.
+
+Refused are nulls where the schema has none, also inside lists; lists of one row that differ in length; and positions
+of turns outside of the row's tokens. Each would otherwise show as an error, or a wrong figure, far from the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VERSION_SPAN, Column
+from envs.untrusted.files import Unreadable
+
+_OF_TOKENS = ("token_ids", "loss_mask", "log_probs")
+_INSIDE = {"turns": TURN, "version_spans": VERSION_SPAN, "pictures": PICTURE}
+_HOLES = frozenset({"returns", "successes"})
+"""Lists of the index with a null for each failed trajectory."""
+_POSITIONS = ("sample_start", "reasoning_start", "reasoning_end", "sample_end")
+"""Positions of a turn in ascending order."""
+
+
+def check_rows(table: pa.Table, where: str) -> None:
+    """Raises Unreadable, naming file and column, for rows of the archive that its schema does not allow."""
+    _check_nulls(table, (*TRAJECTORY, *DECISION), where)
+    lengths = {name: _lengths(table, name) for name in _OF_TOKENS if name in table.column_names}
+    first, *others = lengths or {"": None}
+    for name in others:
+        if not lengths[first].equals(lengths[name]):
+            raise Unreadable(f"{where}: `{first}` and `{name}` differ in length in a row; they describe the same tokens")
+    if lengths and "turns" in table.column_names:
+        _check_turns(table["turns"].combine_chunks(), lengths[first].to_numpy(), where)
+
+
+def check_index(table: pa.Table, where: str, remedy: str) -> None:
+    """Raises Unreadable, naming file and column, for rows that the index does not allow."""
+    _check_nulls(table, INDEX, where, remedy)
+
+
+def _check_nulls(table: pa.Table, columns: Sequence[Column], where: str, remedy: str = "every row needs one") -> None:
+    for column in columns:
+        if column.name in table.column_names:
+            found = _null_in(table[column.name].combine_chunks(), column)
+            if found:
+                raise Unreadable(f"{where}: the column `{found}` holds nulls; {remedy}")
+
+
+def _null_in(array: pa.Array, column: Column) -> str | None:
+    """The name of the column, or of a part of it, that is null although it must not be; None if there is none."""
+    if array.null_count and not column.nullable:
+        return column.name
+    if not pa.types.is_list(array.type):
+        return None
+    values = array.flatten()
+    if values.null_count and column.name not in _HOLES:
+        return column.name
+    inside = (
+        (part, values.field(part.name).filter(values.is_valid()))
+        for part in _INSIDE.get(column.name, ())
+        if not part.nullable
+    )
+    return next((f"{column.name}.{part.name}" for part, found in inside if found.null_count), None)
+
+
+def _lengths(table: pa.Table, name: str) -> pa.Array:
+    return pc.list_value_length(table[name]).combine_chunks()
+
+
+def _check_turns(turns: pa.ListArray, num_tokens: np.ndarray, where: str) -> None:
+    """`num_tokens`: (num_rows,), tokens of each row."""
+    parts, flat = turns.flatten(), turns.value_lengths().to_numpy()
+    limits = np.repeat(num_tokens, flat)
+    edges = [np.zeros_like(limits), *(parts.field(name).to_numpy() for name in _POSITIONS), limits]
+    if any((before > after).any() for before, after in zip(edges, edges[1:], strict=False)):
+        raise Unreadable(
+            f"{where}: a turn's positions must satisfy 0 <= {' <= '.join(_POSITIONS)} <= number of tokens"
+        )

@@ -1,0 +1,95 @@
+"""Reads Parquet files that may be hostile: a row group at a time, with a bound on what is decoded.
+
+A few hundred bytes of a Parquet file may stand for billions of values (run lengths, dictionaries). The footer states
+the number of values, so most of such files are refused before anything is decoded. A text that a dictionary repeats is
+not counted there; a column that may hold one is decoded in small batches, until the bound is reached.
+
+pyarrow is imported with the first file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from envs.untrusted.files import MIB, Unreadable, decoding, shortened, size_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+MOST_BYTES = 1024 * MIB
+"""Bytes of one row group's wanted columns, decoded."""
+DAMAGED = "is a damaged Parquet file"
+_REMEDY = "write it again, or fetch it again"
+_BATCH, _SMALL_BATCH = 65_536, 256
+_WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
+"""Bytes that a decoded value takes at least, by physical type."""
+
+
+def open_parquet(source: BinaryIO | Path, where: str) -> pq.ParquetFile:
+    """The file, of which only the footer is read. Raises Unreadable if that is damaged, or if two columns have one
+    name. `source`: an open file, or the path of a regular file, which is memory-mapped."""
+    import pyarrow.parquet as pq
+
+    with decoding(where, DAMAGED, _REMEDY):
+        mapped = isinstance(source, Path)
+        file = pq.ParquetFile(source, memory_map=mapped, pre_buffer=False, arrow_extensions_enabled=False)
+        names = list(file.schema_arrow.names)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise Unreadable(f"{where} has more than one column {shortened(repr(twice[0]), 80)}; rename or remove one")
+    return file
+
+
+def row_groups(file: pq.ParquetFile, where: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The wanted columns of each row group in order; a file without row groups yields one empty table."""
+    if file.num_row_groups == 0:
+        with decoding(where, DAMAGED, _REMEDY):
+            empty = _empty(file, columns)
+        yield empty
+    for group in range(file.num_row_groups):
+        yield read_row_group(file, where, group, columns)
+
+
+def read_row_group(file: pq.ParquetFile, where: str, group: int, columns: Sequence[str]) -> pa.Table:
+    """The wanted columns of one row group. Raises Unreadable if they are damaged or take more than `MOST_BYTES`."""
+    import pyarrow as pa
+
+    batches, size = list[pa.RecordBatch](), 0
+    with decoding(where, DAMAGED, _REMEDY):
+        least, repeats = _least_bytes(file, group, set(columns))
+        _bound(least, where)
+        rows = _SMALL_BATCH if repeats > MOST_BYTES else _BATCH
+        for batch in file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False):
+            size += batch.nbytes
+            _bound(size, where)
+            batches.append(batch)
+        table = pa.Table.from_batches(batches) if batches else _empty(file, columns)
+        table.validate(full=True)  # text that is no UTF-8, and offsets outside their buffer
+    return table
+
+
+def _empty(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
+    return file.schema_arrow.empty_table().select(list(columns))
+
+
+def _least_bytes(file: pq.ParquetFile, group: int, columns: set[str]) -> tuple[float, int]:
+    """(bytes that the decoded columns take at least, bytes that they may take if a dictionary repeats its texts)."""
+    facts, least, repeats = file.metadata.row_group(group), 0.0, 0
+    for index in range(facts.num_columns):
+        chunk = facts.column(index)
+        if chunk.path_in_schema.partition(".")[0] in columns:
+            least += chunk.num_values * _WIDTHS.get(chunk.physical_type, 1)
+            if chunk.physical_type not in _WIDTHS or chunk.physical_type == "BYTE_ARRAY":
+                repeats += chunk.num_values * chunk.total_uncompressed_size * chunk.has_dictionary_page
+    return least, repeats
+
+
+def _bound(num_bytes: float, where: str) -> None:
+    if num_bytes > MOST_BYTES:
+        raise Unreadable(
+            f"{where}: a row group decodes to more than {size_text(MOST_BYTES)}; write it with smaller row groups"
+        )

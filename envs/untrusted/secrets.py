@@ -1,0 +1,38 @@
+"""Keeps secrets out of messages, logs and printed configurations. Pure, apart from the names of the environment.
+
+Masked are the user's name and password in a URL, values of URL parameters whose names say that they are secret, bearer
+tokens, and the values of environment variables such as `HF_TOKEN`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+MASK = "***"
+SHORTEST = 8
+"""Characters; a shorter value of a variable is not masked, because it would occur in innocent words."""
+_USER_INFO = re.compile(r"(?<=://)[^/?#\s@'\"]*(?:@[^/?#\s@'\"]*)*(?=@)")
+_PARAMETER = re.compile(
+    r"(?i)([?&#;][\w.-]{0,40}(?:token|secret|password|passwd|api_?key|access_?key|signature|credential)[\w.-]{0,40}=)"
+    r"[^&#\s'\"]+"
+)
+_BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}")
+_VARIABLE = re.compile(r"(?i)(?:^|_)(?:token|secret|password|passwd|key|credentials?)$")
+
+
+def masked(text: str) -> str:
+    """The text with every secret in it replaced by `***`."""
+    if "://" in text:
+        text = _USER_INFO.sub(MASK, text)
+    text = _PARAMETER.sub(rf"\g<1>{MASK}", text)
+    text = _BEARER.sub(rf"\g<1>{MASK}", text)
+    for value in _secret_values():
+        text = text.replace(value, MASK)
+    return text
+
+
+def _secret_values() -> list[str]:
+    """Values of the environment variables whose names say that they are secret, the longest first."""
+    found = {value for name, value in os.environ.items() if len(value) >= SHORTEST and _VARIABLE.search(name)}
+    return sorted((value for value in found if not os.path.isabs(value)), key=len, reverse=True)

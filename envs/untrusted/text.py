@@ -1,0 +1,163 @@
+"""Parses JSON and YAML that may be hostile: bounded length, nesting and expansion; errors that name the place.
+
+| bound | why |
+|---|---|
+| `MAX_LINE`, a JSON line or object | a parsed line takes up to 40 times its length |
+| `MAX_DEPTH` levels | code that walks a value recursively, such as `repr`, ends at about 1,000 levels |
+| `MAX_NODES` nodes of YAML, aliases counted as often as they stand for something | ten aliases of ten aliases, ten times |
+| integers of YAML in 64 bits, of JSON in 4,300 digits (Python's own) | longer ones have no decimal text |
+| no lone surrogates | no encoder takes them |
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from envs.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text, text_of
+
+MAX_RECIPE = MIB
+"""Bytes of a recipe or another YAML text."""
+MAX_LINE = 16 * MIB
+"""Bytes of one line of JSON Lines, or of one object of a JSON array."""
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """The JSON value in UTF-8 bytes, whose length the caller bounds. Raises Unreadable, whose text begins with `where`."""
+    text = text_of(data, where)
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise Unreadable(_too_deep(where)) from error
+    except ValueError as error:
+        raise Unreadable(f"{where}: not JSON ({reason(error)})") from error
+    if text.count("[") + text.count("{") > MAX_DEPTH and depth_exceeds(found, MAX_DEPTH):
+        raise Unreadable(_too_deep(where))
+    if _SURROGATE.search(text):
+        _require_unicode(json.dumps(found, ensure_ascii=False), where)
+    return found
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """As `parse_json`, for one JSON object."""
+    found = parse_json(data, where)
+    if not isinstance(found, dict):
+        raise Unreadable(f"{where}: one JSON object is needed, not a {type(found).__name__} (got {brief(found)})")
+    return found
+
+
+def lines_of(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of each line of an open file, from 1; a line includes its line break, if it has one.
+
+    Raises Unreadable for a line of more than `MAX_LINE` bytes.
+    """
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE + 1)
+        if not line:
+            return
+        if len(line) > MAX_LINE:
+            raise Unreadable(f"{where}, line {number}: longer than {size_text(MAX_LINE)}")
+        yield number, line
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The YAML text as plain data: mappings, lists and scalars, without tags. Raises Unreadable, whose text begins with
+    `where`."""
+    import yaml
+
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    if len(text) > MAX_RECIPE:
+        raise Unreadable(f"{where} is longer than {size_text(MAX_RECIPE)}")
+    with decoding(where, "is not YAML"):
+        try:
+            _check_events(yaml.parse(text, Loader=loader), where)
+            found = yaml.load(text, Loader=loader)
+        except yaml.YAMLError as error:
+            told = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+            raise Unreadable(f"{where} is not YAML: {told}") from error
+    _check_scalars(found, where)
+    return found
+
+
+def _check_events(events: Iterator[Any], where: str) -> None:
+    """Refuses tags, deep nesting, and aliases that expand to more than `MAX_NODES` nodes, before anything is built."""
+    import yaml
+
+    total, open_nodes = 0, list[tuple[str | None, int]]()
+    sizes: dict[str, int] = {}
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise Unreadable(f"{where}: the alias *{brief(event.anchor)} stands within its own anchor, or before it")
+            total += sizes[event.anchor]
+        elif isinstance(event, yaml.NodeEvent):
+            total += 1
+            _refuse_tag(event, where)
+            if isinstance(event, yaml.ScalarEvent):
+                sizes |= {event.anchor: 1} if event.anchor else {}
+            else:
+                open_nodes.append((event.anchor, total - 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes |= {anchor: total - before} if anchor else {}
+        if len(open_nodes) > MAX_DEPTH:
+            raise Unreadable(_too_deep(where))
+        if total > MAX_NODES:
+            raise Unreadable(f"{where} holds more than {MAX_NODES} values, with each alias counted in full")
+
+
+def _refuse_tag(event: Any, where: str) -> None:
+    if event.tag not in (None, "!"):
+        line = event.start_mark.line + 1
+        raise Unreadable(f"{where}, line {line}: the tag {brief(event.tag)} has no meaning here; write a plain value")
+
+
+def _check_scalars(value: Any, where: str) -> None:
+    """Refuses integers of more than 64 bits, which have no use in a configuration, and lone surrogates."""
+    for one in _scalars(value):
+        if isinstance(one, int) and one.bit_length() > 64:
+            raise Unreadable(f"{where} holds an integer of {one.bit_length()} bits; a setting has at most 64")
+        if isinstance(one, str):
+            _require_unicode(one, where)
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    """The scalars and the keys of a value. Aliased parts are visited as often as they occur."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _scalars(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _scalars(inner)
+    else:
+        yield value
+
+
+def depth_exceeds(value: Any, most: int) -> bool:
+    """Whether lists and mappings are nested in more than `most` levels."""
+    level = [value] if isinstance(value, list | dict) else []
+    for _ in range(most):
+        inner = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for children in inner for child in children if isinstance(child, list | dict)]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: nested in more than {MAX_DEPTH} levels"
+
+
+def _require_unicode(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = ascii(error.object[error.start])
+        raise Unreadable(f"{where}: text with the lone surrogate {found}, which is no Unicode character") from error
