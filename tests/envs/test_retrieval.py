@@ -1,13 +1,15 @@
 """What holds of the index on disk, of corpora and of retrievers over HTTP."""
 
 import fcntl
+import gzip
 import json
 import multiprocessing
 import os
 import random
+import resource
 import socket
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import bm25s
 import numpy as np
@@ -283,6 +285,44 @@ def test_a_retriever_in_trouble_is_told_by_its_address_and_trouble(answer, reaso
             HttpRetriever(url, timeout_s, 1).retrieve("x", 1)
         assert len(requests) == attempts
     assert url in str(caught.value)
+
+
+@contextmanager
+def compressed(body: bytes):
+    """(url of a retriever that answers so with gzip, whatever it is asked, its requests' headers)."""
+    sent = []
+
+    def answer(listener):
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            sent.append(connection.recv(65536))
+            head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=answer, args=(listener,), daemon=True)
+        server.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve", sent
+        server.join(5)
+
+
+def test_an_answer_is_never_inflated():
+    """A thousandth of what it inflates to is sent; several encodings one over the other multiply that."""
+    bomb = gzip.compress(bytes(2**26))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with compressed(bomb) as (url, sent), pytest.raises(RetrieverError, match="an answer compressed as 'gzip'"):
+        HttpRetriever(url, 5.0, 0).retrieve("x", 1)
+    assert b"accept-encoding: identity" in sent[0].lower()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 * 1024
+
+
+@pytest.mark.parametrize("answer", [lambda *_: (404, b"no"), lambda *_: (200, b"{}"), lambda *_: (503, b"busy")])
+def test_no_error_of_a_retriever_tells_its_password(answer):
+    with serving(answer) as (url, _):
+        secret = url.replace("http://", "http://user:hunter22@") + "?api_key=k3y3k3y3"
+        with pytest.raises(RetrieverError) as caught:
+            HttpRetriever(secret, 2.0, 0).retrieve("x", 1)
+    assert "hunter22" not in str(caught.value) and "k3y3" not in str(caught.value) and "***@" in str(caught.value)
 
 
 def test_a_trickling_answer_is_given_up():

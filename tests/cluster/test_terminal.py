@@ -1,0 +1,77 @@
+"""The terminal shows what it is sent and obeys none of it; output that cannot be written is an error, not a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.cli import main
+from cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, visible
+
+ROOT = Path(__file__).parents[2]
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_no_control_character_reaches_the_terminal(text: str) -> None:
+    shown = visible(text)
+    assert all(c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) for c in shown)
+    assert not any(0xD800 <= ord(c) < 0xE000 or c in "\u202e\u2066\u200b\u2028" for c in shown)
+    assert "\n" not in one_line(text) and "\t" not in one_line(text)
+
+
+def test_plain_text_is_shown_as_it_is_and_escapes_are_made_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    assert visible("é 漢 😀 a\tb\nc … H(Z|X) ≥ 1") == "é 漢 😀 a\tb\nc … H(Z|X) ≥ 1"
+    say("a\x1b[2J\x9b1m\r\u202eb")
+    assert capsys.readouterr().out == "a\\x1b[2J\\x9b1m\\r\\u202eb\n"
+    assert aligned([["a\nb", "c"], ["d", "e"]]) == ["a\\nb  c", "d     e"]
+
+
+def test_an_error_is_one_paragraph_of_bounded_length(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("squelch: a\n  b\n" + "x" * 10**6)
+    shown = capsys.readouterr().err
+    assert shown.startswith("squelch: a b xxx") and shown.count("\n") == 1 and len(shown) <= MAX_PARAGRAPH + 1
+
+
+@pytest.mark.parametrize("words", [["status", "\x1b[31m"], ["config", "frozenlake", "name=\x1b[31m"], ["\x1b[31m"]])
+def test_what_a_command_quotes_is_shown_visibly(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        assert main(words) == 2
+    except SystemExit as ended:
+        assert ended.code == 2
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown and "\\x1b[31m" in shown
+
+
+def test_a_printed_configuration_masks_the_password_of_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "http://user:hunter22@127.0.0.1:9/r?api_key=k3y3k3y3"
+    assert main(["config", "searchqa", f"environment.options={{retriever_url: '{url}'}}"]) == 0
+    shown = capsys.readouterr().out
+    assert "http://***@127.0.0.1:9/r?api_key=***" in shown and "hunter22" not in shown and "k3y3" not in shown
+
+
+def command(tmp_path: Path, **streams: object) -> subprocess.CompletedProcess[str]:
+    np.savez(tmp_path / "r.npz", rewards=np.array([[0.0, 1.0], [1.0, 1.0]]))
+    words = [sys.executable, "-m", "cluster.cli", "filter", str(tmp_path / "r.npz")]
+    return subprocess.run(words, cwd=ROOT, text=True, timeout=60, check=False, stderr=subprocess.PIPE, **streams)
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_stdout_is_said(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = command(tmp_path, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "squelch: standard output cannot be written: No space left on device"
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = command(tmp_path, stdout=writing)
+    os.close(writing)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr

@@ -1,0 +1,72 @@
+"""Parquet is decoded a row group at a time, within a bound; two columns of one name, and text that is none, are named."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from envs.untrusted import parquet
+from envs.untrusted.files import Unreadable
+from envs.untrusted.parquet import open_parquet, row_groups
+
+
+def read(path: Path, columns: list[str]) -> list[pa.Table]:
+    return list(row_groups(open_parquet(path, str(path)), str(path), columns))
+
+
+def test_row_groups_come_one_by_one_with_the_wanted_columns(tmp_path: Path) -> None:
+    table = pa.table({"a": list(range(10)), "b": [[str(i)] for i in range(10)], "c": [1.0] * 10})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=4)
+    found = read(tmp_path / "x.parquet", ["b", "a"])
+    assert [len(part) for part in found] == [4, 4, 2]
+    assert pa.concat_tables(found).select(["a", "b"]).equals(table.select(["a", "b"]))
+
+
+def test_a_file_without_rows_gives_an_empty_table(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "x.parquet")
+    (found,) = read(tmp_path / "x.parquet", ["a"])
+    assert len(found) == 0 and found.schema.names == ["a"]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), tmp_path / "x.parquet")
+    with pytest.raises(Unreadable, match=r"x\.parquet has more than one column 'a'"):
+        read(tmp_path / "x.parquet", ["a"])
+
+
+def test_text_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    text = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))
+    pq.write_table(pa.table({"a": text}), tmp_path / "x.parquet")
+    with pytest.raises(Unreadable, match=r"x\.parquet is a damaged Parquet file \(.*UTF"):
+        read(tmp_path / "x.parquet", ["a"])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(np.zeros(3_000_000, np.int64)),
+        pa.ListArray.from_arrays([0, 3_000_000], pa.array(np.zeros(3_000_000, np.int64))),
+        pa.array(["x" * 100_000] * 300),
+    ],
+    ids=["equal numbers", "one list", "one text"],
+)
+def test_few_bytes_that_stand_for_many_values_are_refused_in_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: pa.Array
+) -> None:
+    pq.write_table(pa.table({"a": column}), tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").stat().st_size < 300_000
+    monkeypatch.setattr(parquet, "MOST_BYTES", 2**22)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Unreadable, match=r"a row group decodes to more than 4 MiB"):
+        read(tmp_path / "x.parquet", ["a"])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 * 1024
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + bytes(20) + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
+def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.parquet").write_bytes(data)
+    with pytest.raises(Unreadable, match=r"x\.parquet is a damaged Parquet file"):
+        read(tmp_path / "x.parquet", ["a"])

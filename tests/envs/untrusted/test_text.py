@@ -1,0 +1,104 @@
+"""JSON and YAML are parsed within bounds: whatever the text, the result is plain data or an error with its place."""
+
+import io
+import json
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.untrusted.files import Unreadable
+from envs.untrusted.text import MAX_LINE, depth_exceeds, lines_of, parse_json, parse_object, parse_yaml
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_plain_data_is_read_as_it_was_written(value: object) -> None:
+    assert parse_json(json.dumps(value).encode(), "it") == value
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_data_or_an_error_with_the_place(data: bytes) -> None:
+    for parse in (lambda: parse_json(data, "it"), lambda: parse_yaml(data.decode("latin-1"), "it")):
+        try:
+            parse()
+        except Unreadable as error:
+            assert str(error).startswith("it") and len(str(error)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"[" * 100_000, "nested in more than 64 levels"),
+        (b"[" * 65 + b"]" * 65, "nested in more than 64 levels"),
+        (b'{"a":' * 500 + b"1" + b"}" * 500, "nested in more than 64 levels"),
+        (b"9" * 5_000, "not JSON"),
+        (b'{"a": "\\ud800"}', r"the lone surrogate '\\\\ud800'"),
+        (b'{"\\udfff": 1}', "lone surrogate"),
+        (b"\xff", "not UTF-8"),
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+    ],
+)
+def test_hostile_json_is_refused_with_its_place(data: bytes, says: str) -> None:
+    with pytest.raises(Unreadable, match=f"^file, line 3.*{says}"):
+        parse_json(data, "file, line 3")
+
+
+def test_a_pair_of_surrogates_is_a_character_and_64_levels_are_fine() -> None:
+    assert parse_json(b'"\\ud83d\\ude00"', "it") == "😀"
+    assert depth_exceeds(parse_json(b"[" * 64 + b"]" * 64, "it"), 63)
+    with pytest.raises(Unreadable, match="one JSON object is needed, not a list"):
+        parse_object(b"[1]", "it")
+
+
+def test_a_line_is_bounded_before_it_is_parsed() -> None:
+    short = b'{"a": 1}\n'
+    assert list(lines_of(io.BytesIO(short + b"x"), "it")) == [(1, short), (2, b"x")]
+    long = io.BytesIO(short + b" " * (MAX_LINE + 1))
+    with pytest.raises(Unreadable, match="it, line 2: longer than 16 MiB"):
+        list(lines_of(long, "it"))
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "more than 20000 values, with each alias counted in full"),
+        ("a: &a {x: 1, <<: [" + ",".join(["*b"] * 9) + "]}", "alias"),
+        ("a: &a [*a]", "within its own anchor"),
+        ("[" * 100_000, "nested|not YAML"),
+        ("- " * 500 + "x", "nested in more than 64 levels"),
+        ("a: !!python/object/apply:os.system [id]", "line 1: the tag .* has no meaning"),
+        ("a: !!int ''", "the tag"),
+        ("a: " + "9" * 5_000, "not YAML"),
+        ("a: 0x" + "f" * 5_000, "an integer of 20000 bits"),
+        ("a: 2020-13-45", "month must be in 1..12"),
+        ('a: "\\ud800"', "not YAML|surrogate"),
+        ("[" + "1," * 30_000 + "]", "more than 20000 values"),
+        ("a: " + "x" * 2**21, "longer than 1 MiB"),
+    ],
+)
+def test_hostile_yaml_is_refused_at_once_in_little_memory(text: str, says: str) -> None:
+    tracemalloc.start()
+    start = time.perf_counter()
+    with pytest.raises(Unreadable, match=says) as caught:
+        parse_yaml(text, "it")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(str(caught.value)) < 1000 and peak < 2**26 and time.perf_counter() - start < 10
+
+
+def test_anchors_in_use_are_fine() -> None:
+    assert parse_yaml("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n", "it")["c"] == {"x": 1, "y": 2}
