@@ -203,13 +203,13 @@ def _windows_of_npz(path: Path) -> list[Window]:
 
 
 def _windows_of_archive(path: Path) -> list[Window]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     from actors.archive.reader import stream_groups
 
-    with memory_of_at_most(str(path)):  # a row group at a time: its tokens are dropped once they are counted
-        tables = stream_groups(path, columns=COLUMNS)
+    with memory_of_at_most(str(path)):
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        tables = stream_groups(path, columns=COLUMNS)  # a row group at a time: tokens are dropped once they are counted
         rows = pa.concat_tables(_measured(table.filter(pc.equal(table["split"], "train"))) for table in tables)
     if not len(rows):
         raise UserError(f"{path} holds no trajectories of split `train`; only those pass the filter")
