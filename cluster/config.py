@@ -122,8 +122,8 @@ class ClusterConfig(Settings):
 class RunConfig(Settings):
     """All settings of one run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9_+][A-Za-z0-9._+-]*$")
-    """Name of the run's folder under `runs_dir`: letters, digits, . _ + or -."""
+    name: str = Field("run", max_length=200, pattern=r"^[A-Za-z0-9_+][A-Za-z0-9._+-]*$")
+    """Name of the run's folder under `runs_dir`: at most 200 letters, digits, . _ + or -."""
     runs_dir: str = "runs"
     """Folder that holds the folders of runs."""
     seed: int = Field(0, ge=0)
@@ -199,20 +199,28 @@ def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     Raises:
         UserError: the file, a key or a value is wrong; the text names it and says what would be right.
     """
-    return validated(read_recipe(recipe), overrides or [])
+    return validated(read_recipe(recipe), overrides or [], recipe)
 
 
-def validated(tree: dict[str, Any], overrides: list[str]) -> RunConfig:
-    """The validated configuration of a recipe's tree, to which the overrides are applied in place. Raises as `load`."""
+def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunConfig:
+    """The validated configuration of a recipe's tree, to which the overrides are applied in place. Raises as `load`;
+    the error names the `recipe`."""
     for override in overrides:
         _apply(tree, override)
+    config = _validated(tree, recipe)
     try:
-        config = RunConfig.model_validate(tree)
         environment = _resolve_environment(config)
-        learner = _resolve_learner(config, environment)
-        return RunConfig.model_validate({**dict(config), "environment": environment, "learner": learner})
+    except ValueError as error:
+        raise UserError(f"configuration {recipe}: environment: {error}") from error
+    learner = _resolve_learner(config, environment)
+    return _validated({**dict(config), "environment": environment, "learner": learner}, recipe)
+
+
+def _validated(tree: dict[str, Any], recipe: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise UserError(_explain(error)) from error
+        raise UserError(f"configuration {recipe}: {_explain(error)}") from error
 
 
 def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -228,7 +236,7 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
         missing = state(path) is None
     if missing:
         raise UserError(
-            f"no recipe {recipe!r}: {path} does not exist. {_meant(recipe, recipe_names())}"
+            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. {_meant(recipe, recipe_names())}"
             f"Shipped recipes: {', '.join(recipe_names())}; or give a path that ends in .yaml."
         )
     chain = (*extended_by, path.resolve())
@@ -244,6 +252,10 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     if not isinstance(base, str):
         raise UserError(f"{path}: extends is {brief(base)}; give the name of one recipe, or a path ending in .yaml")
     return merged(read_recipe(base, chain), tree)
+
+
+def _asked_by(extended_by: tuple[Path, ...]) -> str:
+    return f", which {extended_by[-1]} extends" if extended_by else ""
 
 
 def read_settings(data: bytes, where: str) -> dict[str, Any]:
@@ -308,7 +320,7 @@ def _explain(error: ValidationError) -> str:
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {brief(item['input'])})"
             lines.append(f"{where}: {message}{given}{_meant_value(item)}".removeprefix(": "))
     more = error.error_count() - len(lines)
-    return "configuration: " + "; ".join([*lines, *([f"and {more} more"] if more else [])])
+    return "; ".join([*lines, *([f"and {more} more"] if more else [])])
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:
@@ -354,10 +366,7 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
 
 
 def _resolve_environment(config: RunConfig) -> EnvironmentConfig:
-    """The environment's settings, with its own defaults for numbers that the format leaves open. UserError if the
+    """The environment's settings, with its own defaults for numbers that the format leaves open. ValueError if the
     environment cannot be created."""
-    try:
-        make(config.environment.name, "train", config.environment.options)
-        return resolved(config.environment)
-    except (ValueError, ValidationError) as error:
-        raise UserError(f"environment: {error}") from error
+    make(config.environment.name, "train", config.environment.options)
+    return resolved(config.environment)

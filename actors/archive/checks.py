@@ -6,6 +6,7 @@ of turns outside of the row's tokens. Each would otherwise show as an error, or 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,9 @@ def check_rows(table: pa.Table, where: str) -> None:
     first, *others = lengths or {"": None}
     for name in others:
         if not lengths[first].equals(lengths[name]):
-            raise Unreadable(f"{where}: `{first}` and `{name}` differ in length in a row; they describe the same tokens")
+            raise Unreadable(
+                f"{where}: `{first}` and `{name}` differ in length in a row; they describe the same tokens"
+            )
     if lengths and "turns" in table.column_names:
         _check_turns(table["turns"].combine_chunks(), lengths[first].to_numpy(), where)
 
@@ -74,7 +77,5 @@ def _check_turns(turns: pa.ListArray, num_tokens: np.ndarray, where: str) -> Non
     parts, flat = turns.flatten(), turns.value_lengths().to_numpy()
     limits = np.repeat(num_tokens, flat)
     edges = [np.zeros_like(limits), *(parts.field(name).to_numpy() for name in _POSITIONS), limits]
-    if any((before > after).any() for before, after in zip(edges, edges[1:], strict=False)):
-        raise Unreadable(
-            f"{where}: a turn's positions must satisfy 0 <= {' <= '.join(_POSITIONS)} <= number of tokens"
-        )
+    if any((before > after).any() for before, after in itertools.pairwise(edges)):
+        raise Unreadable(f"{where}: a turn's positions must satisfy 0 <= {' <= '.join(_POSITIONS)} <= number of tokens")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
 from actors.archive.version import checked_version, version_of
-from envs.untrusted.files import is_file, read_bounded, reason
+from envs.untrusted.files import is_folder, read_bounded, require_regular, state
 from envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def _files(place: Place, steps: Sequence[int] | None) -> list[tuple[Store, str]]
     if isinstance(place, (Path, str)):
         path = Path(place)
         with reading(path):
-            if is_file(path):
+            if state(path) is not None and not is_folder(path):
+                require_regular(path)
                 return [(LocalStore(path.parent), path.name)]
     store = as_store(place)
     parts = part_keys(store) or _numbered(store, "step-", _PART)  # the place may be the `groups` folder itself

@@ -33,7 +33,7 @@ def checked_version(stated: object, name: str) -> int:
         raise ValueError(f"{name} states the schema version {brief(stated)}; a version is a whole number from 0 on")
     if stated > VERSION:
         raise ValueError(
-            f"{name} has schema {brief(stated)}, but this version of Squelch reads schemas up to {VERSION}. Read it with "
-            "the version of Squelch that wrote it, or with a newer one."
+            f"{name} has schema {brief(stated)}, but this version of Squelch reads schemas up to {VERSION}. Read it "
+            "with the version of Squelch that wrote it, or with a newer one."
         )
     return stated

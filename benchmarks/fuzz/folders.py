@@ -50,7 +50,7 @@ def make_valid(folder: Path) -> None:
         process_group.stop()
 
 
-def _trainer(model: Path):  # noqa: ANN202  (the class is imported in the children alone)
+def _trainer(model: Path):
     from learner.config import LearnerConfig
     from learner.trainer import Trainer
 
@@ -60,8 +60,8 @@ def _trainer(model: Path):  # noqa: ANN202  (the class is imported in the childr
 def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
     """Reads a model folder by one of its readers."""
     import torch
-
     from actors.model_folder import load_model_folder
+
     from actors.play.codec import ChatCodec
     from actors.scorer.fixed_model import check_scorer_model
     from cluster.commands.score_files import Reader
@@ -86,9 +86,10 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
 
 def read_checkpoint(_: random.Random, folder: Path, valid: Path) -> None:
     """Reads a checkpoint as `squelch train --resume` does."""
+    from learner.checkpoint.folder import load_weights
+
     from cluster.loop.state import read_state
     from learner import process_group
-    from learner.checkpoint.folder import load_weights
 
     read_state(folder)
     process_group.start(0, 1, "127.0.0.1", 0, 60.0, "cpu")

@@ -50,8 +50,7 @@ def _over_target(name: str, count: int, seed: int) -> Found:
             words = [name, str(seed), str(first), str(count - first), progress.name]
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.fuzz.in_process", *words],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 timeout=BLOCK_S,
                 check=False,
             )

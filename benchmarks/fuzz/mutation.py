@@ -16,14 +16,45 @@ WORDS = (
     *(b"", b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\xc3", b"\x1b[2J\x1b]0;x\x07", "\u202e".encode()),
     *(b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"-1", b"0x", b"0b_", b"4294967296", b"18446744073709551616"),
     *(b"9" * 5_000, b"0x" + b"f" * 5_000, b"1:" * 2_000 + b"1", b"0001-01-01t00:00:00+23:59", b"2020-13-45"),
-    *(b"[" * 2_000, b'{"a":' * 2_000, b"- " * 2_000, b"[" * 70 + b"]" * 70, b'"\\ud800"', b"\\udc00\\ud800", b'"', b"\\"),
-    *(b"&a [*a]", b"*a", b"<<: *a", b"!!int ''", b"!!binary x", b"!!python/object/apply:os.system [id]", b"? {}\n: 1\n"),
+    *(
+        b"[" * 2_000,
+        b'{"a":' * 2_000,
+        b"- " * 2_000,
+        b"[" * 70 + b"]" * 70,
+        b'"\\ud800"',
+        b"\\udc00\\ud800",
+        b'"',
+        b"\\",
+    ),
+    *(
+        b"&a [*a]",
+        b"*a",
+        b"<<: *a",
+        b"!!int ''",
+        b"!!binary x",
+        b"!!python/object/apply:os.system [id]",
+        b"? {}\n: 1\n",
+    ),
     *(b"{}", b"[]", b"{", b"]", b",", b":", b"\n", b"\r\n", b"\t", b"---\n", b"...\n", b"%YAML 9.9\n", b"#", b"PAR1"),
     b"x: &x [a,a,a,a,a,a,a,a,a,a]\ny: &y [*x,*x,*x,*x,*x,*x,*x,*x,*x,*x]\nz: [*y,*y,*y,*y,*y,*y,*y,*y,*y,*y]\n",
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 2**31, 2**32 + 1, 2**63, 2**64, 10**40, 10**4000, -(10**400), 1e308, -1e308, 0.5),
-    *(float("nan"), float("inf"), float("-inf"), "", "x", "\ud800", "\x1b[31m", "a\nb", "\x00", "٣", "9" * 400, "/", ".."),
+    *(
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        "",
+        "x",
+        "\ud800",
+        "\x1b[31m",
+        "a\nb",
+        "\x00",
+        "٣",
+        "9" * 400,
+        "/",
+        "..",
+    ),
     *([], {}, [[]], [None], [{}], {"a": None}, {"": []}, [1, "2", None], {"x": {"y": {"z": [1]}}}, list(range(300))),
     *("http://user:secret@host/?token=abc", "A" * 3000, "../../etc/passwd", "os:system", "😀", "step-1", "kept"),
 )
@@ -130,7 +161,9 @@ def _splice(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def _nothing_of_it(rng: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
-    return rng.choice((b"", rng.choice(WORDS), rng.randbytes(rng.randrange(300)), data.decode("latin-1").encode("utf-16")))
+    return rng.choice(
+        (b"", rng.choice(WORDS), rng.randbytes(rng.randrange(300)), data.decode("latin-1").encode("utf-16"))
+    )
 
 
 _MUTATIONS: tuple[Callable[[random.Random, bytes, Sequence[bytes]], bytes], ...] = (

@@ -24,9 +24,9 @@ NAME = "fuzzed"
 class Target:
     """One reader.
 
-    `file`: the input's path below the work folder; it contains `NAME`. `make(rng)` gives the input's bytes. `read(path)`
-    reads the file, or the run's folder that it is in, as the commands do. `named`: whether an error must name the file
-    (an override or an answer over HTTP has none).
+    `file`: the input's path below the work folder; it contains `NAME`. `make(rng)` gives the input's bytes.
+    `read(path)` reads the file, or the run's folder that it is in, as the commands do. `named`: whether an error must
+    name the file (an override or an answer over HTTP has none).
     """
 
     name: str

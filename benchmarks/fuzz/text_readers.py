@@ -163,7 +163,7 @@ def _terminal(path: Path) -> None:
     text = path.read_bytes().decode("utf-8", "surrogateescape")
     shown = visible(text) + one_line(text)
     shown.encode()
-    if any(ord(c) < 32 and c not in "\n\t" or 127 <= ord(c) < 160 for c in shown):
+    if any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown):
         raise RuntimeError(f"a control character reaches the terminal: {shown!r:.80}")
 
 
@@ -248,5 +248,7 @@ TARGETS = (
     Target("products", f"{NAME}.json", of(_json([PRODUCT], {"B000000001": DESCRIBED}), as_json=True), _shop),
     Target("instructions", f"{NAME}.json", of(_json({"B1": [WRITTEN]}, {"B1": DESCRIBED}), as_json=True), _wishes),
     Target("answer of a retriever", NAME, of(_json(ANSWER), as_json=True), _answer, named=False),
-    Target("text for the terminal", NAME, of(lambda: [b"plain \x1b[31mred\x1b[0m", "é\u202e".encode()]), _terminal, False),
+    Target(
+        "text for the terminal", NAME, of(lambda: [b"plain \x1b[31mred\x1b[0m", "é\u202e".encode()]), _terminal, False
+    ),
 )

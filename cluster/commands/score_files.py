@@ -303,8 +303,8 @@ class Reader:
         first, other = named.setdefault(str(name), (number, key))
         if other != key:
             raise UserError(
-                f"{self._path}, row {number}: `prompt_id` {brief(name)} is that of row {first}, whose prompt differs; give "
-                "each prompt a distinct id, or remove the column"
+                f"{self._path}, row {number}: `prompt_id` {brief(name)} is that of row {first}, whose prompt differs; "
+                "give each prompt a distinct id, or remove the column"
             )
 
 

@@ -68,7 +68,7 @@ class RunFolder:
         where = self.store.where(reader.CONFIG)
         if self._stat(reader.CONFIG) is None:
             raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
-        return validated(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where), list(overrides))
+        return validated(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where), list(overrides), where)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""

@@ -103,9 +103,9 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals or not key:
-            raise UserError(f"--grid {text!r} is not of the form key=a,b, e.g. --grid filter.rule=none,top_p")
+            raise UserError(f"--grid {brief(text)} is not of the form key=a,b, e.g. --grid filter.rule=none,top_p")
         if key in grid:
-            raise UserError(f"--grid {key} is given twice; list its values in one, e.g. {key}=a,b")
+            raise UserError(f"--grid {brief(key)} is given twice; list its values in one, e.g. key=a,b")
         grid[key] = _values(text, values)
     return grid
 
@@ -115,13 +115,13 @@ def _values(text: str, values: str) -> list[Any]:
     if not isinstance(found, list):
         raise UserError(f"--grid {brief(text)}: the form is key=a,b")
     if not found or any(value is None and "null" not in values for value in found):
-        raise UserError(f"--grid {text!r}: a value is missing; the form is key=a,b")
+        raise UserError(f"--grid {brief(text)}: a value is missing; the form is key=a,b")
     try:
         written = [json.dumps(value, default=str) for value in found]
     except TypeError as error:
         raise UserError(f"--grid {brief(text)}: the keys of a block of settings must be text") from error
     if len(set(written)) < len(written):
-        raise UserError(f"--grid {text!r}: a value occurs twice")
+        raise UserError(f"--grid {brief(text)}: a value occurs twice")
     return found
 
 

@@ -13,8 +13,8 @@ optional, and other columns are not read. Invariants:
 - Opening reads no rows: for Parquet only the footers, for JSON one pass that finds the beginnings of rows. A row is
   read when it is accessed, a row group at a time, and at most `CACHE_BYTES` of row groups are cached, so that a data
   set may be larger than memory. Readers may be shared between threads.
-- Bad data in a file raise `Unreadable`, a ValueError, that names file, row (from 1; for JSON Lines the line) and column,
-  and says what would be right. Files may be hostile: what is decoded at once is bounded (`envs.untrusted`).
+- Bad data in a file raise `Unreadable`, a ValueError, that names file, row (from 1; for JSON Lines the line) and
+  column, and says what would be right. Files may be hostile: what is decoded at once is bounded (`envs.untrusted`).
 - `split_rows`: no group is in both splits. If a data set publishes no validation split, the held-out part is a function
   of the groups' digests, so it is the same in every run and is never trained on.
 """

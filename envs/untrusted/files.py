@@ -96,7 +96,7 @@ def open_file(path: Path) -> BinaryIO:
         raise Missing(f"{path} does not exist") from error
     except OSError as error:
         raise Unreadable(f"{path} cannot be opened: {reason(error)}") from error
-    file = open(descriptor, "rb")
+    file = open(descriptor, "rb")  # noqa: SIM115  (the caller closes it)
     try:
         _require_regular(path, os.fstat(descriptor))
     except Unreadable:

@@ -30,7 +30,9 @@ def memory_of_at_most(where: str, num_bytes: int = MOST_BYTES) -> Iterator[None]
     try:
         yield
     except MemoryError as error:
-        raise Unreadable(f"{where}: reading takes more than {num_bytes // MIB} MiB of memory; give less data") from error
+        raise Unreadable(
+            f"{where}: reading takes more than {num_bytes // MIB} MiB of memory; give less data"
+        ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

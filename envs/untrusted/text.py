@@ -4,7 +4,7 @@
 |---|---|
 | `MAX_LINE`, a JSON line or object | a parsed line takes up to 40 times its length |
 | `MAX_DEPTH` levels | code that walks a value recursively, such as `repr`, ends at about 1,000 levels |
-| `MAX_NODES` nodes of YAML, aliases counted as often as they stand for something | ten aliases of ten aliases, ten times |
+| `MAX_NODES` nodes of YAML, with each alias counted in full | ten aliases of ten aliases of ten |
 | integers of YAML in 64 bits, of JSON in 4,300 digits (Python's own) | longer ones have no decimal text |
 | no lone surrogates | no encoder takes them |
 """
@@ -29,7 +29,10 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """The JSON value in UTF-8 bytes, whose length the caller bounds. Raises Unreadable, whose text begins with `where`."""
+    """The JSON value in UTF-8 bytes, whose length the caller bounds.
+
+    Raises Unreadable, whose text begins with `where`.
+    """
     text = text_of(data, where)
     try:
         found = json.loads(text)
@@ -94,7 +97,9 @@ def _check_events(events: Iterator[Any], where: str) -> None:
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise Unreadable(f"{where}: the alias *{brief(event.anchor)} stands within its own anchor, or before it")
+                raise Unreadable(
+                    f"{where}: the alias *{brief(event.anchor)} stands within its own anchor, or before it"
+                )
             total += sizes[event.anchor]
         elif isinstance(event, yaml.NodeEvent):
             total += 1

@@ -30,7 +30,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return shown.err
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("words", "name"),

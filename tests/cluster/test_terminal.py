@@ -1,4 +1,4 @@
-"""The terminal shows what it is sent and obeys none of it; output that cannot be written is an error, not a traceback."""
+"""The terminal shows what it is sent and obeys none of it; output that cannot be written is no traceback."""
 
 import os
 import subprocess

@@ -70,7 +70,10 @@ def test_links_that_lead_in_a_circle_are_named(tmp_path: Path) -> None:
 
 def test_any_error_of_a_decoder_names_the_file() -> None:
     for error in (RuntimeError("x\ny"), KeyError("k"), SyntaxError("s"), MemoryError(), RecursionError()):
-        with pytest.raises(Unreadable, match=r"^it (is damaged|needs more memory)") as caught, decoding("it", "is damaged"):
+        with (
+            pytest.raises(Unreadable, match=r"^it (is damaged|needs more memory)") as caught,
+            decoding("it", "is damaged"),
+        ):
             raise error
         assert "\n" not in str(caught.value)
     with pytest.raises(KeyboardInterrupt), decoding("it", "is damaged"):

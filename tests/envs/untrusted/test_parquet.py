@@ -1,4 +1,4 @@
-"""Parquet is decoded a row group at a time, within a bound; two columns of one name, and text that is none, are named."""
+"""Parquet is decoded a row group at a time, within a bound; columns of one name, and text that is none, are named."""
 
 import resource
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_any_bytes_are_data_or_an_error_with_the_place(data: bytes) -> None:
         (b"[" * 65 + b"]" * 65, "nested in more than 64 levels"),
         (b'{"a":' * 500 + b"1" + b"}" * 500, "nested in more than 64 levels"),
         (b"9" * 5_000, "not JSON"),
-        (b'{"a": "\\ud800"}', r"the lone surrogate '\\\\ud800'"),
+        (b'{"a": "\\ud800"}', "the lone surrogate '.ud800'"),
         (b'{"\\udfff": 1}', "lone surrogate"),
         (b"\xff", "not UTF-8"),
         (b"{", "not JSON"),
