@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1024 * MIB
 """Bytes of one row group's wanted columns, decoded."""
-DAMAGED = "is a damaged Parquet file"
+DAMAGED = "cannot be decoded as Parquet"
 _REMEDY = "write it again, or fetch it again"
 _BATCH, _SMALL_BATCH = 65_536, 256
 _WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}

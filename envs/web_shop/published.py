@@ -27,7 +27,7 @@ from envs.data.rows import Rows, read_rows
 from envs.retrieval import Index, Passage, open_index
 from envs.retrieval.index import file_identity
 from envs.splits import Split, split_of, task_key_of
-from envs.untrusted.files import MIB, brief, read_bytes, require_regular, state
+from envs.untrusted.files import MIB, brief, read_bytes, require_regular, shortened, state
 from envs.untrusted.text import parse_json
 from envs.web_shop.made_up import price_limit
 from envs.web_shop.products import NO_LIMIT, Goal, Product
@@ -239,7 +239,7 @@ def _checked(adapter: TypeAdapter[T], path: str, asin: Asin, entry: Any) -> T:
         first = error.errors()[0]
         column = ".".join(map(str, first["loc"])) or "the entry"
         raise ValueError(
-            f"{path}, ASIN {brief(asin)}, column {column}: {first['msg']} (got {brief(first['input'])})"
+            f"{path}, ASIN {shortened(asin, 80)}, column {column}: {first['msg']} (got {brief(first['input'])})"
         ) from error
 
 

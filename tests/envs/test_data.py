@@ -207,8 +207,8 @@ def test_a_part_without_rows_says_so(tmp_path: Path) -> None:
     [
         ("train.jsonl", b'{"query": "a"}\n\n{"query": 3}\n', r"train\.jsonl, line 3, column query: .*string \(got 3\)"),
         ("train.jsonl", b'{"query": "a"}\n{"query": "b"\n', r"train\.jsonl, line 2: not JSON"),
-        ("train.jsonl", b'{"query": "a"}\n["b"]\n', r"line 2: an object of columns is needed"),
-        ("train.jsonl", b'{"query": "\xff"}\n', r"line 1: not JSON"),
+        ("train.jsonl", b'{"query": "a"}\n["b"]\n', r"line 2: one JSON object is needed, not a list"),
+        ("train.jsonl", b'{"query": "\xff"}\n', r"line 1 cannot be read as text: it is not UTF-8"),
         ("train.jsonl", b'{"query": "a", "score": "high"}', r"line 1, column score: .*number.*\(got 'high'\)"),
         ("train.jsonl", b'{"query": "a", "Context": {"title": [1]}}', r"line 1, column Context\.title\.0: "),
         ("train.jsonl", b'{"score": 1}', r"line 1, column query: missing; every row needs it"),
@@ -217,9 +217,9 @@ def test_a_part_without_rows_says_so(tmp_path: Path) -> None:
         ("train.json", b"[]", r"train\.json: no rows in split 'train'"),
         ("train.json", b'[{"query": "a"}, {"query": null}]', r"train\.json, row 2, column query: .*\(got None\)"),
         ("train.json", b'[{"query": "a"}, {"query": "b"}', r"does not end \(cut short after row 2\?\)"),
-        ("train.json", b'[{"query": "a"}, 7, {"query": "b"}]', r"row 2: an object of columns is needed \(got ', 7, '"),
-        ("train.json", b"[" * 100_000 + b"]" * 100_000, r"row 1: not JSON"),
-        ("train.parquet", b"PAR1 not really", r"train\.parquet: not a readable Parquet file"),
+        ("train.json", b'[{"query": "a"}, 7, {"query": "b"}]', r"row 2: an object of columns is needed \(got '7'\)"),
+        ("train.json", b"[" * 100_000 + b"]" * 100_000, r"row 1: nested in more than 64 levels"),
+        ("train.parquet", b"PAR1 not really", r"train\.parquet cannot be decoded as Parquet"),
         ("train.csv", b"query\na\n", r"train\.csv: not a data file; its name must end in \.parquet, \.jsonl, \.json"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4:400] = bytes(396)
     path.write_bytes(content)
-    assert refused(path).startswith(f"{path}, rows 1 to 4: damaged (")
+    assert refused(path).startswith(f"{path}, rows 1 to 4 cannot be decoded as Parquet (")
 
 
 def test_a_column_of_another_type_is_no_group(tmp_path: Path) -> None:

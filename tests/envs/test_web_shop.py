@@ -1,6 +1,7 @@
 """WebShop: the made-up shop, the published files, pages, the reward, and what bad input gets."""
 
 import json
+import os
 import random
 
 import pytest
@@ -429,9 +430,13 @@ def test_a_bad_file_is_named_with_row_and_column(files, tmp_path, file, content,
 
 
 def test_a_file_that_cannot_be_read_is_named(files, monkeypatch):
-    def refused(self):
-        raise PermissionError(13, "Permission denied")
+    opened = os.open
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", refused)
-    with pytest.raises(ValueError, match=r"items_ins_v2_1000\.json: cannot be read \(Permission denied\)"):
+    def refused(path, *others):
+        if str(path).endswith(".json"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *others)
+
+    monkeypatch.setattr("os.open", refused)
+    with pytest.raises(ValueError, match=r"items_ins_v2_1000\.json cannot be opened: Permission denied"):
         make("WebShop", options=files)

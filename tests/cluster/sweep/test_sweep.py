@@ -43,7 +43,7 @@ def finish(cell: Cell, success: float = 0.5, **changes: Any) -> None:
     }
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / "summary.json").write_text(json.dumps(content | changes))
-    (cell.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "alarm/raised": 0.0}) + "\n")
+    (cell.folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": 1.0, "alarm/raised": 0.0}) + "\n")
 
 
 def checkpoint(cell: Cell, step: int) -> None:

@@ -40,7 +40,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_text_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     text = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff"))
     pq.write_table(pa.table({"a": text}), tmp_path / "x.parquet")
-    with pytest.raises(Unreadable, match=r"x\.parquet is a damaged Parquet file \(.*UTF"):
+    with pytest.raises(Unreadable, match=r"x\.parquet cannot be decoded as Parquet \(.*UTF"):
         read(tmp_path / "x.parquet", ["a"])
 
 
@@ -68,5 +68,5 @@ def test_few_bytes_that_stand_for_many_values_are_refused_in_little_memory(
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + bytes(20) + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
 def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.parquet").write_bytes(data)
-    with pytest.raises(Unreadable, match=r"x\.parquet is a damaged Parquet file"):
+    with pytest.raises(Unreadable, match=r"x\.parquet cannot be decoded as Parquet"):
         read(tmp_path / "x.parquet", ["a"])
