@@ -236,8 +236,9 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
         missing = state(path) is None
     if missing:
         raise UserError(
-            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. {_meant(recipe, recipe_names())}"
-            f"Shipped recipes: {', '.join(recipe_names())}; or give a path that ends in .yaml."
+            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. "
+            f"{_meant(recipe, recipe_names())}Shipped recipes: {', '.join(recipe_names())}; or give a path that ends "
+            "in .yaml."
         )
     chain = (*extended_by, path.resolve())
     if path.resolve() in extended_by:

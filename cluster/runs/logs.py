@@ -161,6 +161,8 @@ def write_trace(run_dir: Path, error: BaseException, cause: BaseException | None
         log_folder(run_dir)
         require_output(path)
         path.write_text(masked("".join(traceback.format_exception(error))), errors="backslashreplace")
-    except (OSError, Unreadable) as refused:
+    except Unreadable as refused:
+        return f"{text} (its trace cannot be written: {refused})"
+    except OSError as refused:
         return f"{text} (its trace cannot be written to {path}: {reason(refused)})"
     return f"{text} (trace: {path})"

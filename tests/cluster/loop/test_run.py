@@ -63,7 +63,10 @@ def test_what_is_surely_the_users_is_said_as_it_is_and_leaves_no_trace(monkeypat
 
 def test_a_trace_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path) -> None:
     (tmp_path / "it" / "log" / "failure.log").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"^too wide \(its trace cannot be written to .*: Is a directory\)$"):
+    with pytest.raises(
+        UserError,
+        match=r"^too wide \(its trace cannot be written: .*failure\.log is a folder; a regular file is needed\)$",
+    ):
         ending(monkeypatch, tmp_path, ValueError("too wide"))()
 
 
