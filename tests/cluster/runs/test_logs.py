@@ -106,4 +106,4 @@ def test_the_trace_of_a_failure_is_kept_and_named(tmp_path: Path) -> None:
     assert 'File "actors/rollout/worker.py", line 7' in (tmp_path / "log" / "failure.log").read_text()
     (tmp_path / "log" / "failure.log").unlink()
     (tmp_path / "log" / "failure.log").mkdir()
-    assert "its trace cannot be written to" in write_trace(tmp_path, ValueError("bad"))
+    assert "its trace cannot be written: " in write_trace(tmp_path, ValueError("bad"))
