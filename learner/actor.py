@@ -8,7 +8,12 @@
 
 Invariants: all ranks get every call, in the same order. When a rank dies, the call fails with a RuntimeError that names
 the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do.
+
+Only a rank's own process imports torch and the trainer (in `start`): the driver, which creates the actors, starts about
+ten seconds sooner without them on a slow core.
 """
+
+from __future__ import annotations
 
 import os
 import socket
@@ -16,24 +21,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from transformers.utils import logging as hf_logging
 
 from actors.messages import StepReport, WeightBundle
 from actors.process.log import log_variable
 from actors.process.ray_errors import DEAD
 from actors.records import from_table
-from learner import process_group
-from learner.batching import Groups
 from learner.config import LearnerConfig
-from learner.decomposition.decompose import decompose
-from learner.decomposition.statistics import Decomposition
 from learner.process_environment import ENVIRONMENT
-from learner.trainer import Trainer
+
+if TYPE_CHECKING:
+    from learner.batching import Groups
+    from learner.decomposition.statistics import Decomposition
 
 GRACE_S = 5.0
 """Seconds to wait, after a rank has failed, for failures of other ranks, so that the error names a rank that died."""
@@ -55,11 +57,10 @@ class LearnerRank:
 
     def start(self, rank: int, world_size: int, address: str, port: int) -> None:
         """Join the process group and load the model."""
-        torch.set_num_threads(self.config.num_threads)
-        hf_logging.disable_progress_bar()
-        device = "cuda" if self.config.num_gpus > 0 else "cpu"
-        process_group.start(rank, world_size, address, port, self.config.step_timeout_s, device)
-        self.trainer = Trainer(self.model_dir, self.config, rank, world_size, self.seed, self.temperature)
+        from learner.rank import start
+
+        place = (rank, world_size, address, port)
+        self.trainer = start(self.model_dir, self.config, place, self.seed, self.temperature)
 
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
         """Fetch the kept groups' tables (`refs`, in order of `group_ids`) and learn from them."""
@@ -71,6 +72,8 @@ class LearnerRank:
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
         """The gradient decomposition of these groups; no update is made. See `learner.decomposition.decompose`."""
+        from learner.decomposition.decompose import decompose
+
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
 
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
@@ -86,7 +89,9 @@ class LearnerRank:
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
         """The weights, which rank 0 puts into the object store; other ranks return None."""
-        return self.trainer.publish(version, ray.put, {"bfloat16": torch.bfloat16}.get(dtype, torch.float32))
+        from learner.rank import publish
+
+        return publish(self.trainer, version, ray.put, dtype)
 
     def save(self, path: str, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint that contains the coordinator's data `loop`."""
@@ -106,6 +111,8 @@ class LearnerRank:
 
     def stop(self) -> None:
         """Leave the process group."""
+        from learner import process_group
+
         process_group.stop()
 
 
@@ -217,7 +224,7 @@ class LearnerGroup:
                 results[calls.index(call)] = outcome
         return [results[rank] for rank in range(len(calls))]
 
-    def _named(self, method: str, calls: list[Any], call: Any, first: "Failure", waiting: list[Any]) -> Exception:
+    def _named(self, method: str, calls: list[Any], call: Any, first: Failure, waiting: list[Any]) -> Exception:
         """The error to raise: a ValueError (bad input) unchanged, else a RuntimeError that names the rank that died or
         failed."""
         failures = [(calls.index(call), first)]

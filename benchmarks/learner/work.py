@@ -31,7 +31,8 @@ from learner.kernels.packing import pack
 from learner.policy.model import Policy, shard
 from learner.trainer import Trainer
 from learner.warmup.demonstrations import Demonstration, Transcript, encode
-from learner.warmup.tiny import new_model, write_tokenizer
+from learner.warmup.tiny import write_tokenizer
+from learner.warmup.tiny_model import new_model
 from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
 
 Groups = list[tuple[str, list[Trajectory]]]

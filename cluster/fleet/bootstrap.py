@@ -129,7 +129,7 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     if config.model.path != "tiny":
         return check_model(Path(config.model.path), config, say)
     _check_demonstrator(config.environment.name)
-    # imports torch, which a given model does not need here
+    # imports transformers, which a given model does not need here
     from learner.warmup.tiny import build_digest, build_tiny
     from learner.warmup.tiny_recipe import recipe_for
 

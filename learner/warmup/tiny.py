@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from actors.play.codec import ChatCodec
 from envs.config import EnvironmentConfig
@@ -38,7 +36,6 @@ from envs.wording import DemonstrationQuality
 from learner.warmup.demonstrations import Demonstration, encode, transcripts
 from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
 from learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, save_tokenizer, vocabulary
-from learner.warmup.training import warm_up
 
 STAMP = "squelch_tiny.json"
 DEMONSTRATION_SEED = 2_000_000_000
@@ -150,10 +147,14 @@ def _build(
     building: Path, target: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe, digest: str
 ) -> TinyReport:
     """Build all files in the folder `building`; the report names `target` as the directory."""
+    # Both import torch, which the start of a run whose policy is built already does not need.
+    from learner.warmup.tiny_model import new_model, write_configs
+    from learner.warmup.training import warm_up
+
     start = time.perf_counter()
     codec = write_tokenizer(building, environment, seed, recipe)
     model = new_model(codec, recipe, seed)
-    _write_configs(model, building)
+    write_configs(model, building)
     codec = ChatCodec(building)
     demonstrations = collect(codec, environment, seed, recipe.quality, recipe.tokens)
     collected = time.perf_counter()
@@ -196,36 +197,6 @@ def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, 
     codec = ChatCodec(directory)
     codec.check(texts)
     return codec
-
-
-def new_model(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> Qwen2ForCausalLM:
-    """An untrained model of the recipe's shape, float32."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=codec.vocab_size,
-        hidden_size=recipe.width,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        intermediate_size=recipe.feed_forward,
-        max_position_embeddings=recipe.max_position,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        tie_word_embeddings=True,
-        initializer_range=recipe.initial_std,
-        bos_token_id=None,
-        eos_token_id=codec.stop_ids[0],
-        pad_token_id=codec.pad_id,
-        dtype="float32",
-    )
-    return Qwen2ForCausalLM(config)
-
-
-def _write_configs(model: Qwen2ForCausalLM, directory: Path) -> None:
-    """Write the configuration files, so that the codec reads the same folder that will be published."""
-    model.config.save_pretrained(directory)
-    ends, pad = model.config.eos_token_id, model.config.pad_token_id
-    model.generation_config = GenerationConfig(eos_token_id=[ends], pad_token_id=pad, do_sample=True, top_k=0)
-    model.generation_config.save_pretrained(directory)
 
 
 def collect(

@@ -122,5 +122,11 @@ def test_a_fast_command_loads_no_heavy_package(name, tmp_path):
     assert not HEAVY & set(loaded)
 
 
+def test_the_driver_of_a_run_and_the_check_of_a_built_tiny_policy_load_no_torch():
+    code = "import sys; import cluster.commands.train, cluster.loop.run, learner.warmup.tiny; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "ray" in done.stdout.split() and "torch" not in done.stdout.split()
+
+
 def test_doctor_finds_this_machine_well(capsys):
     assert main(["doctor"]) == 0, capsys.readouterr().out

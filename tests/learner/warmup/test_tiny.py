@@ -23,7 +23,7 @@ from actors.play.codec import ChatCodec
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.format import reads_words
 from envs.registry import environment_class, environment_names, resolved
-from learner.warmup import tiny, tiny_eval
+from learner.warmup import tiny, tiny_eval, tiny_model, training
 from learner.warmup.demonstrations import encode, transcripts
 from learner.warmup.tiny import build_tiny
 from learner.warmup.tiny_recipe import recipe_for
@@ -114,7 +114,7 @@ def test_the_folder_is_a_plain_hugging_face_folder_and_the_warm_up_taught_someth
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert not list(folder.glob("*.bin")) and not list(folder.parent.glob(".*building*"))
     report = json.loads((folder / tiny.STAMP).read_text())["report"]
-    fresh = batch_loss(tiny.new_model(codec, SMALL, 3), demonstrations(codec, 8), codec.pad_id, 0).item()
+    fresh = batch_loss(tiny_model.new_model(codec, SMALL, 3), demonstrations(codec, 8), codec.pad_id, 0).item()
     assert report["loss"] < fresh - 1 and report["tokens"] >= SMALL.tokens
 
 
@@ -165,7 +165,7 @@ def test_a_build_that_fails_leaves_nothing_behind_and_the_old_policy_in_place(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(tiny, "warm_up", fail)
+    monkeypatch.setattr(training, "warm_up", fail)
     with pytest.raises(OSError, match="disk full"):
         build_tiny(tmp_path / "a", LAKE, seed=1, recipe=recipe)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

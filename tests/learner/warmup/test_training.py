@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.play.codec import ChatCodec
-from learner.warmup import tiny
+from learner.warmup import tiny_model
 from learner.warmup.demonstrations import Demonstration
 from learner.warmup.training import Gradients, batch_loss, batches, learning_rate_factor, shared_prefix, warm_up
 from tests.learner.warmup.small import SMALL, demonstrations
@@ -45,7 +45,7 @@ def test_the_shared_prefix_ends_where_sequences_part_and_before_what_is_demonstr
 
 
 def test_reading_the_shared_prefix_once_changes_neither_loss_nor_gradient(codec: ChatCodec) -> None:
-    model = tiny.new_model(codec, SMALL, seed=1)
+    model = tiny_model.new_model(codec, SMALL, seed=1)
     some = demonstrations(codec, 6)
     prefix = shared_prefix(some)
     assert prefix > 20
@@ -61,7 +61,7 @@ def test_reading_the_shared_prefix_once_changes_neither_loss_nor_gradient(codec:
 
 def test_a_batch_in_parts_has_the_gradient_of_the_whole(codec: ChatCodec) -> None:
     """Also where parts differ in size: a mean of the parts' means would be wrong."""
-    model, some = tiny.new_model(codec, SMALL, seed=1), demonstrations(codec, 5)
+    model, some = tiny_model.new_model(codec, SMALL, seed=1), demonstrations(codec, 5)
     prefix = shared_prefix(some)
     whole = batch_loss(model, some, codec.pad_id, prefix)
     wanted = torch.autograd.grad(whole, list(model.parameters()))
@@ -79,7 +79,7 @@ def test_weights_do_not_depend_on_the_number_of_threads(codec: ChatCodec) -> Non
     some = demonstrations(codec, 20)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        model = tiny.new_model(codec, SMALL, seed=1)
+        model = tiny_model.new_model(codec, SMALL, seed=1)
         warm_up(model, some, SMALL, 0, codec.pad_id)
         assert torch.get_num_threads() == threads
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -89,7 +89,7 @@ def test_weights_do_not_depend_on_the_number_of_threads(codec: ChatCodec) -> Non
 
 def test_the_loss_covers_demonstrated_tokens_only(codec: ChatCodec) -> None:
     """It equals the sum over demonstrated tokens of a plain forward of each sequence alone."""
-    model, some = tiny.new_model(codec, SMALL, seed=1), demonstrations(codec, 4)
+    model, some = tiny_model.new_model(codec, SMALL, seed=1), demonstrations(codec, 4)
     total, count = 0.0, 0
     for one in some:
         ids = torch.from_numpy(one.token_ids.astype(np.int64))
