@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from actors.process.preparation import protect
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.terminal import complain, visible
 from envs.untrusted.files import reason
@@ -62,6 +63,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
+    protect()
     options = parse(sys.argv[1:] if argv is None else argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:

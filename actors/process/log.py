@@ -11,8 +11,6 @@ from envs.untrusted.secrets import masked
 VARIABLE = "SQUELCH_LOG"
 """Environment variable that names the file."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-HOOK = f"{__name__}.take_output"
-"""For Ray's `worker_process_setup_hook`: runs in every worker process before its actor is created."""
 
 
 class MaskedFormatter(logging.Formatter):

@@ -66,6 +66,11 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout_s)),
+        # All processes of an engine share a host. By themselves vLLM and Gloo would look for an address of the host,
+        # which a host without a default route does not show.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
         PARENT_VARIABLE: str(os.getpid()),
     }
     if config.num_gpus == 0:

@@ -12,9 +12,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.process.log import HOOK
+from actors.process.preparation import HOOK
 from cluster.config import RunConfig
 from cluster.errors import UserError
+from cluster.fleet import local_ray
 from cluster.package import checkout
 from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.episode import Episode
@@ -23,8 +24,8 @@ from envs.registry import environment_class, make
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
-LOGGED = {"worker_process_setup_hook": HOOK}
-"""Ray's runtime environment that makes each actor write its output to its own log file (`actors.process.log`)."""
+PREPARED = {"worker_process_setup_hook": HOOK}
+"""Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
 
 def needed_cpus(config: RunConfig, learning: bool = True) -> float:
@@ -57,14 +58,8 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
         say(f"joined the Ray cluster at {address}")
     else:
         cpus = config.cluster.num_cpus or max(needed_cpus(config, learning), float(os.cpu_count() or 1))
-        ray.init(
-            address="local",  # otherwise Ray would join a cluster that already runs on this machine
-            num_cpus=int(-(-cpus // 1)),
-            object_store_memory=config.cluster.object_store_mib * 2**20,
-            include_dashboard=False,
-            runtime_env={**LOGGED},  # Ray writes into it
-            **options,
-        )
+        store_bytes = config.cluster.object_store_mib * 2**20
+        local_ray.start(int(-(-cpus // 1)), store_bytes, PREPARED, **options)
     _check_size(config, learning)
 
 
@@ -89,7 +84,8 @@ def _join(config: RunConfig, options: dict[str, Any]) -> None:
     repository = checkout()
     code = {"env_vars": {"PYTHONPATH": str(repository)}} if repository else {}
     try:
-        ray.init(address=_address(config), runtime_env={**code, **LOGGED}, **options)
+        with local_ray.away():
+            ray.init(address=_address(config), runtime_env={**code, **PREPARED}, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise _unreachable(config, error) from error
 
@@ -121,7 +117,7 @@ def _check_size(config: RunConfig, learning: bool) -> None:
 
 def disconnect() -> None:
     """Leaves the cluster; a cluster that `connect` started ends."""
-    ray.shutdown()
+    local_ray.stop()
 
 
 def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:

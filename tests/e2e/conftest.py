@@ -6,9 +6,12 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 
+from cluster.fleet import local_ray
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run
+from tests.exposure import sockets
 from tests.prometheus import running_prometheus, unfilled_queries
 
 SCRAPE_S = 1.0
@@ -24,9 +27,11 @@ def whole(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish
     with running_prometheus(folder.parent / "prometheus", port) if installed else nullcontext() as url:
         run.until(lambda line: line.startswith(f"step    {STEPS - 1}/{STEPS}"))
         processes = children(run.process.pid)
+        found = sockets([*processes, psutil.Process(run.process.pid)])
         unfilled = _unfilled(run, url) if url else []
         code = run.finish()
-    return Finished(folder, run, code, processes, unfilled)
+    left = {path.name for path in local_ray.own_folder().glob("*/session_2*/*")}
+    return Finished(folder, run, code, processes, found, left, unfilled)
 
 
 def _unfilled(run: Run, url: str) -> list[str]:

@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Run:
-    """A `squelch` process whose lines can be waited for. Past its bound it is killed and the lines are shown."""
+    """A `squelch` process whose lines can be waited for. Past its bound it is killed and the lines are shown. Its user
+    leaves every right to everyone, so that what others may not do is the run's own doing."""
 
     def __init__(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240.0) -> None:
         self.deadline = time.monotonic() + timeout_s
@@ -33,6 +34,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            umask=0,
         )
         os.set_blocking(self.process.stdout.fileno(), False)
 
@@ -138,6 +140,10 @@ class Finished:
     run: Run
     code: int
     processes: list[psutil.Process]
+    sockets: set[str]
+    """Addresses of its processes' sockets, as `tests.exposure.sockets` gives them."""
+    left_by_ray: set[str]
+    """Names in the folders of Ray's sessions after the end."""
     unfilled: list[str]
     """Queries of the dashboard that it left without a value; empty where Prometheus is not installed."""
 

@@ -5,15 +5,19 @@ That it repeats from its seed is shown in `test_stop_and_resume`, to the bit."""
 import json
 import math
 import re
+import stat
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
 
 from actors.archive.reader import read_events, read_groups, read_metrics
 from cluster.cli import main
+from cluster.fleet import local_ray
 from cluster.loop.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
+from tests.exposure import exposed, writable_by_others
 from tests.prometheus import dashboard_queries, need_prometheus
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -26,6 +30,22 @@ def test_the_run_ends_well_and_leaves_no_process(whole: Finished) -> None:
     assert found["steps"] == STEPS and found["finished"] and found["policy_version"] >= 1
     assert found["success"]["before"]["step"] == 0 and found["success"]["after"]["step"] == STEPS
     assert whole.processes and not wait_gone(whole.processes)
+
+
+def test_no_other_host_and_no_other_user_can_connect_to_a_process_of_the_run(whole: Finished) -> None:
+    hidden = [address for address in whole.sockets if address.startswith(f"{local_ray.own_folder()}/")]
+    assert len(hidden) >= 2 and len(whole.sockets) > 12, whole.sockets
+    assert not exposed(whole.sockets)
+
+
+def test_no_other_user_can_write_a_file_of_the_run_or_read_the_token_of_its_cluster(whole: Finished) -> None:
+    token = Path.home() / ".ray" / "auth_token"
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (local_ray.own_folder(), token.parent, token)]
+    assert not writable_by_others(whole.folder) and modes == [0o700, 0o700, 0o600]
+
+
+def test_of_the_files_of_ray_only_logs_remain(whole: Finished) -> None:
+    assert whole.left_by_ray == {"logs"}
 
 
 def test_the_terminal_shows_what_the_run_says_and_its_folder_the_rest(whole: Finished) -> None:

@@ -4,16 +4,21 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 import ray
 
 from actors.records import Group, Task, Ticket, to_table
 from actors.weights import checksum
+from cluster.fleet import local_ray
+from cluster.fleet.bootstrap import PREPARED
 from learner.actor import LearnerGroup
 from learner.config import LearnerConfig
+from tests.exposure import exposed, sockets
 from tests.learner.models import make_config, make_groups
 
 pytestmark = pytest.mark.ray
@@ -22,10 +27,15 @@ IDS = [group_id for group_id, _ in make_groups()]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-    yield
-    ray.shutdown()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Started in a folder of files that have the names of modules, as a download may have: no rank runs their code."""
+    folder = tmp_path_factory.mktemp("downloaded")
+    for module in ("actors", "learner", "numpy", "torch"):
+        (folder / f"{module}.py").write_text("raise ImportError('code of a stranger')")
+    with chdir(folder):
+        local_ray.start(4, 100 << 20, PREPARED, log_to_driver=False)
+    yield folder
+    local_ray.stop()
 
 
 def config_of(**changes: object) -> LearnerConfig:
@@ -39,12 +49,14 @@ def tables() -> list[pa.Table]:
     ]
 
 
-def test_two_ranks_train_publish_save_and_name_what_fails(model_dir: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_publish_save_and_name_what_fails(cluster: Path, model_dir: Path, tmp_path: Path) -> None:
     """One life of a group of two ranks: starting one costs seconds, so the whole of it is one test."""
     group = LearnerGroup(model_dir, config_of(ranks=2))
     group.start()
     refs = [ray.put(table) for table in tables()]
     report = group.train_step(1, refs, IDS, 0.9)
+    ranks = sockets(psutil.Process(pid) for pid in group.pids)
+    assert len(ranks) > 4 and not exposed(ranks), "gloo, the store of the ranks, and Ray's own"
     assert report.updated and report.num_trajectories == 18 and report.seconds["fetch"] > 0
     bundle = group.publish(1)
     chunks = [ray.get(chunk) for chunk in bundle.chunks]
@@ -52,8 +64,8 @@ def test_two_ranks_train_publish_save_and_name_what_fails(model_dir: Path, tmp_p
     for step in (1, 2):
         group.save(tmp_path / f"step-{step}", {"step": step})
     assert group.load(tmp_path / "step-2") == {"step": 2} and group.optimizer_steps() == report.optimizer_steps
-    group.export(tmp_path / "exported")
-    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    group.export("exported")
+    assert (cluster / "exported" / "model.safetensors").is_file(), "a path is relative to where the run was started"
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         group.load(tmp_path / "step-3")
     os.kill(group.pids[1], signal.SIGKILL)

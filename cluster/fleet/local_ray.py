@@ -1,0 +1,221 @@
+"""A Ray cluster on this machine that neither the network nor the machine's other users can reach.
+
+By default Ray listens on every interface, answers there for its metrics without a token, and opens the folder of its
+session to every user. Here all of Ray's sockets are on 127.0.0.1, and its files are in a folder that only this user
+can enter: `squelch-UID/XXXXXXXX` below RAY_TMPDIR, else below the temporary folder.
+
+Invariants:
+
+- Whoever has started a cluster holds a lock on its folder, which ends with the process however it ends. `start`
+  removes every folder without a lock, so that killed runs leave nothing that the next run does not remove.
+- `stop` removes what the cluster left, except Ray's logs, which the next `start` removes.
+- The token with which Ray's processes know each other can be read by its owner only.
+- No actor imports modules from the folder in which the run was started, which may hold files of strangers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, chdir, contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+
+from actors.process.preparation import START_FOLDER
+from cluster.errors import UserError
+from cluster.package import checkout
+
+LOOPBACK_ONLY = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+"""Variable whose value 0 makes a process of Ray take 127.0.0.1 for the address of its node. Ray has it for systems
+whose firewall asks the user about every program that listens elsewhere."""
+SOCKET_BYTES = 107
+"""Longest path of a Unix socket on Linux."""
+BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+"""The longest path that Ray makes below its folder."""
+NAMED_FILES = {"RAY_AUTH_TOKEN_PATH", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
+"""Variables with paths of files that Ray reads."""
+_held = ExitStack()
+"""Undoes `start` in this process; Ray allows one cluster a process."""
+
+
+def start(num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any], **options: Any) -> None:
+    """Starts the cluster and connects this process to it. `runtime_env` is Ray's environment of the actors, `options`
+    are further ones of `ray.init`.
+
+    Raises:
+        UserError: no folder can be made that only this user can enter, or Ray's token cannot be hidden from others.
+    """
+    variables = _start_folder() | runtime_env.get("env_vars", {})
+    folder = _held.enter_context(_folder())
+    _hide_token()
+    with _loopback(), away():
+        ray.init(
+            address="local",  # otherwise Ray would join a cluster that already runs on this machine
+            num_cpus=num_cpus,
+            object_store_memory=object_store_bytes,
+            include_dashboard=False,
+            _temp_dir=str(folder),
+            runtime_env={**runtime_env, "env_vars": variables},
+            **options,
+        )
+    _hide_token()
+
+
+def stop() -> None:
+    """Leaves the cluster to which this process is connected; ends it and removes its files if `start` started it."""
+    ray.shutdown()
+    _held.close()
+
+
+def _start_folder() -> dict[str, str]:
+    """Variables that take an actor's process, which Ray starts in another folder, to this one's folder and code."""
+    named = [str(checkout() or ""), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(Path(path).absolute()) for path in named if path]
+    return {START_FOLDER: str(Path.cwd()), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextmanager
+def away() -> Iterator[None]:
+    """Changes to root's folder for a call of `ray.init`: Ray puts the current folder first where actors look for
+    modules."""
+    for variable in NAMED_FILES & os.environ.keys():
+        os.environ[variable] = str(Path(os.environ[variable]).absolute())
+    with chdir("/"):
+        yield
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only. They read the variable when they import
+    Ray; this process has imported it, so the value that it read is changed too."""
+    variable, value = os.environ.get(LOOPBACK_ONLY), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[LOOPBACK_ONLY], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = value
+        del os.environ[LOOPBACK_ONLY]
+        if variable is not None:
+            os.environ[LOOPBACK_ONLY] = variable
+
+
+def _hide_token() -> None:
+    """Lets this user only enter the folder of the token that Ray makes, and read the token once it exists; Ray itself
+    leaves both as open as the umask does. A token that the user provides is left alone."""
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        return
+    folder = Path.home() / ".ray"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        if (token := folder / "auth_token").exists():
+            token.chmod(0o600)
+    except OSError as error:
+        raise UserError(
+            f"Ray's token must be a file that only you can read: {error}; set RAY_AUTH_TOKEN_PATH to such a file"
+        ) from error
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A new folder for a cluster's files. It is locked until the context ends; then only Ray's logs remain in it."""
+    try:
+        parent = own_folder()
+        remove_leftovers(parent)
+        folder, lock = _new_folder(parent)
+    except OSError as error:
+        raise UserError(f"Ray's files need a folder of your own: {error}; set RAY_TMPDIR to one") from error
+    try:
+        yield folder
+    finally:
+        for path in folder.glob("session_2*/*"):
+            if path.name != "logs":
+                _remove(path)
+        os.close(lock)
+
+
+def own_folder() -> Path:
+    """The folder below which this user's clusters keep their files.
+
+    Raises:
+        UserError: its path is too long for a socket below it, or another user owns it or may enter it.
+        OSError: it cannot be made.
+    """
+    named = os.environ.get("RAY_TMPDIR")
+    folder = place([named] if named else [tempfile.gettempdir(), "/tmp"])
+    if folder is None:
+        raise UserError(
+            f"RAY_TMPDIR={named}: the paths of Ray's sockets would be longer than {SOCKET_BYTES} bytes: name a shorter "
+            "folder"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _require_own(folder)
+    return folder
+
+
+def place(bases: Sequence[str]) -> Path | None:
+    """The path of this user's folder in the first of these folders below which the paths of sockets are short enough,
+    if there is one."""
+    places = (Path(base).absolute() / f"squelch-{os.geteuid()}" for base in bases)
+    longest = SOCKET_BYTES - len(f"/XXXXXXXX{BELOW_FOLDER}")
+    return next((place for place in places if len(os.fsencode(place)) <= longest), None)
+
+
+def _require_own(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise UserError(
+            f"{folder} must be a folder of yours with mode 0700, because Ray's sockets lie in it: remove it, or set "
+            "RAY_TMPDIR to another folder"
+        )
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Removes the folders of clusters whose starter has ended."""
+    for folder in parent.iterdir():
+        if (lock := _lock(folder)) is not None:
+            _remove(folder)
+            os.close(lock)
+
+
+def _new_folder(parent: Path) -> tuple[Path, int]:
+    """A new folder and its lock. Until it is locked, another start may take it for a leftover; then a next one is
+    made."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix="", dir=parent))
+        lock = _lock(folder)
+        if lock is not None and folder.exists():
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that locks the folder until it is closed; None if another process has the lock, or if no folder is
+    there."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder or file as far as possible: processes that are about to end may still write below it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

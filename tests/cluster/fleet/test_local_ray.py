@@ -1,0 +1,180 @@
+"""The folder, the token and the address of a cluster on this machine.
+
+What a real one opens: tests/e2e/test_whole_run.py and tests/learner/test_actor.py."""
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray._private import ray_constants
+
+from actors.process.preparation import START_FOLDER
+from cluster.errors import UserError
+from cluster.fleet import local_ray
+from cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The test's RAY_TMPDIR: pytest's own folders have paths too long for sockets."""
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The test's home, with a token as Ray makes it under a usual umask; no token comes from elsewhere."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir(mode=0o755)
+    token.write_text("secret")
+    token.chmod(0o644)
+    return tmp_path
+
+
+def test_only_this_user_can_enter_the_folder_whatever_the_umask(base: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = local_ray.own_folder()
+    finally:
+        os.umask(before)
+    assert folder.parent == base and mode(folder) == 0o700 and folder.stat().st_uid == os.geteuid()
+    assert local_ray.own_folder() == folder
+
+
+def opened(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    place.chmod(0o710)
+
+
+def linked(place: Path) -> None:
+    (place.parent / "elsewhere").mkdir(mode=0o700)
+    place.symlink_to(place.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("taken", [opened, linked, Path.touch])
+def test_a_folder_that_others_may_have_made_is_refused(base: Path, taken: Callable[[Path], None]) -> None:
+    taken(base / f"squelch-{os.geteuid()}")
+    with pytest.raises(UserError, match="set RAY_TMPDIR"), local_ray._folder():
+        pass
+
+
+def test_the_folder_of_another_user_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.geteuid() + 1
+    monkeypatch.setattr("os.geteuid", lambda: other)
+    with pytest.raises(UserError, match=f"squelch-{other} must be a folder of yours with mode 0700"):
+        local_ray.own_folder()
+
+
+@given(st.lists(st.text("ab/é", max_size=80), min_size=1, max_size=3))
+def test_a_place_is_chosen_only_if_sockets_fit_below_it(bases: list[str]) -> None:
+    place = local_ray.place(["/" + base for base in bases])
+    name = f"squelch-{os.geteuid()}"
+    longest = [len(os.fsencode(Path(f"/{base}", name, "XXXXXXXX"))) + len(BELOW_FOLDER) for base in bases]
+    fitting = [Path(f"/{base}", name) for base, size in zip(bases, longest, strict=True) if size <= SOCKET_BYTES]
+    assert place == next(iter(fitting), None)
+
+
+def test_a_path_too_long_for_sockets_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "long" * 10)
+    with pytest.raises(UserError, match=r"^RAY_TMPDIR=/tmp/long.*name a shorter folder"):
+        local_ray.own_folder()
+
+
+def test_what_a_cluster_left_is_removed_and_what_one_uses_is_not(base: Path) -> None:
+    with local_ray._folder() as ours:
+        session = ours / "session_2026-01-01"
+        for name in ("logs", "sockets"):
+            (session / name).mkdir(parents=True)
+            (session / name / "file").touch()
+        with local_ray._folder() as others:
+            assert session.is_dir() and others.parent == ours.parent
+        assert not any(others.iterdir())
+    assert [path.name for path in session.iterdir()] == ["logs"] and (session / "logs" / "file").exists()
+    stray = ours.parent / "stray"
+    stray.touch()
+    local_ray.remove_leftovers(ours.parent)
+    assert list(ours.parent.iterdir()) == [stray]
+
+
+def test_starts_at_the_same_time_never_remove_each_others_folder(base: Path) -> None:
+    def start_and_stop(_: int) -> bool:
+        with local_ray._folder() as folder:
+            local_ray.remove_leftovers(folder.parent)
+            return folder.is_dir()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(start_and_stop, range(200)))
+
+
+@pytest.mark.parametrize("variable", [None, "1"])
+def test_ray_is_told_to_stay_on_loopback_and_out_of_this_folder_only_while_it_starts(
+    base: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    seen: dict[str, object] = {}
+
+    def init(**options: object) -> None:
+        seen.update(options, variable=os.environ[LOOPBACK_ONLY], clusters=ray_constants.ENABLE_RAY_CLUSTER)
+        seen["folder"] = os.getcwd()
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    monkeypatch.delenv(LOOPBACK_ONLY, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(LOOPBACK_ONLY, variable)
+    with pytest.raises(RuntimeError, match="no room"):
+        local_ray.start(1, 1 << 20, {"env_vars": {"A": "b"}}, log_to_driver=False)
+    local_ray.stop()
+    folder = Path(str(seen["_temp_dir"]))
+    code = f"{Path(local_ray.__file__).parents[2]}:{Path('mine').absolute()}"
+    started_here = {START_FOLDER: os.getcwd(), "PYTHONPATH": code}
+    assert seen["runtime_env"] == {"env_vars": {"A": "b", **started_here}}
+    assert seen["folder"] == "/"
+    assert seen["variable"] == "0" and seen["clusters"] is False and seen["address"] == "local"
+    assert os.environ.get(LOOPBACK_ONLY) == variable and ray_constants.ENABLE_RAY_CLUSTER is True
+    assert mode(folder) == mode(folder.parent) == 0o700 and folder.parent == local_ray.own_folder()
+    lock = local_ray._lock(folder)
+    assert lock is not None, "the lock is given back when the cluster could not be started"
+    os.close(lock)
+
+
+def test_a_token_named_by_a_relative_path_is_found_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token")
+    here = Path.cwd()
+    with local_ray.away():
+        assert os.getcwd() == "/" and os.environ["RAY_AUTH_TOKEN_PATH"] == str(here / "token")
+    assert Path.cwd() == here
+
+
+def test_only_the_owner_can_read_the_token(home: Path) -> None:
+    local_ray._hide_token()
+    assert mode(home / ".ray") == 0o700 and mode(home / ".ray" / "auth_token") == 0o600
+
+
+def test_a_token_that_the_user_provides_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/elsewhere")
+    local_ray._hide_token()
+    assert mode(home / ".ray" / "auth_token") == 0o644
+
+
+def test_a_token_that_cannot_be_hidden_is_refused(home: Path) -> None:
+    (home / ".ray" / "auth_token").unlink()
+    (home / ".ray").rmdir()
+    (home / ".ray").touch()
+    with pytest.raises(UserError, match="set RAY_AUTH_TOKEN_PATH to such a file"):
+        local_ray._hide_token()
