@@ -5,10 +5,12 @@ Invariants:
 - Sampled ids are never decoded and encoded again. An episode's sequence is
   `first_turn | sampled | next_turn | sampled | ...`; each part is encoded once, separately.
 - X of a turn is all ids up to and including the opening of the reasoning, `<think>`, which the codec appends.
-- `next_turn` is rendered by the model's own chat template: the template is rendered with a sentinel in place of the
-  sampled text, and the text after the sentinel is the next turn. So a template that rewrites earlier turns (for
-  example, one that strips old reasoning) does not change the sequence. A template whose continuation depends on earlier
-  turns is refused.
+- `next_turn` is rendered by the model's own chat template: the template is rendered with a placeholder for the sampled
+  text, and what follows it is the next turn. So a template that rewrites earlier turns (for example, one that strips
+  old reasoning) does not change the sequence. A template whose continuation depends on earlier turns is refused.
+- Only the template's own text yields control tokens. The contents of messages are foreign (`actors/text`): a control
+  token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a system
+  message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
 - Spans are found on bytes, so a token that contains a part of `</think>` belongs to the marker, not to the reasoning.
 
 Only byte-level tokenizers are supported (GPT-2's alphabet: Qwen, Llama 3, and the tiny policy's word pieces), because
@@ -18,22 +20,26 @@ their tokens stand for the same bytes in every context. Nothing here waits.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+
+from actors.text.chat_template import Part, TemplateRefused, read_chat_template, read_chat_tokenizer
+from actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
+from actors.text.tokenizer import TOKENIZER_FILE, check_vocabulary, read_object
 
 Message = dict[str, str]
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 MARKERS = (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>")
-_SENTINEL = "squelchsentinel"
 _CACHED_TURNS = 4096
+_SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)
+"""A content with which a template is tried: it must come out as it went in."""
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -52,14 +58,30 @@ def _kinds(part: dict[str, Any] | None) -> list[str]:
     return [one["type"] for one in inner]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+def _end_ids(path: Path) -> list[int]:
+    """The `eos_token_id` of a configuration file: one id, several, or none."""
+    value = read_object(path).get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(index) is int and index >= 0 for index in ids):
+        raise ValueError(f"{path}: eos_token_id={str(value)[:100]} must be a token id or a list of them")
+    return ids
 
 
-def _as_ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+def _num_rows(path: Path, least: int) -> int:
+    """`vocab_size` of a model's config.json; `least` if it states none."""
+    size = read_object(path).get("vocab_size", least)
+    if type(size) is not int or not 0 < size < 2**31:
+        raise ValueError(f"{path}: vocab_size={str(size)[:100]} must be the number of the embedding's rows")
+    return size
+
+
+def _reply_and(*start: str) -> list[Message]:
+    """A conversation of these roles, then a reply of the assistant, then a user's message."""
+    return [{"role": role, "content": _SAMPLE} for role in (*start, "assistant", "user")]
+
+
+_OPENING = ("system", "user")
+_TURN, _LATER_TURN = _reply_and(*_OPENING), _reply_and(*_OPENING, "assistant", "user")
 
 
 class ChatCodec:
@@ -71,18 +93,16 @@ class ChatCodec:
 
     def __init__(self, model_dir: str | Path) -> None:
         self._dir = Path(model_dir)
-        if not (self._dir / "tokenizer.json").is_file():
-            raise ValueError(
-                f"{self._dir} holds no tokenizer.json: give a local Hugging Face folder with a fast tokenizer"
-            )
-        # Not AutoTokenizer: for some architectures (such as Qwen2) it replaces the pre-tokenizer and the decoder in
-        # tokenizer.json, with which the policy was trained, by those of its class.
-        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(str(self._dir), local_files_only=True)
+        self._tokenizer = read_chat_tokenizer(self._dir)
         self._backend: Tokenizer = self._tokenizer.backend_tokenizer
         self._alphabet = byte_alphabet()
         self._added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
         self._require_byte_level()
-        self._require_template()
+        self.vocab_size: int = _num_rows(self._dir / "config.json", len(self._tokenizer))
+        """Rows of the model's output head; at least the tokenizer's size."""
+        check_vocabulary(self._dir / TOKENIZER_FILE, self._backend, self.vocab_size)
+        self._template = read_chat_template(self._dir, self._tokenizer)
+        self._encoder = TextEncoder(self._backend, self._template.source)
         self._pieces: dict[int, bytes] = {}
         specials = set(self._tokenizer.all_special_ids)
         self._silent = {index for index in specials if self._added.get(index) not in MARKERS}
@@ -90,9 +110,6 @@ class ChatCodec:
         self.stop_ids: tuple[int, ...] = self._find_stop_ids()
         """Ids that end a turn, from the tokenizer, the generation configuration and the chat template."""
         self._silent |= set(self.stop_ids)
-        config = _read_json(self._dir / "config.json")
-        self.vocab_size: int = int(config.get("vocab_size", len(self._tokenizer)))
-        """Rows of the model's output head; at least the tokenizer's size."""
         pad = self._tokenizer.pad_token_id
         self.pad_id: int = self.stop_ids[0] if pad is None else int(pad)
         """Id that pads rows of a batch; it is never attended to and never learned from."""
@@ -102,7 +119,8 @@ class ChatCodec:
 
     def first_turn(self, messages: list[Message]) -> np.ndarray:
         """(num_tokens,) int32: the rendered messages, the generation prompt and the opening of the reasoning."""
-        return self.encode(self._open_reasoning(self._render(messages)))
+        (parts,) = self._template.parts([messages])
+        return self._encode_parts(parts, messages)
 
     def next_turn(self, message: Message, closed: bool) -> np.ndarray:
         """(num_tokens,) int32: the ids that are fed between two sampled turns.
@@ -159,69 +177,76 @@ class ChatCodec:
 
     # --- the template ---
 
-    def _render(self, messages: list[Message]) -> str:
-        try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise ValueError(
-                f"the chat template of {self._dir} refuses messages of roles {roles} ({error}); it must take a system "
-                "message followed by user and assistant in turn"
-            ) from error
-
-    @staticmethod
-    def _open_reasoning(text: str) -> str:
-        """The text with the opening of the reasoning appended, unless the template has already added it."""
-        return text if text.rstrip().endswith(THINK_OPEN) else text + THINK_OPEN
-
-    def _after(self, history: list[Message], message: Message) -> str:
-        """The template's text after the reply to `history`: end of turn, `message` and the opening of the reasoning."""
-        rendered = self._open_reasoning(self._render([*history, {"role": "assistant", "content": _SENTINEL}, message]))
-        before, found, after = rendered.rpartition(_SENTINEL)
-        if not found or _SENTINEL in before or message["content"].strip() not in after:
-            raise ValueError(
-                f"the chat template of {self._dir} does not render an assistant turn followed by a "
-                f"{message['role']} turn as they are given, so an episode cannot be continued turn by turn"
-            )
-        return after
-
-    def _encode_between(self, role: str, content: str) -> np.ndarray:
-        history = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-        return self.encode(self._after(history, {"role": role, "content": content}))
-
     def _turn_end(self) -> int:
-        """The id with which the template ends an assistant turn. Raises ValueError if the continuation depends on
-        earlier turns."""
-        start = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-        longer = [*start, {"role": "assistant", "content": "a b"}, {"role": "user", "content": "v"}]
-        message = {"role": "user", "content": "next"}
-        after = self._after(start, message)
-        if after != self._after(longer, message):
+        """The id with which the template ends an assistant turn. Raises ValueError if the template shows contents
+        otherwise than as given, or if its continuation depends on earlier turns."""
+        opening = _TURN[: len(_OPENING)]
+        try:
+            _, turn, later = self._template.parts([opening, _TURN, _LATER_TURN], compare=True)
+        except TemplateRefused as error:
+            raise ValueError(
+                f"{error}; it must take a system message followed by user and assistant in turn"
+            ) from error
+        after = self._after(turn, _TURN)
+        if after != (deep := self._after(later, _LATER_TURN)):
             raise ValueError(
                 f"the chat template of {self._dir} continues a turn differently depending on earlier turns "
-                f"({after!r} after one turn, {self._after(longer, message)!r} after two); it must not"
+                f"({_shown(after)} after one turn, {_shown(deep)} after two); it must not"
             )
-        first = int(self.encode(after)[0])
-        if first not in self._added:
+        first = int(self._encode_parts(after, [{"role": "user", "content": "next"}])[0])
+        if first not in self._encoder.control:
             raise ValueError(
-                f"the chat template of {self._dir} ends an assistant turn with {after[:12]!r}, which is not an added "
-                "token of tokenizer.json; it must be one token, such as <|im_end|>, so that generation can stop there"
+                f"the chat template of {self._dir} ends an assistant turn with {_shown(after)[:12]!r}, which is not an "
+                "added token of tokenizer.json; it must be one token, such as <|im_end|>, so that generation can stop "
+                "there"
             )
         return first
 
+    def _after(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[Part]:
+        """What the template writes after the reply, which is the last message but one; 0 stands for the last."""
+        reply, last = len(messages) - 2, len(messages) - 1
+        after = list(parts[parts.index(reply) + 1 :]) if reply in parts else []
+        foreseen = not any(isinstance(part, int) and part != last for part in after)
+        shown = last in after or not messages[last]["content"].strip()
+        if not (after and foreseen and shown):
+            raise ValueError(
+                f"the chat template of {self._dir} does not render an assistant turn followed by a "
+                f"{messages[last]['role']} turn as they are given, so an episode cannot be continued turn by turn"
+            )
+        return [0 if part == last else part for part in after]
+
+    def _encode_between(self, role: str, content: str) -> np.ndarray:
+        message = {"role": role, "content": content}
+        messages = [*_TURN[:-1], message]
+        (parts,) = self._template.parts([messages])
+        return self._encode_parts(self._after(parts, messages), [message])
+
     def _find_stop_ids(self) -> tuple[int, ...]:
-        found = [self._end_id, *_as_ids(self._tokenizer.eos_token_id)]
+        own = self._tokenizer.eos_token_id
+        found = [self._end_id, *([] if own is None else [int(own)])]
         for name in ("generation_config.json", "config.json"):
-            found += _as_ids(_read_json(self._dir / name).get("eos_token_id"))
+            found += _end_ids(self._dir / name)
+        if (largest := max(found)) >= self.vocab_size:
+            raise ValueError(f"{self._dir}: eos_token_id {largest} is none of the model's {self.vocab_size} ids")
         return tuple(dict.fromkeys(found))
+
+    def _encode_parts(self, parts: Sequence[Part], messages: Sequence[Message]) -> np.ndarray:
+        """The ids of a rendered conversation, opening of the reasoning included, whose parts stand for `messages`."""
+        pieces: list[Piece] = []
+        for part in [*parts, *_opening_of_reasoning(parts)]:
+            if isinstance(part, str):
+                pieces.append((part, False))
+            else:
+                markers = MARKERS if messages[part]["role"] == "system" else ()
+                pieces += foreign_pieces(_as_text(messages[part]["content"].strip()), markers)
+        return _as_array(self._encoder.encode(pieces))
 
     # --- the tokenizer ---
 
     def encode(self, text: str) -> np.ndarray:
-        """(num_tokens,) int32, read-only: the ids of the text without special tokens. Never used for sampled text."""
-        ids = np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
-        ids.setflags(write=False)
-        return ids
+        """(num_tokens,) int32, read-only: the ids of a text that the policy could have sampled, in which the markers
+        are matched and no control token is. Never used for what was sampled."""
+        return _as_array(self._encoder.encode(foreign_pieces(text, MARKERS)))
 
     def _lossy(self, text: str, ids: np.ndarray) -> bool:
         unknown = self._tokenizer.unk_token_id
@@ -239,8 +264,8 @@ class ChatCodec:
         return b"" if piece is None else bytes(self._alphabet[char] for char in piece)
 
     def _require_byte_level(self) -> None:
-        decoder = json.loads(self._backend.to_str())["decoder"]
-        kinds = _kinds(decoder)
+        decoder = self._backend.decoder
+        kinds = _kinds(None if decoder is None else json.loads(decoder.__getstate__()))
         if kinds != ["ByteLevel"]:
             raise ValueError(
                 f"the tokenizer of {self._dir} decodes by {' + '.join(kinds) or 'nothing'} (tokenizer.json, "
@@ -254,10 +279,25 @@ class ChatCodec:
                 "(tokenizer.json, `model.vocab`); only byte-level tokenizers are supported"
             )
 
-    def _require_template(self) -> None:
-        template = self._tokenizer.chat_template
-        if not template:
-            raise ValueError(
-                f"{self._dir} has no chat template of its own (chat_template.jinja, or `chat_template` in "
-                "tokenizer_config.json): take an instruction-tuned model, or add the template it was trained with"
-            )
+
+def _opening_of_reasoning(parts: Sequence[Part]) -> tuple[str, ...]:
+    """The opening of the reasoning, which follows the generation prompt unless the template has written it."""
+    last = parts[-1] if parts else ""
+    return () if isinstance(last, str) and last.rstrip().endswith(THINK_OPEN) else (THINK_OPEN,)
+
+
+def _as_text(text: str) -> str:
+    """The text with `?` for each lone surrogate, which no tokenizer can encode."""
+    return text.encode(errors="replace").decode()
+
+
+def _as_array(ids: list[int]) -> np.ndarray:
+    """(num_tokens,) int32, read-only."""
+    found = np.array(ids, dtype=np.int32)
+    found.setflags(write=False)
+    return found
+
+
+def _shown(parts: Sequence[Part]) -> str:
+    """Parts in an error message, `...` for a content."""
+    return "".join(part if isinstance(part, str) else "..." for part in parts)

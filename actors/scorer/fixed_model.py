@@ -34,6 +34,6 @@ def check_scorer_model(model: str | None, policy_dir: str | Path) -> None:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    from tokenizers import Tokenizer
+    from actors.text.tokenizer import read_tokenizer
 
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    return read_tokenizer(folder).get_vocab(with_added_tokens=True)

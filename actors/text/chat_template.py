@@ -1,0 +1,194 @@
+"""A model folder's chat template: messages to text, with the template's own text told from the messages'.
+
+Invariants:
+
+- A template is rendered in a child process with bounded memory and CPU time (`actors/text/render.py`). A template that
+  exceeds them, or raises an error, is refused with the folder's name.
+- `parts` renders a placeholder in place of each content: a word that nobody can guess, between the content's own white
+  space, because templates may strip it. What stands in the word's place afterwards is foreign, all else is the
+  template's. A template that drops or changes a word is refused.
+- Parts depend on the roles and the white space alone, so a run renders a handful of conversations, once each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from actors.text import render
+from actors.text.tokenizer import FILES, TOKENIZER_FILE, check_files, encode_completely, unreadable
+
+Message = Mapping[str, Any]
+Part = str | int
+"""Text that the template wrote, or the index of the message whose content stands here."""
+Shape = tuple[tuple[str, str], ...]
+"""A conversation with placeholders for its contents: (role, content) of each message."""
+
+MAX_TEMPLATE_CHARACTERS = 2**20
+WAIT_S = 60.0
+"""Longest wait for the child process, which ends itself after `render.CPU_S` of CPU time."""
+_KEPT_SHAPES = 256
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "TZ")
+"""Environment variables of the child process: what the interpreter and a template's date need."""
+
+
+class TemplateRefused(ValueError):
+    """The template cannot render a conversation. `index`: which one of those that were given."""
+
+    def __init__(self, message: str, index: int = 0) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class Words:
+    """Placeholders of texts, told from everything else by a random part."""
+
+    def __init__(self) -> None:
+        self._mark = secrets.token_hex(8)
+
+    def hide(self, text: str, index: int) -> str:
+        """The text with the word `index` in place of all but the white space at its ends; blank text stays."""
+        inner = text.strip()
+        before, _, after = text.partition(inner) if inner else (text, "", "")
+        return f"{before}{self._mark}{index:08d}{after}" if inner else text
+
+    def split(self, rendered: str) -> list[Part]:
+        """What lies between the words, and the indices of the words."""
+        pieces = re.split(rf"{self._mark}(\d{{8}})", rendered)
+        return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces) if piece]
+
+
+class ChatTemplate:
+    """The chat template `source` of a model folder. `variables`: the special tokens by name, as templates use them."""
+
+    def __init__(self, folder: Path, source: str, variables: Mapping[str, str]) -> None:
+        self.source = source
+        self._folder, self._variables = folder, dict(variables)
+        self._known: dict[Shape, tuple[Part, ...]] = {}
+        self._words = Words()
+
+    def parts(self, conversations: Sequence[Sequence[Message]], compare: bool = False) -> list[tuple[Part, ...]]:
+        """Each conversation with the generation prompt, as parts. All that is new is rendered in one process.
+
+        `compare`: the contents themselves are rendered, too, and must stand as given where the words stand. Raises
+        TemplateRefused if the template refuses, drops or changes a message.
+        """
+        shapes = [tuple(self._shape(index, one) for index, one in enumerate(messages)) for messages in conversations]
+        texts = self._learn(shapes, conversations if compare else ())
+        found = [self._known[shape] for shape in shapes]
+        for messages, parts, text in zip(conversations, found, texts, strict=False):
+            if "".join(_filled(messages, parts)) != text:
+                raise self._changed(", ".join(one["role"] for one in messages))
+        return found
+
+    def _learn(self, shapes: Sequence[Shape], also: Sequence[Sequence[Message]]) -> list[str]:
+        """Renders the shapes that are not known and, in the same process, the conversations `also`; returns the texts
+        of the latter."""
+        if len(self._known) > _KEPT_SHAPES:
+            self._known.clear()
+        new = [shape for shape in dict.fromkeys(shapes) if shape not in self._known]
+        hidden = [[{"role": role, "content": content} for role, content in shape] for shape in new]
+        texts = self.render([*hidden, *also]) if new or also else []
+        for shape, text in zip(new, texts, strict=False):
+            self._known[shape] = self._checked(shape, text)
+        return texts[len(new) :]
+
+    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+        """The text of each conversation with the generation prompt, rendered in one process.
+
+        Raises TemplateRefused if the template refuses a conversation or exceeds its bounds.
+        """
+        request = {"template": self.source, "conversations": list(map(list, conversations))}
+        answer = _in_a_child(request | {"variables": self._variables})
+        if "texts" in answer:
+            return answer["texts"]
+        roles = ", ".join(str(one["role"]) for one in conversations[answer["index"]])
+        raise TemplateRefused(
+            f"the chat template of {self._folder} refuses messages of roles {roles} ({answer['error']})",
+            answer["index"],
+        )
+
+    def _shape(self, index: int, message: Message) -> tuple[str, str]:
+        return message["role"], self._words.hide(message["content"], index)
+
+    def _checked(self, shape: Shape, text: str) -> tuple[Part, ...]:
+        parts = tuple(self._words.split(text))
+        for index, (role, content) in enumerate(shape):
+            if content.strip() and index not in parts and role != "assistant":  # old replies may be left out
+                raise self._changed(role)
+        return parts
+
+    def _changed(self, roles: str) -> TemplateRefused:
+        return TemplateRefused(
+            f"the chat template of {self._folder} drops or changes the content of messages of roles {roles}; it must "
+            "show each message as it is given, apart from white space at its ends"
+        )
+
+
+def _filled(messages: Sequence[Message], parts: Sequence[Part]) -> list[str]:
+    return [part if isinstance(part, str) else messages[part]["content"].strip() for part in parts]
+
+
+def read_chat_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a folder with its special tokens and chat template; it encodes texts completely.
+
+    Not `AutoTokenizer`: for some architectures (such as Qwen2) it replaces the pre-tokenizer and the decoder in
+    tokenizer.json, with which the policy was trained, by those of its class. Raises ValueError with the folder.
+    """
+    check_files(folder)
+    try:
+        found = PreTrainedTokenizerFast.from_pretrained(
+            str(folder), local_files_only=True, tokenizer_file=str(folder / TOKENIZER_FILE)
+        )
+    except Exception as error:  # the libraries raise no narrower class for what they cannot parse
+        raise unreadable(folder / f"({' | '.join(FILES)})", error) from error
+    encode_completely(found.backend_tokenizer)
+    return found
+
+
+def read_chat_template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> ChatTemplate:
+    """The folder's default chat template. Raises ValueError if there is none, or if it is no text of bounded size."""
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        source = source.get("default")
+    if not source:
+        raise ValueError(
+            f"{folder} has no chat template of its own (chat_template.jinja, or `chat_template` in "
+            "tokenizer_config.json): take an instruction-tuned model, or add the template it was trained with"
+        )
+    if not isinstance(source, str) or len(source) > MAX_TEMPLATE_CHARACTERS:
+        raise ValueError(f"the chat template of {folder} must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
+    return ChatTemplate(folder, source, tokenizer.special_tokens_map)
+
+
+def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer of `render.py`; its `error` if it broke its bounds."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", render.__file__, str(render.MEMORY_BYTES), str(render.CPU_S)],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=WAIT_S,
+            env=kept,
+            cwd="/",
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {WAIT_S:g} s", "index": 0}
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    if done.returncode == -signal.SIGXCPU:
+        return {"error": f"it takes more than {render.CPU_S} s", "index": 0}
+    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200] or f"signal {-done.returncode}"
+    return {"error": f"its process ended with {reason}", "index": 0}

@@ -1,0 +1,131 @@
+"""Templates are rendered as transformers renders them, within bounds, and their own text is told from the messages'."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from actors.text import render
+from actors.text.chat_template import ChatTemplate, TemplateRefused, Words
+from tests.actors.text.made import CHATML, TEMPLATES
+
+MESSAGES = [{"role": "system", "content": " a "}, {"role": "user", "content": "b\n"}]
+FOLDER = Path("a-model")
+MORE = {
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "loop control": "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+    "white space": "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}",
+    "json": "{{ messages | tojson }} {{ messages | tojson(indent=1, sort_keys=true) }}",
+    "names": "{{ bos_token }} {{ tools is none }} {{ documents }} {{ add_generation_prompt }} {{ strftime_now('%Y') }}",
+    "macro": "{% macro show(m) %}[{{ m.content }}]{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}",
+}
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(FOLDER, source, {"bos_token": "<s>"})
+
+
+@pytest.mark.parametrize("source", [*TEMPLATES.values(), *MORE.values()])
+def test_the_environment_is_that_of_transformers(source: str) -> None:
+    theirs, _ = render_jinja_template([MESSAGES], chat_template=source, add_generation_prompt=True, bos_token="<s>")
+    assert render.rendered(source, [MESSAGES], {"bos_token": "<s>"})["texts"] == theirs
+
+
+def test_parts_tell_the_templates_text_from_the_messages() -> None:
+    one = template(TEMPLATES["stripped"])
+    assert one.parts([MESSAGES]) == [
+        ("<|im_start|>system\n", 0, "<|im_end|>\n<|im_start|>user\n", 1, "<|im_end|>\n<|im_start|>assistant\n")
+    ]
+    kept = template(CHATML).parts([MESSAGES])[0]
+    assert kept[0] == "<|im_start|>system\n " and kept[2].startswith(" <|im_end|>")
+
+
+def test_a_shape_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, asked = template(CHATML), []
+    monkeypatch.setattr(one, "render", lambda texts: asked.append(len(texts)) or ChatTemplate.render(one, texts))
+    other = [{"role": "system", "content": " other "}, {"role": "user", "content": "words\n"}]
+    assert one.parts([MESSAGES, other]) == one.parts([other]) * 2
+    assert asked == [1]
+
+
+def test_blank_contents_have_no_word() -> None:
+    blank = [{"role": "system", "content": "  "}, {"role": "user", "content": ""}]
+    assert "".join(map(str, template(CHATML).parts([blank])[0])) == (
+        "<|im_start|>system\n  <|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "m.content | upper",
+        "m.content | e",
+        "m.content | tojson",
+        "m.content[:40]",
+        "m.content.replace(' ', '')",
+        "m.content.split('\n')[0]",
+        "''",
+    ],
+)
+def test_a_template_that_changes_contents_is_refused_by_name(change: str) -> None:
+    sample = [{"role": "user", "content": 'a "b" <c> & D\n' * 5 + "e"}]
+    with pytest.raises(TemplateRefused, match=r"template of a-model drops or changes .* roles user"):
+        template(CHATML.replace("m.content", change)).parts([sample], compare=True)
+
+
+def test_an_error_in_a_template_names_folder_and_conversation() -> None:
+    picky = template("{% if messages | length > 1 %}{{ raise_exception('too many') }}{% endif %}")
+    with pytest.raises(TemplateRefused, match=r"a-model refuses messages of roles system, user \(too many\)") as error:
+        picky.render([MESSAGES[:1], MESSAGES])
+    assert error.value.index == 1
+    for source in ("{% for %}", "{{ messages.x.y }}", "{{ 1 / 0 }}", "{{ ''.__class__.__mro__ }}", "{{ 'a' + 1 }}"):
+        with pytest.raises(TemplateRefused, match=r"a-model refuses messages of roles system, user"):
+            template(source).render([MESSAGES])
+
+
+DOUBLING = (
+    "{% set ns = namespace(s='0123456789abcdef') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DOUBLING + "{{ ns.s }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ 'a'.ljust(10 ** 10) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ '(' * 100000 }}" + "{% if 1 %}" * 5_000,
+        "{% for a in range(99999) %}{{ '0123456789' * 99999 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_wants_much_memory_is_refused(source: str) -> None:
+    with pytest.raises(TemplateRefused, match=r"a-model refuses .*"):
+        template(source).render([MESSAGES])
+
+
+def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "CPU_S", 1)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateRefused, match=r"a-model refuses .* \(it takes more than 1 s\)"):
+        template(loops).render([MESSAGES])
+
+
+def test_a_template_sees_no_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should one leave jinja's sandbox, the child process holds no secret of this one."""
+    monkeypatch.setenv("SECRET", "HARM")
+    seen, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *words, **more: seen.append(more["env"]) or run(*words, **more))
+    assert template("{{ 1 }}").render([MESSAGES]) == ["1"]
+    assert len(seen) == 1 and "SECRET" not in seen[0]
+
+
+def test_words_keep_white_space_and_cannot_be_guessed() -> None:
+    words, others = Words(), Words()
+    shown = [words.hide("  a\n", 3), words.hide("b", 0), words.hide(" ", 1)]
+    assert words.split("x".join(shown)) == ["  ", 3, "\nx", 0, "x "]
+    assert others.split(shown[1]) == [shown[1]]
