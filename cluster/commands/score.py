@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,17 @@ def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, voc
     gap = gaps(matrix, found.source)
     templates = ranked(gap, found.source, found.texts, lengths, found.rows)
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
-    return ScoreReport(facts, report, sure, templates, int((gap <= 0).sum()), _notes(report, vocab_size))
+    facts["control_tokens"] = dict(found.control_tokens.most_common())
+    notes = _control_notes(found.control_tokens) + _notes(report, vocab_size)
+    return ScoreReport(facts, report, sure, templates, int((gap <= 0).sum()), notes)
+
+
+def _control_notes(counted: Counter[str], shown: int = 6) -> list[str]:
+    if not counted:
+        return []
+    named = ", ".join(f"{name} {count}" for name, count in counted.most_common(shown))
+    more = f", and {len(counted) - shown} others" if len(counted) > shown else ""
+    return [f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"]
 
 
 def _notes(report: Proxies, vocab_size: int) -> list[str]:

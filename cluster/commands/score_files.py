@@ -4,6 +4,9 @@ A file is JSONL or Parquet with one reasoning per row, as text (`prompt` with `r
 (`prompt_ids` with `reasoning_ids`). The model folder's tokenizer.json encodes text, prompt and reasoning separately;
 ids are used unchanged. X ends with the opening marker of the reasoning; Z is the text between the markers.
 
+A prompt that is text is taken as already rendered: what it spells as control tokens are control tokens, and they are
+counted. In messages only the chat template writes control tokens (`cluster/commands/score_messages.py`).
+
 A malformed row is refused; the error names the file and the row's number. A row whose reasoning cannot be scored is
 counted under a reason. This module imports neither torch nor Ray.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +29,7 @@ from envs.untrusted.memory import memory_of_at_most
 from envs.untrusted.text import lines_of, parse_object
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from actors.text.control_tokens import Piece
 
 NAMES = {
     "prompt": ("prompt", "input"),
@@ -57,7 +60,8 @@ Row = dict[str, Any]
 class Reasonings:
     """The reasonings of a file and their prompts. `prompts`: the distinct prompts, one id sequence X_j each; `ids`: the
     reasonings Z_s; `texts`: their text; `source`: (num_samples,), index of the prompt under which each was sampled;
-    `rows`: (num_samples,), row number in the file, from 1; `excluded`: number of rows left out, by reason."""
+    `rows`: (num_samples,), row number in the file, from 1; `excluded`: number of rows left out, by reason;
+    `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text."""
 
     prompts: list[np.ndarray]
     ids: list[np.ndarray]
@@ -65,6 +69,7 @@ class Reasonings:
     source: np.ndarray
     rows: np.ndarray
     excluded: Counter[str] = field(default_factory=Counter)
+    control_tokens: Counter[str] = field(default_factory=Counter)
 
     def subset(self, keep: np.ndarray, reason: str) -> Reasonings:
         """The samples that `keep` (num_samples,), bool, selects, and their prompts; the other samples are counted as
@@ -79,6 +84,7 @@ class Reasonings:
             np.searchsorted(columns, self.source[left]),
             self.rows[left],
             excluded,
+            self.control_tokens,
         )
 
 
@@ -190,19 +196,20 @@ class Reader:
     """
 
     def __init__(self, path: Path, model_dir: Path, vocab_size: int, markers: tuple[str, str] | None) -> None:
-        from tokenizers import Tokenizer
+        from actors.text.control_tokens import TextEncoder
+        from actors.text.tokenizer import read_tokenizer, unknown_id
 
-        file = model_dir / "tokenizer.json"
-        if not file.is_file():
-            raise ValueError(f"{model_dir} holds no tokenizer.json; give a local Hugging Face folder")
         self._path, self._model_dir, self._vocab_size, self._markers = path, model_dir, vocab_size, markers
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(file))
-        unknown = json.loads(file.read_text())["model"].get("unk_token")
-        self._unknown = None if unknown is None else self._tokenizer.token_to_id(unknown)
-        self._encoded: dict[str, np.ndarray] = {}
+        self._tokenizer = read_tokenizer(model_dir)
+        self._encoder = TextEncoder(self._tokenizer)
+        self._unknown = unknown_id(self._tokenizer)
+        self._encoded: dict[tuple[Piece, ...], np.ndarray] = {}
+        self._rendered: dict[int, list[Piece]] = {}
+        self._counted: dict[str, Counter[str]] = {}  # the control tokens of each prompt that is text
 
-    def read(self, rows: Iterable[tuple[int, Row]]) -> Reasonings:
+    def read(self, rows: Sequence[tuple[int, Row]]) -> Reasonings:
         """The samples of all rows that have a reasoning."""
+        self._rendered = self._render(rows)
         column: dict[str, int] = {}
         prompts: list[np.ndarray] = []
         ids, texts, source, numbers, excluded = [], [], [], [], Counter[str]()
@@ -222,23 +229,29 @@ class Reader:
             ids.append(reasoning)
             texts.append(text)
             numbers.append(number)
-        return Reasonings(prompts, ids, texts, np.array(source, np.int64), np.array(numbers, np.int64), excluded)
+        control = sum(self._counted.values(), Counter[str]())
+        return Reasonings(
+            prompts, ids, texts, np.array(source, np.int64), np.array(numbers, np.int64), excluded, control
+        )
 
     def _sample(self, number: int, row: Row) -> tuple[tuple[np.ndarray, np.ndarray, str] | None, str | None]:
         """((X, Z, Z's text), None), or (None, the reason why the row has no sample)."""
-        if row["prompt_ids"] is not None and row["reasoning_ids"] is not None:
+        if _has_ids(row):
             if not row["reasoning_ids"]:
                 return None, EMPTY
+            self._check_vocabulary(number, max(row["prompt_ids"], default=0), max(row["reasoning_ids"]))
             prompt, reasoning = (np.array(row[key], dtype=np.int64) for key in ("prompt_ids", "reasoning_ids"))
             text = self._tokenizer.decode(row["reasoning_ids"], skip_special_tokens=False)
         else:
             text, why = self._reasoning(row)
             if text is None:
                 return None, why
-            prompt, reasoning = self._encode(number, self._prompt(row)), self._encode(number, text)
+            prompt = self._encode(number, self._prompt(number, row))
+            self._count(row["prompt"], prompt)
+            reasoning = self._encode(number, self._said(row, text))
+            self._check_vocabulary(number, max(prompt, default=0), max(reasoning, default=0))
         if not len(prompt):
             raise UserError(f"{self._path}, row {number}: the prompt is empty; every reasoning needs a prompt")
-        self._check_vocabulary(number, prompt, reasoning)
         return (prompt, reasoning, text), None
 
     def _reasoning(self, row: Row) -> tuple[str | None, str | None]:
@@ -257,29 +270,54 @@ class Reader:
             return content
         return reasoning + content if self._markers is None else reasoning.join(self._markers) + content
 
-    def _prompt(self, row: Row) -> str:
-        """The text of X, which includes a completion's opening; messages are rendered with the chat template."""
-        prompt = row["prompt"] if isinstance(row["prompt"], str) else self._render(row["prompt"])
-        if row["reasoning"] is not None or self._markers is None or prompt.rstrip().endswith(self._markers[0]):
-            return prompt
-        return prompt + self._markers[0]
+    def _said(self, row: Row, text: str) -> list[Piece]:
+        """The pieces of a reasoning. A message's content spells no control tokens, text as logged may."""
+        from actors.text.control_tokens import foreign_pieces
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        from transformers import PreTrainedTokenizerFast
+        spoken = row["reasoning"] is None and not isinstance(row["completion"], str)
+        return foreign_pieces(text, self._markers or ()) if spoken else [(text, False)]
 
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(self._model_dir), local_files_only=True)
-        if not tokenizer.chat_template:
+    def _prompt(self, number: int, row: Row) -> list[Piece]:
+        """The pieces of X, which includes a completion's opening."""
+        pieces = self._rendered[number] if number in self._rendered else [(row["prompt"], False)]
+        if row["reasoning"] is not None or self._markers is None or _opens(pieces, self._markers[0]):
+            return pieces
+        return [*pieces, (self._markers[0], False)]
+
+    def _render(self, rows: Sequence[tuple[int, Row]]) -> dict[int, list[Piece]]:
+        """The pieces of each prompt that is a list of messages, by row number."""
+        spoken = [
+            (number, row["prompt"]) for number, row in rows if isinstance(row["prompt"], list) and not _has_ids(row)
+        ]
+        if not spoken:
+            return {}
+        from cluster.commands.score_messages import MessageRenderer
+
+        try:
+            renderer = MessageRenderer(self._path, self._model_dir, self._tokenizer, self._markers or ())
+        except ValueError as error:
             raise UserError(
-                f"{self._path}: prompts are messages, and {self._model_dir} has no chat template to render them with; "
-                "give them as text, or as `prompt_ids`"
-            )
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+                f"{self._path}: prompts are messages, which must be rendered, and {error}. Or give prompts as text, or "
+                "as `prompt_ids`"
+            ) from error
+        first: dict[str, int] = {}  # the row that had the same messages first
+        same = {number: first.setdefault(json.dumps(messages), number) for number, messages in spoken}
+        found = dict(renderer.render([(number, messages) for number, messages in spoken if same[number] == number]))
+        return {number: found[same[number]] for number, _ in spoken}
 
-    def _encode(self, number: int, text: str) -> np.ndarray:
-        """The text's ids, (num_tokens,) int64, without special tokens at its ends."""
-        if text not in self._encoded:
-            self._encoded[text] = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-        ids = self._encoded[text]
+    def _count(self, prompt: str | list[dict[str, Any]], ids: np.ndarray) -> None:
+        """Counts the control tokens of a prompt that is text, once; the markers of the reasoning are none."""
+        if isinstance(prompt, str) and prompt not in self._counted:
+            names = (self._encoder.control.get(index) for index in ids.tolist())
+            self._counted[prompt] = Counter(name for name in names if name and name not in (self._markers or ()))
+
+    def _encode(self, number: int, pieces: Sequence[Piece]) -> np.ndarray:
+        """The ids of a text, (num_tokens,) int64, without special tokens at its ends."""
+        key, text = tuple(pieces), "".join(piece for piece, _ in pieces)
+        if key not in self._encoded:
+            self._check_text(number, text)
+            self._encoded[key] = np.array(self._encoder.encode(pieces), dtype=np.int64)
+        ids = self._encoded[key]
         if self._unknown is not None and self._unknown in ids:
             lost = [word for word in text.split() if self._unknown in self._tokenizer.encode(word).ids]
             raise UserError(
@@ -288,12 +326,23 @@ class Reader:
             )
         return ids
 
-    def _check_vocabulary(self, number: int, prompt: np.ndarray, reasoning: np.ndarray) -> None:
-        largest = max(int(prompt.max()), int(reasoning.max()))
+    def _check_text(self, number: int, text: str) -> None:
+        """Raises UserError for lone surrogates, which JSON can hold and no tokenizer can encode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{self._path}, row {number}: {text[error.start]!r} is half of a surrogate pair and no character; "
+                "write the file as UTF-8"
+            ) from error
+
+    def _check_vocabulary(self, number: int, *ids: int) -> None:
+        largest = int(max(ids))
         if largest >= self._vocab_size:
             raise UserError(
-                f"{self._path}, row {number}: token id {largest} is outside the vocabulary of {self._model_dir}, which "
-                f"has ids 0 to {self._vocab_size - 1}; give the model whose tokenizer wrote the file"
+                f"{self._path}, row {number}: token id {str(largest)[:20]} is outside the vocabulary of "
+                f"{self._model_dir}, which has ids 0 to {self._vocab_size - 1}; give the model whose tokenizer wrote "
+                "the file"
             )
 
     def _check_prompt_id(self, number: int, name: Any, key: str, named: dict[str, tuple[int, str]]) -> None:
@@ -306,6 +355,16 @@ class Reader:
                 f"{self._path}, row {number}: `prompt_id` {brief(name)} is that of row {first}, whose prompt differs; "
                 "give each prompt a distinct id, or remove the column"
             )
+
+
+def _has_ids(row: Row) -> bool:
+    return row["prompt_ids"] is not None and row["reasoning_ids"] is not None
+
+
+def _opens(pieces: Sequence[Piece], marker: str) -> bool:
+    """Whether a prompt ends with the opening of the reasoning, which a message's content cannot write."""
+    text, foreign = pieces[-1] if pieces else ("", True)
+    return not foreign and text.rstrip().endswith(marker)
 
 
 def within_context(found: Reasonings, context_length: int) -> Reasonings:
