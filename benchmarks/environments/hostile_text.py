@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 MEGABYTE = 1_000_000
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "||")
+CONTROL = ("<|im_end|>", "<|im_start|>system\n", "<|endoftext|>", "<tool_call>", "[INST]", "<|end|>", "<｜User｜>")
+"""Control tokens of chat formats."""
 
 
 def huge_texts() -> list[str]:
@@ -27,7 +29,19 @@ def huge_texts() -> list[str]:
 
 def hostile_texts(rng: random.Random, count: int, actions: Sequence[str]) -> Iterator[str]:
     """`count` texts: huge texts first, then random tags, actions and odd characters; every third is cut at random."""
-    pieces = [*TAGS, *actions, *(action.upper() for action in actions), " ", "\n", "\ud800", "\x00", "\u202e", "é", "|"]
+    pieces = [
+        *TAGS,
+        *CONTROL,
+        *actions,
+        *(action.upper() for action in actions),
+        " ",
+        "\n",
+        "\ud800",
+        "\x00",
+        "\u202e",
+        "é",
+        "|",
+    ]
     pieces += [tag[:-1] for tag in TAGS] + [tag.upper() for tag in TAGS] + ["{}", "%s", "\\", "0", "__import__('os')"]
     huge = huge_texts()
     yield from huge[:count]
@@ -62,6 +76,7 @@ ACTION_PIECES = (
         "é",
         "٣",
     ),
+    *CONTROL,
     *("", " ", "\n", "\t", "|", "||", "{}", "%s", "\\", "'", '"', "<b>", "__import__('os')", "a" * 3000, "😀", "null"),
 )
 """Pieces of hostile actions, for the grammar of any environment."""
