@@ -26,7 +26,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from actors.text import render
-from actors.text.tokenizer import FILES, TOKENIZER_FILE, check_files, encode_completely, unreadable
+from actors.text.tokenizer import DAMAGED, FILES, REMEDY, TOKENIZER_FILE, check_files, encode_completely
+from envs.untrusted.files import decoding
 
 Message = Mapping[str, Any]
 Part = str | int
@@ -146,12 +147,10 @@ def read_chat_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.json, with which the policy was trained, by those of its class. Raises ValueError with the folder.
     """
     check_files(folder)
-    try:
+    with decoding(f"{folder}/({' | '.join(FILES)})", DAMAGED, REMEDY):
         found = PreTrainedTokenizerFast.from_pretrained(
             str(folder), local_files_only=True, tokenizer_file=str(folder / TOKENIZER_FILE)
         )
-    except Exception as error:  # the libraries raise no narrower class for what they cannot parse
-        raise unreadable(folder / f"({' | '.join(FILES)})", error) from error
     encode_completely(found.backend_tokenizer)
     return found
 

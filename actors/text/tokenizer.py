@@ -18,22 +18,24 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-MAX_FILE_BYTES = 64 * 2**20
+from envs.untrusted.files import MIB, Unreadable, decoding, is_file, read_bytes, require_regular, size_text, state
+from envs.untrusted.text import parse_object
+
+MAX_FILE_BYTES = 64 * MIB
 TOKENIZER_FILE = "tokenizer.json"
 FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 _READ_WITH_THEM = ("config.json", "generation_config.json")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
-_SHOWN = 200
-"""Characters of a library's error message that are shown; it may quote the file."""
+DAMAGED, REMEDY = "cannot be read", "copy the model's files again"
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in `folder`/tokenizer.json, which encodes texts completely."""
     check_files(folder)
-    try:
-        found = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-    except Exception as error:  # the library raises no narrower class
-        raise unreadable(folder / TOKENIZER_FILE, error) from error
+    path = folder / TOKENIZER_FILE
+    data = read_bytes(path, MAX_FILE_BYTES)
+    with decoding(str(path), DAMAGED, REMEDY):
+        found = Tokenizer.from_buffer(data)
     encode_completely(found)
     return found
 
@@ -49,42 +51,20 @@ def encode_completely(tokenizer: Tokenizer) -> None:
 
 def check_files(folder: Path) -> None:
     """Raises ValueError unless tokenizer.json is there, and every tokenizer file is regular and small enough."""
-    if not (folder / TOKENIZER_FILE).is_file():
+    if not is_file(folder / TOKENIZER_FILE):
         raise ValueError(f"{folder} holds no tokenizer.json: give a local Hugging Face folder with a fast tokenizer")
     for path in [*(folder / name for name in (*FILES, *_READ_WITH_THEM)), *folder.glob(_MORE_TEMPLATES)]:
-        if path.exists():
-            check_file(path)
-
-
-def check_file(path: Path) -> None:
-    """Raises ValueError unless `path` is a regular file of at most `MAX_FILE_BYTES`."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file; give the file itself")
-    if (size := path.stat().st_size) > MAX_FILE_BYTES:
-        raise ValueError(
-            f"{path} has {size / 2**20:.0f} MiB; tokenizer and configuration files have at most "
-            f"{MAX_FILE_BYTES // 2**20} MiB"
-        )
+        found = state(path)
+        if found is None:
+            continue
+        require_regular(path)
+        if found.st_size > MAX_FILE_BYTES:
+            raise Unreadable(f"{path} is larger than {size_text(MAX_FILE_BYTES)}, the most that such a file may have")
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a configuration file; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    check_file(path)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise unreadable(path, error) from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a JSON {type(found).__name__}; it must be an object")
-    return found
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    """The error of a file, or of a folder's tokenizer files, that cannot be parsed."""
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return ValueError(f"{path} cannot be read ({reason[:_SHOWN]}); copy the model's files again")
+    return {} if state(path) is None else parse_object(read_bytes(path, MAX_FILE_BYTES), str(path))
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:

@@ -315,26 +315,15 @@ class Reader:
         """The ids of a text, (num_tokens,) int64, without special tokens at its ends."""
         key, text = tuple(pieces), "".join(piece for piece, _ in pieces)
         if key not in self._encoded:
-            self._check_text(number, text)
             self._encoded[key] = np.array(self._encoder.encode(pieces), dtype=np.int64)
         ids = self._encoded[key]
         if self._unknown is not None and self._unknown in ids:
             lost = [word for word in text.split() if self._unknown in self._tokenizer.encode(word).ids]
             raise UserError(
                 f"{self._path}, row {number}: the tokenizer of {self._model_dir} cannot express "
-                f"{repr(lost[0]) if lost else 'its white space'}; give the model that wrote the file"
+                f"{brief(lost[0]) if lost else 'its white space'}; give the model that wrote the file"
             )
         return ids
-
-    def _check_text(self, number: int, text: str) -> None:
-        """Raises UserError for lone surrogates, which JSON can hold and no tokenizer can encode."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{self._path}, row {number}: {text[error.start]!r} is half of a surrogate pair and no character; "
-                "write the file as UTF-8"
-            ) from error
 
     def _check_vocabulary(self, number: int, *ids: int) -> None:
         largest = int(max(ids))
