@@ -1,7 +1,7 @@
 """The metrics of a run: the tables of all components, and that of the training loop, the ledger and the fleet.
 
 To add a metric, add it to the table of the component that knows the figure (here, or in the component's `metrics`
-module), and a panel to `deploy.panels`. Importing this module loads none of Ray, torch, vLLM and numpy.
+module), and a panel to `deploy.boards`. Importing this module loads none of Ray, torch, vLLM and numpy.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from deploy.panels import selector as series
+from deploy.boards.panel import selector as series
 
 JOB = "squelch"
 """Name of the scrape job in `deploy/prometheus.yml`."""

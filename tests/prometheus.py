@@ -20,8 +20,9 @@ import pytest
 import yaml
 
 from deploy.alert_rules import JOB
+from deploy.boards import BOARDS
+from deploy.boards.annotations import ANNOTATIONS
 from deploy.generated import ROOT
-from deploy.panels import ROWS
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -44,10 +45,11 @@ def dashboard_queries() -> list[tuple[str, str, bool]]:
     """(panel title, expression without Grafana's variables, whether a run must fill it) of every query shown."""
     return [
         (panel.title, _concrete(query.expr), not query.empty_when)
-        for row in ROWS
+        for board in BOARDS
+        for row in board.rows
         for panel in row.panels
         for query in panel.queries
-    ]
+    ] + [(f"annotation {mark.name}", _concrete(mark.expr), False) for mark in ANNOTATIONS]
 
 
 def _concrete(expr: str) -> str:

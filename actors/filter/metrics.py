@@ -15,6 +15,8 @@ from actors.filter.scores import ZERO
 from actors.metrics.specification import MetricSpec, Section, gauge, product
 
 DECISIONS = ("kept", "dropped", "refused")
+VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")
+"""Upper ends of the bands of reward variance in which groups are counted."""
 _BY_DECISION = {f"{decision}_groups": (decision,) for decision in DECISIONS}
 REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_mean_dropped": ("dropped",)}
 
@@ -32,6 +34,14 @@ METRICS = {
     Section.FILTER: (
         gauge(
             "squelch_reward_variance_mean", "reward_variance_mean", "Mean over groups of the reward variance (ddof 1)"
+        ),
+        MetricSpec(
+            "squelch_reward_variance_groups",
+            "gauge",
+            "Groups of the last step whose reward variance is at most `up_to`: a cumulative histogram",
+            "reward_variance_up_to/{up_to}",
+            ("up_to",),
+            product(VARIANCE_BANDS),
         ),
         gauge(
             "squelch_kept_mass_ratio",
@@ -92,6 +102,7 @@ def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: 
         **{f"{name}_groups": float(sum(group.verdict == name for group in groups)) for name in DECISIONS},
         "zero_variance_groups": float(count_zero(group.variance for group in valid)),
         "reward_variance_mean": mean(group.variance for group in valid),
+        **_by_variance([group.variance for group in valid]),
         "reward_mean": mean(group.mean for group in valid),
         "reward_mean_kept": mean(group.mean for group in valid if group.verdict == "kept"),
         "reward_mean_dropped": mean(group.mean for group in valid if group.verdict == "dropped"),
@@ -99,6 +110,14 @@ def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: 
         "kept_fraction": kept_fraction(kept),
         "refill_rounds": float(refill_rounds),
         "no_signal_streak": float(no_signal_streak),
+    }
+
+
+def _by_variance(variances: Sequence[float]) -> dict[str, float]:
+    """The number of variances up to each band's upper end; one that counts as zero is in the band of 0."""
+    return {
+        f"reward_variance_up_to/{end}": float(sum(variance <= float(end) + ZERO for variance in variances))
+        for end in VARIANCE_BANDS
     }
 
 

@@ -1,22 +1,27 @@
 """What is generated from the registry is committed, names only what exists, and a real Prometheus can evaluate it."""
 
 import json
+import os
 import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
+from jsonschema import validators
 
 from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
 from cluster.metrics import REGISTRY
 from deploy import dashboards
 from deploy.alert_rules import RULES
+from deploy.boards import BOARDS
+from deploy.boards.build import BUILDERS
+from deploy.boards.panel import Kind, selector
 from deploy.filter_tables import with_tables
 from deploy.generated import ROOT, stale
-from deploy.panels import ROWS, selector
 from tests.prometheus import (
     alerts,
     dashboard_queries,
@@ -28,6 +33,7 @@ from tests.prometheus import (
     until,
 )
 
+GRAFANA_SCHEMA = "SQUELCH_GRAFANA_SCHEMA"
 ALERTS = ROOT / "deploy" / "alerts.yml"
 WORKER_KEYS = ("seconds_paused", "seconds_loaded", "seconds_probe", "parity", "parity_max", "checksum_ok", "version")
 
@@ -93,29 +99,79 @@ def test_a_selector_with_a_wrong_name_label_or_value_is_refused() -> None:
             selector(name, **labels)
 
 
-def test_the_dashboard_has_the_five_questions_and_no_panel_overlaps_another() -> None:
-    board = json.loads((ROOT / "deploy" / "dashboards" / "squelch.json").read_text())
-    titles = [panel["title"] for panel in board["panels"] if panel["type"] == "row"]
-    assert titles[1:] == [
-        "Is it learning",
-        "Does reasoning depend on the input",
-        "Filter",
-        "Where time goes",
-        "Health",
-    ]
+def boards() -> dict[str, dict[str, Any]]:
+    """The committed dashboards, by file name."""
+    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+
+
+def test_there_are_four_dashboards_that_lead_to_one_another() -> None:
+    found = boards()
+    assert found.keys() == {"training", "signal", "reasoning", "system"}
+    assert {board["uid"] for board in found.values()} == {f"squelch-{name}" for name in found}
+    assert all(board["tags"] == ["squelch"] == board["links"][0]["tags"] for board in found.values())
+
+
+@pytest.mark.parametrize("name", ["training", "signal", "reasoning", "system"])
+def test_no_panel_overlaps_another(name: str) -> None:
+    panels = boards()[name]["panels"]
     cells = [
         (x, y)
-        for panel in board["panels"]
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
     ]
-    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < dashboards.COLUMNS
-    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
+    ids = [panel["id"] for panel in panels]
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.parametrize("name", ["training", "signal", "reasoning", "system"])
+def test_every_dashboard_matches_grafanas_schema(name: str) -> None:
+    path = os.environ.get(GRAFANA_SCHEMA)
+    if not path:
+        pytest.skip(f"{GRAFANA_SCHEMA} names no file with Grafana's schema of dashboards (version 1)")
+    schema = json.loads(Path(path).read_text())
+    validator = validators.validator_for(schema)(schema)
+    assert [f"{error.json_path}: {error.message}" for error in validator.iter_errors(boards()[name])] == []
+    broken = boards()[name] | {"refresch": "5s"}
+    assert not validator.is_valid(broken)
+
+
+def test_every_board_chooses_among_environments_and_runs_and_marks_events() -> None:
+    for board in boards().values():
+        variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+        assert list(variables) == ["datasource", "environment", "run", "instance", "docs"]
+        assert "$environment" in variables["run"]["definition"] and "$run" in variables["instance"]["definition"]
+        marks = [annotation["name"] for annotation in board["annotations"]["list"]]
+        assert marks == ["Checkpoints", "Validations", "Alarms", "Faults", "Scaling"]
+
+
+def test_every_panel_leads_to_a_page_that_exists() -> None:
+    assert {row.page for board in BOARDS for row in board.rows if not (ROOT / "docs" / row.page).is_file()} == set()
+    links = [
+        panel["links"][0]["url"] for board in boards().values() for panel in board["panels"] if panel["type"] != "row"
+    ]
+    assert links and all(link.startswith("${docs}/") and link.endswith(".md") for link in links)
+
+
+def test_the_plane_and_the_heat_map_have_the_series_that_they_need() -> None:
+    panels = {panel["title"]: panel for board in boards().values() for panel in board["panels"]}
+    plane = panels["Entropy and mutual information"]
+    axes = [plane["options"]["series"][0][axis]["matcher"]["options"] for axis in ("x", "y")]
+    assert axes == [target["legendFormat"] for target in plane["targets"]]
+    heat = panels["Groups by reward variance"]["targets"]
+    assert [target["format"] for target in heat] == ["heatmap"] and "'le'" in heat[0]["expr"]
+
+
+def test_every_kind_of_panel_is_built_and_shown() -> None:
+    shown = {panel.kind for board in BOARDS for row in board.rows for panel in row.panels}
+    assert shown == BUILDERS.keys() == set(get_args(Kind))
+
+
 def test_every_panel_says_what_it_shows() -> None:
-    assert all(panel.help.endswith(".") for row in ROWS for panel in row.panels)
+    panels = [panel for board in BOARDS for row in board.rows for panel in row.panels]
+    assert all(panel.help.endswith(".") for panel in panels)
+    assert len({panel.title for panel in panels}) == len(panels)
 
 
 def test_promtool_accepts_the_rules_and_the_scrape_configuration() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from actors.config import FilterConfig
 from actors.filter.decisions import StepDecision
 from actors.filter.measure import GroupStatistics, measure
-from actors.filter.metrics import kept_mass
+from actors.filter.metrics import VARIANCE_BANDS, kept_mass
 from actors.filter.rules import RULES
 from actors.filter.selection import select
 from actors.filter.tickets import ticket_order
@@ -64,6 +64,17 @@ def test_the_figures_of_a_step_are_those_of_its_decisions(rows: list[list[float]
     }
     assert {key: figures[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
     assert all(d.reward_variance is d.mean_return is None for d in decision.refused)
+
+
+@given(GROUPS, CONFIGS)
+@settings(max_examples=50, deadline=None)
+def test_the_bands_of_reward_variance_hold_every_valid_group_once(
+    rows: list[list[float]], config: FilterConfig
+) -> None:
+    _, decision = decide(rows, config)
+    up_to = [decision.metrics[f"reward_variance_up_to/{end}"] for end in VARIANCE_BANDS]
+    assert up_to == sorted(up_to) and up_to[-1] == len(decision.kept) + len(decision.dropped)
+    assert up_to[0] == decision.metrics["zero_variance_groups"]
 
 
 @given(GROUPS, st.sampled_from(sorted(RULES)))

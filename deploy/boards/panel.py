@@ -1,11 +1,14 @@
-"""Panels of the dashboard and their queries, whose names and labels are checked against the metric registry. Pure."""
+"""Boards, rows, panels and their queries, whose names and labels are checked against the metric registry. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cluster.metrics import REGISTRY
 
+Kind = Literal["timeseries", "stat", "heatmap", "state-timeline", "xychart"]
+"""Grafana's names of the panel types that `deploy.boards.build` knows."""
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
 """Labels that Prometheus adds, and the label of a histogram's buckets."""
@@ -24,13 +27,14 @@ class Query:
 @dataclass(frozen=True)
 class Panel:
     """One panel. `unit`: Grafana's name of the unit; `stack`: whether series are stacked; `low`, `high`: limits of the
-    axis."""
+    axis. A heat map has one query, whose series are the cumulative counts of a histogram by `le`. An XY chart has two:
+    the legend of the first names the horizontal axis, that of the second the vertical."""
 
     title: str
     help: str
     queries: tuple[Query, ...]
     unit: str = "short"
-    kind: str = "timeseries"
+    kind: Kind = "timeseries"
     stack: bool = False
     low: float | None = None
     high: float | None = None
@@ -38,10 +42,36 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A titled row of panels."""
+    """A titled row of panels, and the page of `docs/` that explains them."""
 
     title: str
+    page: str
     panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Board:
+    """One dashboard. `uid`: its identity in Grafana, which links and updates rely on."""
+
+    uid: str
+    title: str
+    question: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """Marks on the time axis of every board, wherever `expr` has a value above 0. `legend`: the mark's text."""
+
+    name: str
+    expr: str
+    legend: str
+    color: str
+
+
+def stat(title: str, help: str, *queries: Query, unit: str = "short") -> Panel:
+    """A panel that shows the last value in large type."""
+    return Panel(title, help, queries, unit=unit, kind="stat")
 
 
 def series(name: str, **labels: str) -> str:
@@ -74,6 +104,11 @@ def _family(name: str) -> str:
 def panel_query(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
     """A query for the metric's value."""
     return Query(series(name, **labels), legend, empty_when)
+
+
+def mean_of(name: str) -> str:
+    """The mean of all values that a histogram has counted."""
+    return f"{series(f'{name}_sum')} / {series(f'{name}_count')}"
 
 
 def rate_query(name: str, legend: str, **labels: str) -> Query:

@@ -1,17 +1,18 @@
-"""The dashboard's row on the dependence of reasoning on its input. Pure: imports only the registry."""
+"""The board of reasoning: does it depend on its input. Pure: imports only the registry."""
 
 from __future__ import annotations
 
-from deploy.panel import Panel, Row
-from deploy.panel import panel_query as _q
+from deploy.boards.panel import Board, Panel, Row
+from deploy.boards.panel import panel_query as _q
 
 SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"
 FEW_PROMPTS = "a step has fewer than 6 distinct prompts"
 NO_ALARM = "input dependence is not falling"
 
-REASONING = Row(
-    "Does reasoning depend on the input",
+DEPENDENCE = Row(
+    "Does reasoning depend on its input",
+    "reasoning.md",
     (
         Panel(
             "Retrieval accuracy",
@@ -26,37 +27,6 @@ REASONING = Row(
             unit="percentunit",
             low=0,
             high=1,
-        ),
-        Panel(
-            "Recall at k, first turn",
-            "Share of reasonings whose own prompt is among the k most likely, with 95% intervals.",
-            (
-                _q("squelch_recall_ratio", "k = {{k}}", scope="first_turn"),
-                _q("squelch_recall_interval_ratio", "k = {{k}}, {{bound}}", FEW_PROMPTS, scope="first_turn"),
-            ),
-            unit="percentunit",
-            low=0,
-            high=1,
-        ),
-        Panel(
-            "Retrieval accuracy against H(Z|X)",
-            "In template collapse retrieval falls while H(Z|X) stays high, so that entropy alone does not show it.",
-            (
-                _q("squelch_retrieval_accuracy_ratio", "retrieval", scope="first_turn"),
-                _q("squelch_conditional_entropy_nats", "H(Z|X), nats per token", scope="first_turn"),
-            ),
-            low=0,
-        ),
-        Panel(
-            "Entropies",
-            "H(Z) - H(Z|X) is the information that reasoning has about its input; with 95% intervals over prompts.",
-            (
-                _q("squelch_conditional_entropy_nats", f"H(Z|X), {SCOPE}"),
-                _q("squelch_conditional_entropy_interval_nats", f"H(Z|X), {BOUND}"),
-                _q("squelch_marginal_entropy_nats", f"H(Z), {SCOPE}"),
-                _q("squelch_marginal_entropy_interval_nats", f"H(Z), {BOUND}"),
-            ),
-            unit="suffix: nats",
         ),
         Panel(
             "MI estimate per token",
@@ -81,6 +51,17 @@ REASONING = Row(
             unit="suffix: nats",
         ),
         Panel(
+            "Recall at k, first turn",
+            "Share of reasonings whose own prompt is among the k most likely, with 95% intervals.",
+            (
+                _q("squelch_recall_ratio", "k = {{k}}", scope="first_turn"),
+                _q("squelch_recall_interval_ratio", "k = {{k}}, {{bound}}", FEW_PROMPTS, scope="first_turn"),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
             "MI z-scores",
             "MI-Est divided by the standard deviation of the marginals, in this batch or as a moving average.",
             (
@@ -97,12 +78,49 @@ REASONING = Row(
             low=0,
             high=1,
         ),
+    ),
+)
+
+REGIME = Row(
+    "Entropy and regime",
+    "reasoning.md",
+    (
+        Panel(
+            "Retrieval accuracy against H(Z|X)",
+            "In template collapse retrieval falls while H(Z|X) stays high, so that entropy alone does not show it.",
+            (
+                _q("squelch_retrieval_accuracy_ratio", "retrieval", scope="first_turn"),
+                _q("squelch_conditional_entropy_nats", "H(Z|X), nats per token", scope="first_turn"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Entropies",
+            "H(Z) - H(Z|X) is the information that reasoning has about its input; with 95% intervals over prompts.",
+            (
+                _q("squelch_conditional_entropy_nats", f"H(Z|X), {SCOPE}"),
+                _q("squelch_conditional_entropy_interval_nats", f"H(Z|X), {BOUND}"),
+                _q("squelch_marginal_entropy_nats", f"H(Z), {SCOPE}"),
+                _q("squelch_marginal_entropy_interval_nats", f"H(Z), {BOUND}"),
+            ),
+            unit="suffix: nats",
+        ),
         Panel(
             "Regime",
-            "1 for the present regime (section 2.2), judged against the run's own baseline, chance and null.",
+            "The regime of reasoning (section 2.2) over time, judged against the run's own baseline, chance and null.",
             (_q("squelch_reasoning_regime", "{{regime}}", scope="first_turn"),),
-            low=0,
-            high=1,
+            kind="state-timeline",
+        ),
+        Panel(
+            "Entropy and mutual information",
+            "The plane of Figure 1: H(Z|X) across, MI-Est upwards. In template collapse the path sinks at high "
+            "entropy; in low-entropy collapse it also moves to the left.",
+            (
+                _q("squelch_conditional_entropy_nats", "H(Z|X)", scope="first_turn"),
+                _q("squelch_mi_est_nats", "MI-Est", scope="first_turn"),
+            ),
+            unit="suffix: nats",
+            kind="xychart",
         ),
         Panel(
             "Alarm",
@@ -115,6 +133,13 @@ REASONING = Row(
                 _q("squelch_dependence_reward_trend", "reward trend", NO_ALARM),
             ),
         ),
+    ),
+)
+
+PARTS = Row(
+    "Where it is lost",
+    "reasoning.md",
+    (
         Panel(
             "MI by turn",
             "MI-Est among the contexts of one turn, with its 95% interval: shows the turns that ignore their context.",
@@ -146,6 +171,13 @@ REASONING = Row(
             low=0,
             high=1,
         ),
+    ),
+)
+
+SCORER = Row(
+    "Scorer",
+    "reasoning.md",
+    (
         Panel(
             "Size of the score matrix",
             "Prompts and reasonings in the matrix; shares of tokens that other versions sampled, and of pairs scored.",
@@ -183,4 +215,8 @@ REASONING = Row(
             low=0,
         ),
     ),
+)
+
+BOARD = Board(
+    "squelch-reasoning", "Reasoning", "Does reasoning depend on its input?", (DEPENDENCE, REGIME, PARTS, SCORER)
 )

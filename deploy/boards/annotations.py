@@ -1,0 +1,29 @@
+"""Marks on the time axis of every board, out of the metrics that a run exports. Pure: imports only the registry."""
+
+from __future__ import annotations
+
+from deploy.boards.panel import Annotation, series
+
+WINDOW = "1m"
+"""In which an event is looked for; it must hold a few scrapes."""
+
+
+def _ran(part: str) -> str:
+    """Whether the run spent time on a part: its counter of seconds has grown."""
+    return f"increase({series('squelch_part_seconds_total', part=part)}[{WINDOW}]) > 0"
+
+
+ANNOTATIONS = (
+    Annotation("Checkpoints", _ran("checkpoint"), "checkpoint", "green"),
+    Annotation("Validations", _ran("validation"), "validation", "blue"),
+    Annotation("Alarms", f"{series('squelch_dependence_alarm')} > 0", "input dependence is falling", "red"),
+    Annotation(
+        "Faults", f"increase({series('squelch_actor_restarts_total')}[{WINDOW}]) > 0", "restart of {{actor}}", "orange"
+    ),
+    Annotation(
+        "Scaling",
+        f"changes((count by (instance) ({series('squelch_worker_policy_version')}))[{WINDOW}:]) > 0",
+        "number of rollout workers changed",
+        "purple",
+    ),
+)

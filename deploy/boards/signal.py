@@ -1,0 +1,111 @@
+"""The board of the signal: how much reward variance there is, what the filter keeps of it, and what the gradient shows.
+
+Pure: imports only the registry.
+"""
+
+from __future__ import annotations
+
+from deploy.boards.panel import Board, Panel, Query, Row, series
+from deploy.boards.panel import panel_query as _q
+
+NO_GRADIENTS = "gradients.every is 0"
+_BY_VARIANCE = series("squelch_reward_variance_groups")
+
+VARIANCE = Row(
+    "Reward variance",
+    "filter.md",
+    (
+        Panel(
+            "Groups by reward variance",
+            "Groups of the last step by reward variance. If the lowest band fills, the filter has nothing to keep.",
+            (Query(f"sum by (le) (label_replace({_BY_VARIANCE}, 'le', '$1', 'up_to', '(.+)'))", "{{le}}"),),
+            kind="heatmap",
+        ),
+        Panel(
+            "Reward variance",
+            "Mean over the step's groups. If it falls, the gradient's signal falls too.",
+            (_q("squelch_reward_variance_mean", "mean"),),
+            low=0,
+        ),
+        Panel(
+            "Tasks by reward band",
+            "Shares of groups in which no, some or all trajectories succeed. Only mixed groups give a policy gradient.",
+            (_q("squelch_tasks_ratio", "{{band}}"),),
+            unit="percentunit",
+            stack=True,
+            low=0,
+            high=1,
+        ),
+    ),
+)
+
+FILTER = Row(
+    "What the filter keeps",
+    "filter.md",
+    (
+        Panel(
+            "Kept",
+            "Share of reward variance and of groups that the filter kept.",
+            (_q("squelch_kept_mass_ratio", "variance"), _q("squelch_kept_groups_ratio", "groups")),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Groups by decision",
+            "Groups of the last step by the filter's decision.",
+            (_q("squelch_step_groups", "{{decision}}"),),
+            stack=True,
+            low=0,
+        ),
+        Panel(
+            "Groups without variance",
+            "Share of the window's groups whose task gradient is 0; they contribute only the regularisers' gradient.",
+            (
+                Query(
+                    f"{series('squelch_zero_variance_groups')} / {series('squelch_window_groups')}",
+                    "zero variance",
+                ),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Steps without signal, refills",
+            "Steps in a row in which the filter selected nothing; rounds that played further groups.",
+            (_q("squelch_no_signal_streak", "no signal"), _q("squelch_refill_rounds", "refill rounds")),
+            low=0,
+        ),
+    ),
+)
+
+GRADIENTS = Row(
+    "Gradients by reward variance",
+    "gradients.md",
+    (
+        Panel(
+            "Gradient norms by bucket",
+            "Mean norm of a prompt's gradient; Q1 has the lowest reward variance. Needs gradients.every.",
+            (_q("squelch_gradient_norm", "Q{{bucket}} {{part}}", NO_GRADIENTS),),
+            low=0,
+        ),
+        Panel(
+            "Gradient ratios by bucket",
+            "Regulariser over task gradient, signal over noise, and the tightness of Theorem H.2's bound.",
+            (_q("squelch_gradient_ratio", "Q{{bucket}} {{ratio}}", NO_GRADIENTS),),
+            low=0,
+        ),
+        Panel(
+            "Reward variance by bucket",
+            "Mean reward variance of each bucket, and the number of groups.",
+            (
+                _q("squelch_gradient_reward_variance", "Q{{bucket}}", NO_GRADIENTS),
+                _q("squelch_gradient_groups", "groups", NO_GRADIENTS),
+            ),
+            low=0,
+        ),
+    ),
+)
+
+BOARD = Board("squelch-signal", "Signal", "Do rewards differ, and is it learned from?", (VARIANCE, FILTER, GRADIENTS))

@@ -1,0 +1,172 @@
+"""The board of training: does success rise, and what does the optimiser do. Pure: imports only the registry."""
+
+from __future__ import annotations
+
+from deploy.boards.panel import Board, Panel, Query, Row, mean_of, series, stat
+from deploy.boards.panel import panel_query as _q
+from deploy.boards.panel import rate_query as _rate
+
+NO_CRITIC = "the algorithm has no critic"
+_STEP, _PLANNED = series("squelch_step"), series("squelch_planned_steps")
+_MEAN_STEP = mean_of("squelch_step_duration_seconds")
+
+NOW = Row(
+    "Now",
+    "metrics.md",
+    (
+        stat(
+            "Progress",
+            "Completed steps divided by planned steps.",
+            Query(f"{_STEP} / {_PLANNED}", "done"),
+            unit="percentunit",
+        ),
+        stat(
+            "Validation success",
+            "Success on the fixed validation tasks.",
+            _q("squelch_validation_success_ratio", "success"),
+            unit="percentunit",
+        ),
+        stat(
+            "Kept mass",
+            "Share of the window's reward variance that the filter kept.",
+            _q("squelch_kept_mass_ratio", "kept"),
+            unit="percentunit",
+        ),
+        stat(
+            "Retrieval over chance",
+            "First-turn retrieval accuracy in multiples of chance; 1 means that reasoning ignores its input.",
+            Query(
+                f"{series('squelch_retrieval_accuracy_ratio', scope='first_turn')} / "
+                f"{series('squelch_retrieval_chance_ratio', scope='first_turn')}",
+                "x chance",
+            ),
+        ),
+        stat("Step", "Mean wall seconds of a training step.", Query(_MEAN_STEP, "mean"), unit="s"),
+        stat(
+            "Time left",
+            "Remaining steps times the mean step.",
+            Query(f"({_PLANNED} - {_STEP}) * {_MEAN_STEP}", "left"),
+            unit="s",
+        ),
+    ),
+)
+
+LEARNING = Row(
+    "Is it learning",
+    "metrics.md",
+    (
+        Panel(
+            "Success",
+            "Validation success with its 95% interval, and success of the training trajectories.",
+            (
+                _q("squelch_validation_success_ratio", "validation"),
+                _q("squelch_validation_success_low_ratio", "validation, low"),
+                _q("squelch_validation_success_high_ratio", "validation, high"),
+                _q("squelch_success_ratio", "training"),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Gain over the first validation",
+            "Gain on the same tasks, with its 95% interval. If the interval is above 0, the gain is more than noise.",
+            (_q("squelch_validation_gain_ratio", "{{bound}}"),),
+            unit="percentunit",
+        ),
+        Panel(
+            "Mean reward",
+            "Mean episode return without format penalty, of all, kept and dropped groups.",
+            (_q("squelch_reward_mean", "{{groups}}"),),
+        ),
+        Panel(
+            "Form",
+            "Share of well-formed turns, and of episodes that reached the turn limit.",
+            (_q("squelch_format_valid_ratio", "format valid"), _q("squelch_truncated_ratio", "out of turns")),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Length",
+            "Mean reasoning tokens per turn, and turns per trajectory.",
+            (_q("squelch_reasoning_length_tokens", "reasoning tokens"), _q("squelch_turns_mean", "turns")),
+            low=0,
+        ),
+        Panel(
+            "Tokens",
+            "Tokens per second: sampled in the last step, and by kind over time.",
+            (_q("squelch_tokens_per_second", "sampled, last step"), _rate("squelch_tokens_total", "{{kind}}")),
+            low=0,
+        ),
+    ),
+)
+
+OPTIMISER = Row(
+    "Optimiser",
+    "algorithms.md",
+    (
+        Panel(
+            "Loss and gradient",
+            "Loss of the last step and the gradient's norm before clipping.",
+            (
+                _q("squelch_learner_loss", "loss"),
+                _q("squelch_learner_policy_loss", "policy term"),
+                _q("squelch_learner_grad_norm", "gradient norm"),
+                _q("squelch_learner_critic_grad_norm", "critic's gradient norm", NO_CRITIC),
+            ),
+        ),
+        Panel(
+            "Ratio and clipping",
+            "Probability ratio to the anchor, and share of tokens clipped from below and above.",
+            (
+                _q("squelch_learner_ratio_mean", "ratio, mean"),
+                _q("squelch_learner_clip_low_ratio", "clipped low"),
+                _q("squelch_learner_clip_high_ratio", "clipped high"),
+            ),
+        ),
+        Panel(
+            "Entropy, KL, mismatch",
+            "Entropy of the policy; KL to the reference (if on); mismatch of learner and sampler at step start.",
+            (
+                _q("squelch_learner_entropy_nats", "entropy"),
+                _q("squelch_rollout_entropy_nats", "surprisal of samples"),
+                _q("squelch_learner_kl_nats", "KL", "KL is off"),
+                _q("squelch_learner_mismatch_nats", "mismatch"),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Learner against rollout",
+            "Effective sample size of the importance weights; shares of tokens whose ratio is outside 0.9 to 1.1, that "
+            "the mismatch mask excludes, or whose advantage is 0.",
+            (
+                _q("squelch_learner_effective_sample_size_ratio", "effective sample size"),
+                _q("squelch_learner_mismatch_outside_ratio", "outside 0.9 to 1.1"),
+                _q("squelch_learner_masked_ratio", "left out"),
+                _q("squelch_learner_zero_advantage_ratio", "advantage 0"),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Critic",
+            "PPO only: share of the returns' variance that the critic explains, mean value, and loss.",
+            (
+                _q("squelch_learner_explained_variance", "explained variance", NO_CRITIC),
+                _q("squelch_learner_value_mean", "value", NO_CRITIC),
+                _q("squelch_learner_value_loss", "loss", NO_CRITIC),
+            ),
+        ),
+        Panel(
+            "Loss scale",
+            "Factor on the loss of a filtered step.",
+            (_q("squelch_loss_scale", "scale"),),
+            low=0,
+            high=1,
+        ),
+    ),
+)
+
+BOARD = Board("squelch-training", "Training", "Is it learning?", (NOW, LEARNING, OPTIMISER))
