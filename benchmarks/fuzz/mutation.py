@@ -80,7 +80,7 @@ def mutated_value(rng: random.Random, value: Any) -> Any:
         elif what == 1:
             holder[key] = [node] * rng.choice((0, 2, 50))
         elif what == 2:
-            holder[key] = _wrapped(node, rng.choice((1, 63, 70, 900)))
+            holder[key] = _wrapped(node, rng.choice((1, 63, 70, 300)))
         elif what == 3 and isinstance(node, dict):
             node[str(rng.choice(VALUES))] = rng.choice(VALUES)
         else:

@@ -5,7 +5,6 @@ A file that has another shape is refused by name. Keys that no reader uses are n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -85,4 +84,4 @@ def checked_event(event: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _is_figure(value: Any) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value) and abs(value) <= LARGEST
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST

@@ -101,6 +101,8 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     """`key=a,b` words -> the values of each key. A value may itself be a list: `filter.band=[0,0.5],[0.5,1]`."""
     grid: dict[str, list[Any]] = {}
     for text in texts:
+        if not text.isascii() and text != text.encode(errors="replace").decode():
+            raise UserError(f"--grid {brief(text)} is no UTF-8 text")
         key, equals, values = text.partition("=")
         if not equals or not key:
             raise UserError(f"--grid {brief(text)} is not of the form key=a,b, e.g. --grid filter.rule=none,top_p")

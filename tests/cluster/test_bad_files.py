@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from actors.archive.schema import ARCHIVE_SCHEMA
 from actors.archive.writer import Archive
 from actors.process.disk import write_whole
 from cluster.cli import main
+from cluster.commands.filter import read_windows
 from cluster.commands.score_files import read_rows
 from cluster.config import load
 from cluster.errors import UserError
@@ -39,8 +41,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["filter"], "x.npz"),
         (["filter"], "x.parquet"),
         (["mi"], "x.npz"),
-        (["score", "--model", "nowhere"], "x.jsonl"),
-        (["score", "--model", "nowhere"], "x.parquet"),
     ],
 )
 def test_another_kind_of_file_is_named_at_once(tmp_path: Path, capsys, words: list[str], name: str, kind: str) -> None:
@@ -49,6 +49,15 @@ def test_another_kind_of_file_is_named_at_once(tmp_path: Path, capsys, words: li
     KINDS[kind](tmp_path / name)
     path = str(tmp_path / name)
     assert f"{path} is {called(kind)}" in refusal(capsys, words[0], path, *words[1:])
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_samples_are_read_from_no_other_kind_of_file(tmp_path: Path, name: str, kind: str) -> None:
+    KINDS[kind](tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} is {called(kind)}"):
+        read_rows(tmp_path / name, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,12 +213,16 @@ def test_the_filter_reads_groups_of_many_row_groups_as_of_one(tmp_path: Path, ca
     assert printed[0] == printed[1]
 
 
-def test_a_long_group_id_takes_its_own_length_alone(tmp_path: Path, capsys) -> None:
-    """An array of fixed-width texts would take the longest one's length for each row."""
-    path = archived(tmp_path, group_id=["a" * 2**20, "b", "c"])
-    table = pq.read_table(path / "groups" / "step-000001.parquet")
-    pq.write_table(pa.concat_tables([table] * 200), path / "groups" / "step-000001.parquet")
-    assert main(["filter", str(path), "--json"]) in (0, 2)
+def test_a_long_group_id_takes_its_own_length_alone(tmp_path: Path) -> None:
+    """An array of texts of fixed width would take the longest one's length for each row: 400 MiB here."""
+    path = archived(tmp_path, group_id=["a" * 2**18, "b", "c"])
+    part = path / "groups" / "step-000001.parquet"
+    pq.write_table(pa.concat_tables([pq.read_table(part), *[pq.read_table(part).slice(1)] * 200]), part)
+    tracemalloc.start()
+    (window,) = read_windows(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(window.groups) == 3 and peak < 50 * 2**20
 
 
 @pytest.mark.timeout(10)
