@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from actors.archive.store import ArchiveError
 from envs.untrusted.files import Unreadable
 
 
@@ -16,5 +15,5 @@ def bad_files_are_the_users() -> Iterator[None]:
     """Turns the error about a file that cannot be read or written, which names it, into a UserError."""
     try:
         yield
-    except (Unreadable, ArchiveError) as error:
+    except Unreadable as error:
         raise UserError(str(error)) from error

@@ -21,7 +21,7 @@ MAX_DEPTH = 8
 """Folders below a store's own that are listed; a run has four."""
 
 
-class ArchiveError(ValueError):
+class ArchiveError(Unreadable):
     """The archive cannot be written or read; the message names the file and says what would be right."""
 
 

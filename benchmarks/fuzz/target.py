@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.archive.store import ArchiveError
 from cluster.errors import UserError
 from envs.retrieval.found import RetrieverError
 from envs.untrusted.files import Unreadable
 
-REFUSALS = (UserError, ArchiveError, Unreadable, RetrieverError)
+REFUSALS = (UserError, Unreadable, RetrieverError)
 """Errors that name the file; any other error would reach the user as a traceback."""
 LONGEST_MESSAGE = 4_000
 """Characters of an error's message."""
