@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import t_quantile
 from benchmarks.common import print_figures
+from benchmarks.paired import ratio
 from cluster.config import load
 from cluster.fleet.bootstrap import prepare_model
 
@@ -59,22 +58,6 @@ def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[
             raise RuntimeError(f"the run in {checkout} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
     return [figures for figures in map(json.loads, lines) if figures["step"] > WARM_UP]
-
-
-def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
-    """Geometric mean of the paired ratios, its 95% t-interval, and the medians `before` and `after` in seconds."""
-    after, before = np.array(pairs).T
-    logs = np.log(after / before)
-    half = t_quantile(0.975, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    mean = float(logs.mean())
-    return {
-        "before": float(np.median(before)),
-        "after": float(np.median(after)),
-        "ratio": math.exp(mean),
-        "low": math.exp(mean - half),
-        "high": math.exp(mean + half),
-        "pairs": len(logs),
-    }
 
 
 def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[str]) -> dict[str, Any]:

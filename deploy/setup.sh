@@ -43,7 +43,7 @@ setup_sandbox() {
         { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
             apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; } && return
     fi
-    echo "setup: bubblewrap is not installed; DeepCoder's programs run in a weaker sandbox or not at all" \
+    echo "setup: bubblewrap is not installed; the sandbox of DeepCoder needs it only where nothing else may create user namespaces" \
         "(as root on Debian: apt-get install bubblewrap; squelch doctor names the sandbox that works)" >&2
 }
 

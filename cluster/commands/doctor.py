@@ -12,9 +12,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.package import DISTRIBUTION, checkout
 from cluster.terminal import say
+
+if TYPE_CHECKING:
+    from envs.sandbox import Pool
+    from envs.sandbox.image import Image
 
 CHECKED = (
     "torch",
@@ -53,8 +58,9 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = (
-        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine. A line "
-        "that begins with `fix` says how to solve a problem; the exit code is 1 if there is such a line."
+        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine, and runs a "
+        "few hostile programs in the sandbox. A line that begins with `fix` says how to solve a problem; the exit code "
+        "is 1 if there is such a line."
     )
 
 
@@ -69,7 +75,7 @@ def run(_: argparse.Namespace) -> int:
 def diagnose() -> list[Finding]:
     """Runs every check; a finding with `mend` is a problem."""
     well = [_python(), _engine(), *_packages(), *_strays(), _plugin(), _accelerator(), *_programs(), _shared_memory()]
-    return [*well, _sandbox()]
+    return [*well, *_sandbox()]
 
 
 def _python() -> Finding:
@@ -151,17 +157,46 @@ def _programs() -> Iterator[Finding]:
         yield Finding(program, text)
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> Iterator[Finding]:
+    from envs.sandbox import Limits, Pool
     from envs.sandbox.backends import MEND, probe_all
-    from envs.sandbox.cgroup import MemoryGroups
 
     choice = probe_all()
     if choice.backend is None:
-        return Finding("sandbox", f"no back end works, so DeepCoder cannot run: {'; '.join(choice.refused)}", MEND)
-    groups = MemoryGroups()
-    groups.close()
-    memory = "" if groups.available else f"; memory is bounded only per process ({groups.reason})"
-    return Finding("sandbox", f"{choice.backend.describe()}{memory}")
+        yield Finding("sandbox", f"no back end works, so DeepCoder cannot run: {'; '.join(choice.refused)}", MEND)
+        return
+    pool = Pool(choice.backend, warm=2)
+    try:
+        lacks = f"; not to be had here: {'; '.join(pool.missing)}" if pool.missing else ""
+        yield Finding("sandbox", f"{choice.backend.name}, programs run as {choice.backend.command.identity}")
+        yield Finding("sandbox limits", f"{Limits().words()}{lacks}")
+        yield _image(choice.backend.image)
+        yield _proof(pool)
+    finally:
+        pool.close()
+
+
+def _image(image: Image) -> Finding:
+    from envs.sandbox import manifest
+
+    damage = manifest.damage(image.place, contents=True)
+    if damage:
+        return Finding("sandbox image", f"{image.place}: {manifest.few(damage)}", f"remove {image.place}")
+    was = f" (built again now; before: {manifest.few(image.mended)})" if image.mended else ""
+    return Finding("sandbox image", f"{image.place}: every file as it was built{was}")
+
+
+def _proof(pool: Pool) -> Finding:
+    from envs.sandbox.proof import prove
+
+    try:
+        proof = prove(pool)
+    except RuntimeError as error:
+        return Finding("sandbox proof", str(error), "DeepCoder cannot run until this is solved")
+    if proof.broken:
+        mend = "run no model-written program here; report this with the back end and the kernel's version"
+        return Finding("sandbox proof", "; ".join(proof.broken), mend)
+    return Finding("sandbox proof", f"{proof.tried} hostile programs did no harm, a right one passed")
 
 
 def _shared_memory() -> Finding:

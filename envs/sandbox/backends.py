@@ -1,15 +1,14 @@
 """The back ends that isolate a program, strongest first, and the choice of the strongest that works.
 
-| back end | isolation | implemented by |
+| back end | isolation | started by |
 |---|---|---|
-| bubblewrap | user, process, network, mount, IPC and host name spaces; image read-only; call filter; rlimits | bwrap |
-| namespaces | the same | `launcher.py`, a hundred lines of this project, so less reviewed than bwrap |
-| rlimits | none: resource limits only | refused unless `allow_unsafe` |
+| namespaces | user, process, network, mount, IPC, host name spaces; read-only image; call filter; rlimits | `launcher` |
+| bubblewrap | the same, but no bound on the number of files, which take up to a second to clear | bwrap |
+| rlimits | none: resource limits only; refused unless `allow_unsafe` | |
 
 A back end works if a probe program that runs in it is isolated: it finds no file of the host, no network, no other
 process, and no writable place except its scratch space. `missing` lists limits that the probe found not to be enforced
-on this machine. If Squelch runs as root, programs run as `nobody`, because the limit on the number of processes does
-not apply to root.
+on this machine. Programs never run as root of the host (`identity`).
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from envs.sandbox.image import Image, build
-from envs.sandbox.interpreter import FILTER, Command, Interpreter, Late, Lost, read_value
-from envs.sandbox.limits import ERROR_BYTES, SCRATCH_BYTES, Limits
+from envs.sandbox import own_time
+from envs.sandbox.identity import NOBODY, Identity, identities
+from envs.sandbox.image import Image, find
+from envs.sandbox.interpreter import Interpreter, Late, Lost, Reply, read_value
+from envs.sandbox.limits import ERROR_BYTES, SCRATCH_BYTES, SCRATCH_INODES, Limits
+from envs.sandbox.starters import FILTER, Command, Direct, Launcher, Starter
 
 log = logging.getLogger(__name__)
 START_S = 20.0
@@ -35,12 +36,13 @@ START_S = 20.0
 INSIDE = ("/python/bin/python3", "-S", "-s", "-P", "-B", "/python/harness.pyc")
 ENVIRONMENT = (("LANG", "C.UTF-8"), ("PATH", "/python/bin"), ("PYTHONHASHSEED", "0"), ("LD_LIBRARY_PATH", "/lib"))
 """All environment variables of a program. With a fixed hash seed the order of its sets is the same in every run."""
-NOBODY = 65534
+OWN_TASKS = 2
+"""The harness and the program, which the limit on processes counts in an isolating back end."""
 MEND = (
-    "install bubblewrap (Debian: apt-get install bubblewrap) and allow user namespaces (sysctl "
-    "kernel.unprivileged_userns_clone=1, on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0, in a container "
-    "`--security-opt seccomp=unconfined` or `--cap-add SYS_ADMIN`); or set "
-    "environment.options.sandbox.allow_unsafe for programs that you trust"
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu also "
+    "kernel.apparmor_restrict_unprivileged_userns=0, in a container `--security-opt seccomp=unconfined` or "
+    "`--cap-add SYS_ADMIN`), or install bubblewrap where it alone may create them (Debian: apt-get install "
+    "bubblewrap); or set environment.options.sandbox.allow_unsafe for programs that you trust"
 )
 
 
@@ -49,26 +51,39 @@ class Backend:
     """A back end that works on this machine."""
 
     name: str
+    image: Image
     command: Command
-    isolates: bool
-    own_namespace: bool
+    starts_with: Callable[[Command], Starter]
+    isolates: bool = True
     missing: tuple[str, ...] = ()
     """Limits that cannot be enforced on this machine."""
 
+    def starter(self) -> Starter:
+        """What starts its interpreters; the caller closes it."""
+        return self.starts_with(self.command)
+
     def describe(self) -> str:
         """The back end in one line, for logs and `squelch doctor`."""
-        return self.name + (f" (not to be had here: {'; '.join(self.missing)})" if self.missing else "")
+        lacks = f" (not to be had here: {'; '.join(self.missing)})" if self.missing else ""
+        return f"{self.name}, programs run as {self.command.identity}{lacks}"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The strongest back end that works, and the reasons why each stronger back end does not."""
+    """The strongest back end that works, and the reasons why each stronger one does not."""
 
     backend: Backend | None
     refused: tuple[str, ...]
 
 
-def bubblewrap(image: Image, identity: dict[str, Any]) -> Backend:
+def namespaces(image: Image, identity: Identity) -> Backend:
+    """The back end with `launcher.py`."""
+    words = (*_outside(image, image.launcher), str(image.root), str(image.filter_file))
+    words += (str(SCRATCH_BYTES), str(SCRATCH_INODES), *(f"{name}={value}" for name, value in ENVIRONMENT), *INSIDE)
+    return Backend("namespaces", image, Command(words, identity, _libraries(image)), Launcher)
+
+
+def bubblewrap(image: Image, identity: Identity) -> Backend:
     """The back end with bwrap. Raises FileNotFoundError if bwrap is not installed."""
     program = shutil.which("bwrap")
     if program is None:
@@ -83,24 +98,16 @@ def bubblewrap(image: Image, identity: dict[str, Any]) -> Backend:
     for name, value in ENVIRONMENT:
         words += ["--setenv", name, value]
     words += ["--seccomp", FILTER, "--", *INSIDE]
-    command = Command(tuple(words), tuple(identity.items()), (("PATH", "/usr/bin:/bin"),), str(image.filter_file))
-    return Backend("bubblewrap", command, isolates=True, own_namespace=True)
+    command = Command(tuple(words), identity, (("PATH", "/usr/bin:/bin"),), str(image.filter_file))
+    return Backend("bubblewrap", image, command, Direct)
 
 
-def namespaces(image: Image, identity: dict[str, Any]) -> Backend:
-    """The back end with `launcher.py`."""
-    words = (*_outside(image, image.launcher), str(image.root), str(image.filter_file), str(SCRATCH_BYTES))
-    words += (*(f"{name}={value}" for name, value in ENVIRONMENT), *INSIDE)
-    command = Command(words, tuple(identity.items()), _libraries(image))
-    return Backend("namespaces", command, isolates=True, own_namespace=True)
-
-
-def rlimits(image: Image, identity: dict[str, Any]) -> Backend:
+def rlimits(image: Image, identity: Identity) -> Backend:
     """The back end with resource limits only: the program has the access of the user that runs it."""
     words = _outside(image, image.root / "python" / "harness.pyc")
-    missing = ("isolation of files, network and processes", "a bound on the number of processes")
-    command = Command(words, tuple(identity.items()), (*_libraries(image), ("PYTHONHASHSEED", "0")))
-    return Backend("rlimits", command, isolates=False, own_namespace=False, missing=missing)
+    missing = ("isolation of files, network and processes", "bounds on the number of processes and of files")
+    command = Command(words, identity, (*_libraries(image), ("PYTHONHASHSEED", "0")))
+    return Backend("rlimits", image, command, Direct, isolates=False, missing=missing)
 
 
 def _outside(image: Image, script: Path) -> tuple[str, ...]:
@@ -111,8 +118,8 @@ def _libraries(image: Image) -> tuple[tuple[str, str], ...]:
     return (("LD_LIBRARY_PATH", str(image.root / "lib")),)
 
 
-Maker = Callable[[Image, dict[str, Any]], Backend]
-STRONGEST_FIRST: tuple[Maker, ...] = (bubblewrap, namespaces)
+Maker = Callable[[Image, Identity], Backend]
+STRONGEST_FIRST: tuple[Maker, ...] = (namespaces, bubblewrap)
 
 
 def choose(allow_unsafe: bool, makers: tuple[Maker, ...] | None = None) -> Backend:
@@ -127,7 +134,8 @@ def choose(allow_unsafe: bool, makers: tuple[Maker, ...] | None = None) -> Backe
             f"sandbox: nothing here isolates model-written programs, so none is run. {why}. To mend it: {MEND}"
         )
     log.warning("sandbox: allow_unsafe is set and NOTHING ISOLATES model-written programs here (%s)", why)
-    return rlimits(build(), {})
+    identity = identities()[-1]
+    return rlimits(find(identity), identity)
 
 
 @functools.cache
@@ -135,53 +143,59 @@ def probe_all(makers: tuple[Maker, ...] = STRONGEST_FIRST) -> Choice:
     """Tries each back end, once per process; takes a fraction of a second."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         return Choice(None, ("the sandbox is written for Linux on x86-64",))
-    image, refused = build(), []
-    for maker in makers:
-        for identity in identities():
+    refused: list[str] = []
+    for identity in identities():
+        try:
+            image = find(identity)
+        except (ValueError, RuntimeError) as error:
+            refused.append(f"as {identity}: {error}")
+            continue
+        for maker in makers:
             try:
                 return Choice(probe(maker(image, identity)), tuple(refused))
             except (OSError, Lost, Late, ValueError) as error:
-                who = "as nobody" if identity else "as this user"
-                refused.append(f"{maker.__name__} {who}: {str(error) or 'it did not start in time'}")
+                refused.append(f"{maker.__name__} as {identity}: {str(error) or 'it did not start in time'}")
     return Choice(None, tuple(refused))
-
-
-def identities() -> list[dict[str, Any]]:
-    """The users that programs may run as, best first: an unprivileged user if this process is root."""
-    if os.geteuid() != 0:
-        return [{}]
-    return [{"user": NOBODY, "group": NOBODY, "extra_groups": []}, {}]
 
 
 def probe(backend: Backend) -> Backend:
     """The back end with its missing limits. Raises ValueError if a program in it is not isolated."""
-    deadline = time.monotonic() + START_S
-    interpreter = Interpreter(backend.command)
-    try:
-        interpreter.wait_ready(deadline)
-        limits = Limits(processes=3, cpu_s=5)
-        interpreter.begin(PROBE, "", "probe", kernel_limits(limits, backend.own_namespace))
-        reply = interpreter.run(b"", [str(Path(__file__)), os.getpid()], deadline)
-    finally:
-        interpreter.kill()
+    reply = _probe_in(backend)
     if reply.status or reply.value is None:
         raise ValueError(f"the probe failed in it: {reply.error.decode(errors='replace').strip()[-300:]}")
     found = read_value(reply.value)
     if found["open"]:
         raise ValueError(f"a program in it is not locked in: {', '.join(found['open'])}")
-    return replace(backend, missing=tuple(found["missing"]))
+    missing = [*found["missing"]]
+    if not own_time.is_counted():
+        missing.append("time limits without the time that a program waits for a core")
+    return replace(backend, missing=tuple(missing))
 
 
-def kernel_limits(limits: Limits, own_namespace: bool) -> dict[str, int]:
+def _probe_in(backend: Backend) -> Reply:
+    starter = backend.starter()
+    try:
+        interpreter = Interpreter(starter)
+        try:
+            interpreter.wait_ready(time.monotonic() + START_S)
+            interpreter.begin(PROBE, "", "probe", kernel_limits(Limits(processes=3, cpu_s=5), backend.isolates))
+            return interpreter.run(b"", [str(Path(__file__)), os.getpid(), SCRATCH_INODES], START_S)
+        finally:
+            interpreter.kill()
+    finally:
+        starter.close()
+
+
+def kernel_limits(limits: Limits, isolates: bool) -> dict[str, int]:
     """The limits for the harness, in the kernel's units. The number of processes is bounded only if it is counted
-    separately from the user's other processes; 2 are added for the harness and the program."""
+    separately from the user's other processes."""
     return {
         "memory_bytes": limits.memory_mb * 2**20,
         "file_bytes": limits.file_mb * 2**20,
         "output_bytes": limits.output_kb * 2**10,
         "error_bytes": ERROR_BYTES,
         "cpu_s": limits.cpu_s,
-        "num_tasks": 2 + limits.processes if own_namespace else 0,
+        "num_tasks": OWN_TASKS + limits.processes if isolates else 0,
     }
 
 
@@ -212,18 +226,21 @@ def children():
         pass
     return count
 
-def probe(host_file, host_pid):
+def probe(host_file, host_pid, inodes):
     doors = {
         "it reads the host's files": lambda: os.stat(host_file),
         "it lists processes": lambda: os.listdir("/proc/1"),
         "it opens sockets": sockets,
         "it writes outside its scratch space": lambda: os.open("/python/x", os.O_CREAT | os.O_WRONLY),
         "it changes its root": lambda: os.chroot("/tmp"),
+        "it changes devices": lambda: os.chmod("/dev/null", 0o666),
     }
     found = {"open": [name for name, act in doors.items() if not refused(act)], "missing": []}
     if os.getpid() == host_pid or os.getpid() > 64:
         found["open"].append("it shares the host's process numbers")
     if children() > 6:
         found["missing"].append("a bound on the number of processes")
+    if not 0 < os.statvfs("/tmp").f_files <= inodes:
+        found["missing"].append(f"a bound of {inodes} on the number of files")
     return found
 """

@@ -2,10 +2,11 @@
 
 Invariants: each interpreter is used once and killed after its program. Only the pool's own thread starts interpreters:
 the kernel ends a child with the thread that started it, so this thread lives as long as the process. A program's tests
-run one at a time, in order, and a test without a reply has failed.
+run one at a time, in order, and a test without a reply has failed. Results count only if the image was whole when the
+program had ended and the launcher was alive; otherwise the program runs again, `ATTEMPTS` times at most.
 
-A caller waits for a warm interpreter at most `START_S`, and for a reply at most the test's wall-time limit. The pool's
-thread waits for room in the pool without a time-out; it is a daemon.
+A caller waits for a warm interpreter at most `START_S`, and for a reply at most 4 times the test's wall-time limit. The
+pool's thread waits for room in the pool without a time-out; it is a daemon.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from typing import Any, Literal
 
 from envs.sandbox.backends import START_S, Backend, choose, kernel_limits
 from envs.sandbox.cgroup import MemoryGroups
+from envs.sandbox.image import Watch
 from envs.sandbox.interpreter import Interpreter, Late, Lost, Reply
 from envs.sandbox.limits import ERROR_BYTES, Limits, SandboxConfig
 
 Outcome = Literal["finished", "failed", "killed", "late", "flood", "lost", "unbegun"]
 ATTEMPTS = 3
-"""Number of interpreters tried for one program: a waiting interpreter may have been killed, e.g. for lack of memory."""
+"""Number of interpreters tried for one program (a waiting interpreter may have been killed, e.g. for lack of memory),
+and of runs of one program whose results do not count."""
 MEMORY_SLACK = 96 * 2**20  # bytes that a group allows in addition to the program's memory: harness, scratch files
 
 
@@ -63,6 +66,8 @@ class Pool:
     def __init__(self, backend: Backend, warm: int) -> None:
         self.backend = backend
         self._warm = warm
+        self._starter = backend.starter()
+        self._watch = Watch(backend.image)
         self._groups = MemoryGroups()
         self._waiting: collections.deque[Interpreter] = collections.deque()
         self._failure: BaseException | None = None
@@ -88,32 +93,32 @@ class Pool:
     ) -> list[Run]:
         """Runs the program on each question in turn; with `function`, calls that function of the program.
 
-        Only the program's own time counts against its limits, not the time until an interpreter is available.
+        Only the program's own time counts against its limits, not the time until an interpreter is available. Raises
+        RuntimeError if no interpreter can be had, or the image changes during every attempt.
         """
-        runs: list[Run] = []
-        left_s = limits.total_s
-        while len(runs) < len(questions):
-            if left_s <= 0:
-                return runs + [Run("unbegun")] * (len(questions) - len(runs))
-            with _Session(self, program, limits, function, prelude) as session:
-                for question in questions[len(runs) :]:
-                    runs.append(session.ask(question, min(limits.wall_s, left_s)))
-                    left_s -= runs[-1].seconds
-                    if session.over or left_s <= 0:
-                        break
-        return runs
+        for _ in range(ATTEMPTS):
+            attempt = _Attempt(self, program, limits, function, prelude)
+            runs = attempt.run(questions)
+            if attempt.generations <= {self._watch.check()} and not attempt.orphaned:
+                return runs
+        raise RuntimeError(f"sandbox: its image or its launcher did not last in {ATTEMPTS} attempts at one program")
 
     def take(self) -> Interpreter:
         """A ready interpreter for one program; the caller kills it. Raises RuntimeError if none becomes ready."""
-        deadline, reason = time.monotonic() + START_S, ""
-        for _ in range(ATTEMPTS):
+        deadline, reason, attempts = time.monotonic() + START_S, "", 0
+        while attempts < ATTEMPTS:
             interpreter = self._next(deadline)
+            if interpreter.generation != self._watch.generation or interpreter.process.orphaned:
+                interpreter.kill()
+                continue
+            attempts += 1
             try:
                 interpreter.wait_ready(deadline)
                 return interpreter
             except (Late, Lost) as error:
                 interpreter.kill()
                 reason = str(error) or f"it was not ready within {START_S:g} s"
+                self._watch.check()
         raise RuntimeError(f"sandbox: an interpreter of {self.backend.name}: {reason}")
 
     def _next(self, deadline: float) -> Interpreter:
@@ -151,66 +156,105 @@ class Pool:
                 return
             self._closed = True
             waiting, self._waiting = list(self._waiting), collections.deque()
+            thread = self._thread
             self._changed.notify_all()
         for interpreter in waiting:
             interpreter.kill()
+        if thread is not None:
+            thread.join(START_S)  # it closes the starter
         self._groups.close()
 
     def _refill(self) -> None:
+        failure: Exception | None = None
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or len(self._waiting) < self._warm)
-                    if self._closed:
-                        return
-                started = Interpreter(self.backend.command)
-                with self._changed:
-                    if not self._closed:
-                        self._waiting.append(started)
-                        self._changed.notify_all()
-                        continue
-                started.kill()
-                return
-        except OSError as error:  # present callers get the error; later callers start another attempt
+            self._watch.check()
+            while self._start_one():
+                pass
+        except (OSError, RuntimeError) as error:  # present callers get the error; later callers start another attempt
+            failure = error
+        self._starter.close()
+        if failure is not None:
             with self._changed:
-                self._failure, self._thread = error, None
+                self._failure, self._thread = failure, None
                 self._changed.notify_all()
+
+    def _start_one(self) -> bool:
+        """Waits for room and starts an interpreter; False once the pool is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._waiting) < self._warm)
+            if self._closed:
+                return False
+        started = Interpreter(self._starter, self._watch.generation)
+        with self._changed:
+            if not self._closed:
+                self._waiting.append(started)
+                self._changed.notify_all()
+                return True
+        started.kill()
+        return False
+
+
+class _Attempt:
+    """One attempt at all questions. `generations`: of the images that its interpreters saw; `orphaned`: one of them
+    ended with its launcher."""
+
+    def __init__(self, pool: Pool, program: str, limits: Limits, function: str | None, prelude: str) -> None:
+        self._pool, self._limits = pool, limits
+        self._job = (program, prelude, function)
+        self.generations: set[int] = set()
+        self.orphaned = False
+
+    def run(self, questions: Sequence[Question]) -> list[Run]:
+        """Asks the questions in order, with as many interpreters as it takes."""
+        runs: list[Run] = []
+        left_s = self._limits.total_s
+        while len(runs) < len(questions):
+            if left_s <= 0:
+                return runs + [Run("unbegun")] * (len(questions) - len(runs))
+            with _Session(self._pool, self._job, self._limits) as session:
+                self.generations.add(session.interpreter.generation)
+                for question in questions[len(runs) :]:
+                    runs.append(session.ask(question, min(self._limits.wall_s, left_s)))
+                    left_s -= runs[-1].seconds
+                    if session.over or left_s <= 0:
+                        break
+                self.orphaned |= session.interpreter.process.orphaned
+        return runs
 
 
 class _Session:
     """One interpreter with its program, until the interpreter is late or lost, or all tests have run."""
 
-    def __init__(self, pool: Pool, program: str, limits: Limits, function: str | None, prelude: str) -> None:
-        self._pool, self._limits = pool, limits
-        self._job = (program, prelude, function)
+    def __init__(self, pool: Pool, job: tuple[str, str, str | None], limits: Limits) -> None:
+        self._pool, self._job, self._limits = pool, job, limits
         self._begun = False
         self.over = False
 
     def __enter__(self) -> _Session:
-        self._interpreter = self._pool.take()
+        self.interpreter = self._pool.take()
         try:
-            self._group = self._pool.enter_group(self._interpreter, self._limits)
+            self._group = self._pool.enter_group(self.interpreter, self._limits)
         except RuntimeError:
-            self._interpreter.kill()
+            self.interpreter.kill()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._interpreter.kill()
+        self.interpreter.kill()
         self._pool.leave_group(self._group)
 
     def ask(self, question: Question, limit_s: float) -> Run:
-        """Runs one test, with at most `limit_s` seconds."""
+        """Runs one test, with at most `limit_s` seconds of its own time."""
         started = time.monotonic()
         try:
             if not self._begun:
-                self._interpreter.begin(*self._job, kernel_limits(self._limits, self._pool.backend.own_namespace))
+                self.interpreter.begin(*self._job, kernel_limits(self._limits, self._pool.backend.isolates))
                 self._begun = True
             stdin = question.stdin.encode("utf-8", "replace")
-            return _read(self._interpreter.run(stdin, question.arguments, started + limit_s), self._limits)
-        except Late:
+            return _read(self.interpreter.run(stdin, question.arguments, limit_s), self._limits)
+        except Late as late:
             self.over = True
-            return Run("late", seconds=time.monotonic() - started)
+            return Run("late", seconds=max(late.seconds, limit_s))
         except Lost as error:
             self.over = True
             return Run("lost", error=str(error), seconds=time.monotonic() - started)

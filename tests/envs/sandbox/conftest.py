@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envs.sandbox import Pool
-from envs.sandbox.backends import choose
+from envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
 
 
 @pytest.fixture(scope="package")
@@ -25,6 +25,15 @@ def pool() -> Iterator[Pool]:
     made = Pool(backend, warm=4)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="package", params=STRONGEST_FIRST, ids=lambda maker: maker.__name__)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each back end that works here; the others are skipped, loudly."""
+    choice = probe_all((request.param,))
+    if choice.backend is None:
+        pytest.skip(f"{request.param.__name__} does not work here: {choice.refused}")
+    return choice.backend
 
 
 @dataclass

@@ -23,13 +23,13 @@ NEXT = "import os\nprint(6 * 7, os.listdir('.'), sorted(os.environ))"
 
 def test_the_corpus_is_large_and_its_names_are_its_own() -> None:
     names = [(hostile.file, hostile.name) for hostile in corpus()]
-    assert len(names) >= 150
+    assert len(names) >= 340
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_no_program_escapes_or_forges_and_each_harms_without_the_sandbox(file: str, pool: Pool, host: Host) -> None:
-    hostiles = [hostile for hostile in corpus() if hostile.file == file]
+    hostiles = [hostile for hostile in corpus() if hostile.file == file and is_bounded(hostile, pool)]
     places = {hostile.number: place_of(hostile, host) for hostile in hostiles}
     untouched = pool.run(NEXT, [Question()], PATIENT)[0].output
     before = host.names()
@@ -41,6 +41,11 @@ def test_no_program_escapes_or_forges_and_each_harms_without_the_sandbox(file: s
     jobs = [(hostile, places[hostile.number]) for hostile in hostiles if controlled(hostile)]
     harmless = [c.hostile.name for c in run_controls(jobs, host.descriptors) if not c.verdict()]
     assert harmless == [], "these do no harm even without the sandbox: they prove nothing"
+
+
+def is_bounded(hostile: Hostile, pool: Pool) -> bool:
+    """Whether the back end has the bound that stops the program, where only some have it."""
+    return hostile.name != "more_files_than_the_scratch_holds" or not any("of files" in lack for lack in pool.missing)
 
 
 def place_of(hostile: Hostile, host: Host) -> dict[str, str]:

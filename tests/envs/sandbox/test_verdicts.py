@@ -65,5 +65,6 @@ def test_only_what_ended_well_and_is_right_passes(data: bytes, outcome: str) -> 
 
 def test_values_that_cannot_be_read_are_wrong_not_fatal() -> None:
     call = Test(Question(), (1,))
-    for data in (b"[" * 200_000, b"1" * 5000, b"{", b"\xff", b"1 1"):
+    others = [text.encode(code) for text in ("1", "[1]") for code in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig")]
+    for data in (b"[" * 200_000, b"1" * 5000, b"{", b"\xff", b"1 1", *others):
         assert verdict(Run("finished", value=data), call, is_call=True).reason == "the call's value cannot be read"

@@ -1,0 +1,1 @@
+"""Measures the sandbox: `python -m benchmarks.sandbox`."""

@@ -1,0 +1,62 @@
+"""Trivial programs in the sandbox that `import envs.sandbox` finds: how many a second, and what one costs.
+
+    python -P block_worker.py COUNT
+
+It prints one JSON object. It uses only what every version of `envs.sandbox` has, so that it can be run against another
+checkout (PYTHONPATH).
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from envs.sandbox import Limits, Pool, Question
+from envs.sandbox.backends import Backend, choose
+
+PATIENT = Limits(wall_s=30, total_s=60)
+CALLERS = (1, 2, 3)
+TRIVIAL = "print(int(input()) + 1)"
+TESTS = 20
+
+
+def programs_per_second(pool: Pool, count: int, callers: int, tests: int = 1) -> float:
+    """Programs per second, each in its own interpreter, with `callers` threads that submit them."""
+    questions = [Question("41")] * tests
+    start = time.perf_counter()
+    with ThreadPoolExecutor(callers) as threads:
+        runs = list(threads.map(lambda _: pool.run(TRIVIAL, questions, PATIENT), range(count)))
+    seconds = time.perf_counter() - start
+    wrong = sum(run.output != b"42\n" for tested in runs for run in tested)
+    if wrong:
+        raise RuntimeError(f"{wrong} of {count * tests} trivial tests went wrong")
+    return count / seconds
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of its descendants that have ended and were reaped: all sandboxes of a closed
+    pool."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def measure(backend: Backend, count: int) -> dict[str, float]:
+    """Programs per second by callers, CPU milliseconds of a program with all processes, and tests per second."""
+    pool, cpu, own = Pool(backend, warm=4), cpu_s(), time.process_time()
+    figures = {f"programs_per_second_{callers}": programs_per_second(pool, count, callers) for callers in CALLERS}
+    own = time.process_time() - own
+    pool.close()
+    figures["cpu_ms_per_program"] = (cpu_s() - cpu) / (count * len(CALLERS)) * 1000
+    figures["own_cpu_ms_per_program"] = own / (count * len(CALLERS)) * 1000
+    pool = Pool(backend, warm=4)
+    figures["tests_per_second"] = TESTS * programs_per_second(pool, max(4, count // 10), 2, tests=TESTS)
+    pool.close()
+    return figures
+
+
+if __name__ == "__main__":
+    found = choose(allow_unsafe=False)
+    print(json.dumps({"backend": found.name, **measure(found, int(sys.argv[1]))}))
