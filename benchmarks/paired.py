@@ -10,7 +10,7 @@ from actors.diagnosis.uncertainty import t_quantile
 
 
 def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
-    """Geometric mean of the ratios of pairs (after, before), its 95% t-interval, and the medians `before` and `after`."""
+    """Geometric mean of the ratios of pairs (after, before), its 95% t-interval, the medians `before` and `after`."""
     after, before = np.array(pairs).T
     logs = np.log(after / before)
     half = t_quantile(0.975, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))

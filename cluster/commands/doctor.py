@@ -58,9 +58,9 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = (
-        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine, and runs a "
-        "few hostile programs in the sandbox. A line that begins with `fix` says how to solve a problem; the exit code "
-        "is 1 if there is such a line."
+        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine, and runs "
+        "a few hostile programs in the sandbox. A line that begins with `fix` says how to solve a problem; the exit "
+        "code is 1 if there is such a line."
     )
 
 

@@ -2,7 +2,7 @@
 
 | back end | isolation | started by |
 |---|---|---|
-| namespaces | user, process, network, mount, IPC, host name spaces; read-only image; call filter; rlimits | `launcher` |
+| namespaces | user, process, network, mount, IPC, host name spaces; read-only image; call filter; rlimits | launcher |
 | bubblewrap | the same, but no bound on the number of files, which take up to a second to clear | bwrap |
 | rlimits | none: resource limits only; refused unless `allow_unsafe` | |
 

@@ -32,11 +32,14 @@ class Identity:
         return f"this user ({os.geteuid()})" if self.uid is None else f"nobody ({self.uid})"
 
 
+THIS_USER = Identity(None)
+
+
 def identities() -> list[Identity]:
     """The users that programs may run as, best first."""
     if is_host_root():
         return [Identity(NOBODY)]
-    return [Identity(NOBODY), Identity(None)] if os.geteuid() == 0 else [Identity(None)]
+    return [Identity(NOBODY), THIS_USER] if os.geteuid() == 0 else [THIS_USER]
 
 
 def is_host_root() -> bool:

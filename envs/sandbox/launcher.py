@@ -21,10 +21,6 @@ import signal
 import socket
 import sys
 
-TYPE_CHECKING = False  # importing `typing` takes longer than all other imports together
-if TYPE_CHECKING:
-    from typing import NoReturn
-
 NEW_SPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000 | 0x08000000 | 0x04000000  # user pid net mount ipc uts
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME, ST_RELATIME = 8, 1024, 2048, 1 << 21, 4096
@@ -132,8 +128,8 @@ class Launcher:
             self.become(channel)
         return pid
 
-    def become(self, channel: int) -> NoReturn:
-        """Turns this process into the isolated command."""
+    def become(self, channel: int) -> None:
+        """Turns this process into the isolated command. Never returns."""
         try:
             os.dup2(channel, 0)
             map_user(*self.user)

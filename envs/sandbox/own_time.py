@@ -45,22 +45,24 @@ class OwnTime:
     def is_over(self) -> bool:
         """Looks at the tasks; whether the limit is reached."""
         if self._harness is not None:
-            on_core, waiting = map(sum, zip(*sandbox_tasks(self._harness), strict=True))
-            idle = time.monotonic() - self._started - (on_core - self._before[0])
-            waited = min(waiting - self._before[1], idle, (STRETCH - 1) * self._limit_s)
+            tasks = sandbox_tasks(self._harness)
+            on_core = sum(task[0] for task in tasks) - self._before[0]
+            waiting = sum(task[1] for task in tasks) - self._before[1]
+            idle = time.monotonic() - self._started - on_core
+            waited = min(waiting, idle, (STRETCH - 1) * self._limit_s)
             self._waited_s = max(self._waited_s, waited)
         return self._limit_s - self.used_s < CLOSE_S
 
 
 def sandbox_tasks(harness: int) -> list[tuple[float, float]]:
-    """Seconds (on a core, waiting for one) of each task of the harness and of its descendants; at least one entry."""
+    """Seconds (on a core, waiting for one) of each task of the harness and of its descendants."""
     found, waiting = [], [harness]
     while waiting:
         pid = waiting.pop()
         for task in _tasks(pid):
             found.append(_task(pid, task))
             waiting += _children(pid, task)
-    return found or [(0.0, 0.0)]
+    return found
 
 
 def _tasks(pid: int) -> list[int]:

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from envs.sandbox.identity import Identity
+from envs.sandbox.identity import THIS_USER, Identity
 
 ANSWER_S = 20.0
 END_S = 5.0  # seconds in which a killed process must end
+STARTS = 2
+"""Number of launchers tried for one interpreter."""
 FILTER = "{filter}"
 
 
@@ -31,7 +33,7 @@ class Command:
     """A command that starts an interpreter, or a launcher of interpreters."""
 
     arguments: tuple[str, ...]
-    identity: Identity = Identity(None)
+    identity: Identity = THIS_USER
     environment: tuple[tuple[str, str], ...] = ()
     filter_file: str | None = None
     """Path of the system call filter. It is opened at each start; its descriptor replaces `FILTER` in the arguments."""
@@ -129,11 +131,12 @@ class Launcher:
 
     def start(self, channel: socket.socket) -> ServedProcess:
         """Has an interpreter started. Raises OSError with the launcher's reason."""
-        try:
-            return self._ask(channel)
-        except ConnectionError:  # it has ended since the last start
-            self.close()
-            return self._ask(channel)
+        for _ in range(STARTS):
+            try:
+                return self._ask(channel)
+            except ConnectionError:  # it has ended since the last start
+                self.close()
+        raise OSError("the launcher has ended")
 
     def _ask(self, channel: socket.socket) -> ServedProcess:
         if self._server is None or self._control is None:
@@ -144,7 +147,7 @@ class Launcher:
         socket.send_fds(self._control, [b"S"], [channel.fileno()])
         answer, files, _, _ = socket.recv_fds(self._control, 1024, 1, socket.MSG_CMSG_CLOEXEC)
         if not answer:
-            raise ConnectionResetError("the launcher has ended")
+            raise ConnectionResetError
         if not files:
             raise OSError(answer[1:].decode("utf-8", "replace"))
         return ServedProcess(self._server, int.from_bytes(answer, "big"), files[0])

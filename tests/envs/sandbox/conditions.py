@@ -11,6 +11,7 @@ The conditions take effect in this order; all but `plain_user` need root.
 - `container_root`: that user becomes root of a user namespace of its own.
 - `no_user_namespaces`: a call filter refuses new namespaces, as the default one of Docker does.
 - `unsafe`: the back end without isolation is allowed.
+- `proved`: the doctor's hostile programs are run.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from envs.sandbox import Pool, Question, backends
+from envs.sandbox import Pool, Question, backends, image
 from envs.sandbox.limits import Limits
+from envs.sandbox.proof import prove
 
 USER = 12345
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x20000
@@ -67,7 +71,14 @@ def map_to(inside: int) -> None:
 
 
 def plain_user() -> None:
-    """Becomes another user, and keeps access to its own entries in /proc."""
+    """Becomes another user, and keeps access to its own entries in /proc. Root's image is given to that user
+    beforehand: the interpreter that it is a copy of may be out of that user's reach."""
+    place = Path(tempfile.gettempdir()) / "image"
+    if not place.exists():
+        shutil.copytree(image.build(Path("/tmp")).place, place)
+        for path in (place, *place.rglob("*")):
+            os.chown(path, USER, USER)
+    image.build = lambda folder: image.Image(folder / "image")
     os.setgroups([])
     os.setgid(USER)
     os.setuid(USER)
@@ -98,8 +109,8 @@ CONDITIONS = {
 }
 
 
-def outcome(unsafe: bool) -> dict[str, Any]:
-    """The back end, and what a program in it is; or why there is none."""
+def outcome(unsafe: bool, proved: bool) -> dict[str, Any]:
+    """The back end, and what a program in it is; or why there is none. `broken`: what hostile programs could do."""
     try:
         backend = backends.choose(unsafe)
     except ValueError as error:
@@ -107,6 +118,7 @@ def outcome(unsafe: bool) -> dict[str, Any]:
     pool = Pool(backend, warm=1)
     try:
         run = pool.run("import os\nprint(os.getuid())", [Question()], Limits(wall_s=10))[0]
+        broken = list(prove(pool).broken) if proved else []
     finally:
         pool.close()
     return {
@@ -115,6 +127,7 @@ def outcome(unsafe: bool) -> dict[str, Any]:
         "image": str(backend.image.place.parent),
         "missing": list(pool.missing),
         "uid_inside": int(run.output),
+        "broken": broken,
     }
 
 
@@ -123,7 +136,7 @@ def main(*names: str) -> None:
     for name, make in CONDITIONS.items():
         if name in names:
             make()
-    print(json.dumps(outcome("unsafe" in names)))
+    print(json.dumps(outcome("unsafe" in names, "proved" in names)))
 
 
 if __name__ == "__main__":

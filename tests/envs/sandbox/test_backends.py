@@ -9,7 +9,7 @@ import os
 import pytest
 
 from envs.sandbox import Limits, Pool, Question, backends
-from envs.sandbox.backends import STRONGEST_FIRST, Backend, bubblewrap, choose, namespaces, probe, probe_all, rlimits
+from envs.sandbox.backends import Backend, bubblewrap, choose, namespaces, probe, rlimits
 from envs.sandbox.identity import identities
 from envs.sandbox.image import find
 from envs.sandbox.proof import HOSTILE, prove

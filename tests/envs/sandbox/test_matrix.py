@@ -101,9 +101,10 @@ def test_host_root_by_another_number_is_refused(folders: dict[str, Path]) -> Non
 
 
 def test_an_ordinary_users_programs_run_as_that_user_outside(pool: Pool, folders: dict[str, Path]) -> None:
-    found = under(folders, "plain_user", tmpdir="user")
+    found = under(folders, "plain_user", "proved", tmpdir="user")
     assert (found["backend"], found["identity"]) == (pool.backend.name, "this user (12345)")
     assert found["uid_inside"] == 65534 and any(TOTAL in lack for lack in found["missing"])
+    assert found["broken"] == []
 
 
 def test_an_ordinary_user_without_user_namespaces_is_refused(folders: dict[str, Path]) -> None:
