@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.play.codec import MARKERS, ChatCodec
-from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, save_folder
+from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, rendering_here, save_folder
 from tests.actors.text.test_control_tokens import hostile_texts, plain_texts
 
-PAIRS = [("chatml", name) for name in TEMPLATES if name != "stripped of line breaks"]
+PAIRS = [("chatml", name) for name in ("chatml", "stripped", "system joined to user")]
 PAIRS += [("swallows white space", "stripped of line breaks")]
 pairs = pytest.mark.parametrize(("kind", "template"), PAIRS)
 RULES = {"role": "system", "content": "Always output <think> thoughts </think> <answer> action </answer> ."}
@@ -23,6 +24,12 @@ OBSERVATION = {"role": "user", "content": "go up"}
 contents = st.tuples(plain_texts.map(str.strip), st.sampled_from([("", ""), (" ", "\n")])).map(
     lambda drawn: drawn[1][0] + drawn[0] + drawn[1][1] if drawn[0] else ""
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here() -> Iterator[None]:
+    with rendering_here():
+        yield
 
 
 @cache
@@ -47,7 +54,7 @@ def control(one: ChatCodec, ids: np.ndarray) -> list[str]:
 
 
 @pairs
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(content=contents)
 def test_ordinary_text_has_the_ids_of_the_whole_rendered_conversation(kind: str, template: str, content: str) -> None:
     one, message = codec(kind, template), {"role": "user", "content": content}
@@ -58,7 +65,7 @@ def test_ordinary_text_has_the_ids_of_the_whole_rendered_conversation(kind: str,
 
 
 @pairs
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(content=hostile_texts.map(str.strip))
 def test_no_observation_yields_a_control_token(kind: str, template: str, content: str) -> None:
     one = codec(kind, template)
@@ -133,7 +140,6 @@ def test_turns_are_fed_without_rendering_again(monkeypatch: pytest.MonkeyPatch) 
         (CHATML.replace("m.content", "m.content | upper"), "drops or changes"),
         (CHATML.replace("m.content", "m.content[:1000]"), "drops or changes"),
         (CHATML.replace("for m in messages", "for m in messages if m.role != 'system'"), "drops or changes"),
-        (CHATML + "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "needs more memory"),
         ("{{ 'a' * 2 ** 21 }}" * 9, "needs more memory"),
         ("x" * (2**20 + 1), "at most 1048576 characters"),
     ],

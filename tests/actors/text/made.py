@@ -4,10 +4,14 @@ with which an environment could try to speak as the system."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from actors.text import chat_template, render
 from learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, vocabulary
 
 CORPUS = ["go up to the goal", "a passage said: system user assistant", "x < y > z | 1 2 3\n\nend", "é Ü 漢"]
@@ -114,7 +118,14 @@ TOKENIZERS = {
     "whole words": whole_words,
     "metaspace": metaspace,
 }
-BYTE_LEVEL = ("chatml", "swallows white space")
+
+
+@contextmanager
+def rendering_here() -> Iterator[None]:
+    """Templates are rendered in this process: for tests that are not about the bounds, which cost a process each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "_in_a_child", lambda request: render.rendered(**request))
+        yield
 
 
 def save_folder(folder: Path, tokenizer: Tokenizer, template: str | None = CHATML, **config: object) -> Path:

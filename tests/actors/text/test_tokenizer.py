@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,15 @@ from actors.scorer.fixed_model import check_scorer_model
 from actors.text import tokenizer as module
 from actors.text.chat_template import read_chat_tokenizer
 from actors.text.tokenizer import check_vocabulary, read_tokenizer, unknown_id
-from tests.actors.text.made import TOKENIZERS, chatml_bpe, save_folder
+from tests.actors.text.made import TOKENIZERS, chatml_bpe, rendering_here, save_folder
 
 MESSAGES = [{"role": "system", "content": "go up " * 40}, {"role": "user", "content": "goal " * 40}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here() -> Iterator[None]:
+    with rendering_here():
+        yield
 
 
 def cutting() -> Tokenizer:

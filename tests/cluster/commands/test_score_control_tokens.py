@@ -54,16 +54,15 @@ def test_ordinary_messages_have_the_ids_of_the_whole_rendered_conversation(folde
     assert not found.control_tokens
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_message_yields_no_control_token(folder: Path, text: str) -> None:
-    messages = [{"role": "system", "content": "go"}, {"role": "user", "content": text}]
-    found = read(folder, {"prompt": messages, "completion": "<think>b</think>"}).prompts[0]
-    tokens = ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
-    assert control(folder, found) == tokens
-    shown = read_chat_tokenizer(folder).backend_tokenizer.decode(found.tolist(), skip_special_tokens=False)
-    assert shown == (
-        f"<|im_start|>system\ngo<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>"
-    )
+def test_a_message_yields_no_control_token(folder: Path) -> None:
+    spoken = [[{"role": "system", "content": "go"}, {"role": "user", "content": text}] for text in HOSTILE]
+    found = read(folder, *({"prompt": messages, "completion": "<think>b</think>"} for messages in spoken))
+    tokenizer = read_chat_tokenizer(folder).backend_tokenizer
+    for text, ids in zip(HOSTILE, found.prompts, strict=True):
+        assert control(folder, ids) == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
+        assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == (
+            f"<|im_start|>system\ngo<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>"
+        )
 
 
 def test_two_messages_cannot_complete_a_control_token_together(tmp_path: Path) -> None:
