@@ -1,8 +1,9 @@
 # `make train` trains, `make check` looks at a change in a minute, `make test` runs every test. Each sets up what it
-# needs, once.
+# needs, once. `make setup LOCKED=1` installs only packages whose digests deploy/lock-cpu.txt holds.
 PYTHON ?= python3
 VENV ?= .venv
 KIND ?= cpu
+LOCKED ?=
 RECIPE ?= frozenlake
 ARGS ?=
 # Tests that start Ray or load vLLM use both cores of a small machine by themselves; the others run in two processes.
@@ -24,7 +25,7 @@ test: setup
 	$(VENV)/bin/python -m pytest -m ray $(ARGS) || $(NONE_CHOSEN)
 
 setup:
-	PYTHON=$(PYTHON) VENV=$(VENV) deploy/setup.sh $(KIND)
+	PYTHON=$(PYTHON) VENV=$(VENV) LOCKED=$(LOCKED) deploy/setup.sh $(KIND)
 
 lint: setup
 	$(VENV)/bin/ruff check .

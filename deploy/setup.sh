@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), or the tests' further programs (test). A repeated call returns at once:
 # a stamp in the environment holds the digest of the set-up's inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an
-# image; by default the checkout itself, editable, with the tests' packages.
+# image; by default the checkout itself, editable, with the tests' packages. With LOCKED=1 (cpu, Python 3.11) every other
+# package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-cpu}
@@ -9,31 +10,65 @@ venv=${VENV:-.venv}
 python=${PYTHON:-python3}
 read -ra package <<< "${PACKAGE:--e .[$kind,test]}"
 torch_index=https://download.pytorch.org/whl/cpu
+# `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
+torch=torch==2.13.0+cpu
 
 fail() { echo "setup: $*" >&2; exit 2; }
 
+pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+# Installs with PyTorch's index of CPU builds only if the configured index has no such build.
+pip_torch() {
+    pip "$@" 2>/dev/null || pip "$@" --extra-index-url "$torch_index" \
+        || fail "no CPU build of $torch in the configured index or $torch_index; the lines above say what pip missed"
+}
+
+python_version() { "$python" -c "import sys; sys.exit(not ($1))" || fail "$("$python" --version) $2"; }
+
 setup_environment() {
-    "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
-        || fail "$("$python" --version) is not supported; set PYTHON to a Python 3.11, 3.12 or 3.13"
-    local stamp="$venv/.squelch-setup" want
-    want=$(cat pyproject.toml deploy/constraints.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)-$kind-${package[*]}-$PWD
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
+    local stamp="$venv/.squelch-setup" inputs have open locked
+    inputs=$(cat pyproject.toml deploy/constraints.txt deploy/lock-cpu.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)
+    open="$inputs-$kind-${package[*]}-$PWD" locked="$inputs-$kind-${package[*]}-locked-$PWD"
+    have=$(cat "$stamp" 2>/dev/null || true)
+    # A locked environment serves every call; an open one serves only calls without LOCKED.
+    if [ "$have" = "$locked" ] || { [ -z "${LOCKED:-}" ] && [ "$have" = "$open" ]; }; then return; fi
+    [[ $have != *-locked-/* ]] || fail "$venv is locked and out of date: remove it and repeat"
+    if [ -n "${LOCKED:-}" ]; then
+        install_locked
+        echo "$locked" > "$stamp"
+    else
+        install_open
+        echo "$open" > "$stamp"
+    fi
+}
+
+create_environment() {
     echo "setup: installing into $venv ($kind); about two minutes"
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
         || fail "python venv failed; on Debian and Ubuntu install python3-venv"
-    local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c deploy/constraints.txt)
-    if [ "$kind" = cpu ]; then
-        # `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
-        "${pip[@]}" "torch==2.13.0+cpu" 2>/dev/null || "${pip[@]}" "torch==2.13.0+cpu" --extra-index-url "$torch_index" \
-            || fail "no CPU build of torch 2.13.0 in the configured index or $torch_index"
-    fi
-    "${pip[@]}" "${package[@]}"
+}
+
+install_open() {
+    python_version "(3, 11) <= sys.version_info[:2] <= (3, 13)" \
+        "is not supported; set PYTHON to a Python 3.11, 3.12 or 3.13"
+    create_environment
+    [ "$kind" = gpu ] || pip_torch -c deploy/constraints.txt "$torch"
+    pip -c deploy/constraints.txt "${package[@]}"
     if [ "$kind" = cpu ]; then
         # vLLM installs CUDA builds of these packages, which do not load with the CPU torch and break
         # `import transformers`. Text models do not need them.
         "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
     fi
-    echo "$want" > "$stamp"
+}
+
+# pip compares no digest of what is installed already, so the environment must be new.
+install_locked() {
+    [ "$kind" = cpu ] || fail "LOCKED=1 needs KIND=cpu: only the CPU set-up has a lock"
+    [ ! -e "$venv" ] || fail "LOCKED=1 needs a new environment: remove $venv (or set VENV) and repeat"
+    python_version "sys.version_info[:2] == (3, 11)" "has no lock; set PYTHON to a Python 3.11, or leave LOCKED out"
+    create_environment
+    pip_torch --no-deps --require-hashes -r deploy/lock-cpu.txt
+    pip --no-deps --no-build-isolation "${package[@]}"
 }
 
 # The sandbox for programs that a model wrote (docs/sandbox.md). Only DeepCoder needs it, so set-up continues without it.

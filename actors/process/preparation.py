@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 
-from actors.process.log import take_output
-
 HOOK = f"{__name__}.prepare"
 """For Ray's `worker_process_setup_hook`: runs in every worker process before its actor is created."""
 START_FOLDER = "SQUELCH_START_FOLDER"
@@ -17,6 +15,8 @@ OTHERS_WRITE = 0o022
 
 def prepare() -> None:
     """Prepares the process of an actor."""
+    from actors.process.log import take_output  # imports logging; commands that only protect themselves start without
+
     protect()
     os.chdir(os.environ.get(START_FOLDER, "."))
     take_output()

@@ -1,0 +1,80 @@
+"""The lock of the CPU set-up is whole and agrees with the constraints; the set-up keeps to it."""
+
+import os
+import re
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from deploy.lock import CONSTRAINTS, LEFT_OUT, LOCK, ROOT, lines
+
+ENTRY = re.compile(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
+TEXT = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+LOCKED = {entry[1]: entry[2] for line in TEXT if (entry := ENTRY.fullmatch(line))}
+
+
+def missing(requirements: list[str], extras: tuple[str, ...] = ("",)) -> list[str]:
+    """Those requirements that hold here and that the lock lacks, or has in a version that does not suit."""
+    wanted = [Requirement(text) for text in requirements]
+    here = [one for one in wanted if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in extras)]
+    names = {canonicalize_name(one.name): one for one in here if canonicalize_name(one.name) not in LEFT_OUT}
+    suits = {name: one.specifier.contains(LOCKED.get(name, "0"), prereleases=True) for name, one in names.items()}
+    return [str(one) for name, one in names.items() if not (name in LOCKED and suits[name])]
+
+
+def test_every_line_is_a_version_with_a_digest_and_no_index_is_named() -> None:
+    assert TEXT[0] == "--only-binary :all:" and len(LOCKED) == len(TEXT) - 1 > 150
+    assert "://" not in LOCK.read_text() and not LEFT_OUT & LOCKED.keys()
+
+
+def test_versions_are_those_of_the_constraints() -> None:
+    pinned = re.findall(r"^([^#=\s]+)==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    constrained = {canonicalize_name(name): version for name, version in pinned}
+    plain = {name: version.removesuffix("+cpu") for name, version in LOCKED.items()}
+    assert LOCKED["torch"] == f"{constrained['torch']}+cpu"
+    assert {name: constrained[name] for name in plain if name in constrained} == {
+        name: plain[name] for name in plain if name in constrained
+    }
+
+
+def test_whatever_the_project_and_its_packages_require_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert not missing([*project["dependencies"], *extras["cpu"], *extras["test"]])
+    installed = {canonicalize_name(one.name): one for one in metadata.distributions()}
+    for name in LOCKED.keys() & installed.keys():
+        assert not missing(installed[name].requires or []), name
+
+
+def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line() -> None:
+    def item(name: str, **source: object) -> dict[str, object]:
+        return {"metadata": {"name": name, "version": "1"}, "download_info": {"url": "x", **source}}
+
+    archive = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
+    found = lines([item("Some_Name", **archive), item("torchaudio", **archive), item("squelch-rl", dir_info={})])
+    assert found == [f"some-name==1 --hash=sha256:{'0' * 64}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stamp", "locked", "says"),
+    [
+        ("gpu", None, "1", "only the CPU set-up has a lock"),
+        ("cpu", "digest-cpu-/here", "1", "LOCKED=1 needs a new environment"),
+        ("cpu", "digest-cpu-locked-/here", "", "is locked and out of date"),
+        ("cpu", "digest-cpu-locked-/here", "1", "is locked and out of date"),
+    ],
+)
+def test_a_locked_environment_begins_empty_and_is_never_changed(tmp_path: Path, kind, stamp, locked, says) -> None:
+    venv = tmp_path / "venv"
+    if stamp is not None:
+        venv.mkdir()
+        (venv / ".squelch-setup").write_text(stamp)
+    before = {**os.environ, "VENV": str(venv), "LOCKED": locked, "PYTHON": "/bin/false"}
+    done = subprocess.run([ROOT / "deploy" / "setup.sh", kind], env=before, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and says in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == (["venv", ".squelch-setup"] if stamp is not None else [])
