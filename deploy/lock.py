@@ -17,6 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 ROOT = Path(__file__).resolve().parent.parent
 LOCK, CONSTRAINTS = ROOT / "deploy" / "lock-cpu.txt", ROOT / "deploy" / "constraints.txt"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
@@ -51,12 +54,12 @@ def command(options: Sequence[str]) -> list[str]:
 def lines(installed: Iterable[Mapping[str, Any]]) -> list[str]:
     """The lock's lines, by name, for the entries of pip's report. The project itself has no archive and no line."""
     archives = {
-        re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower(): item
+        canonicalize_name(item["metadata"]["name"]): item
         for item in installed
         if "archive_info" in item["download_info"]
     }
     return [
-        f"{name}=={item['metadata']['version']} --hash=sha256:{_digest(item)}"
+        f"{name}=={Version(item['metadata']['version'])} --hash=sha256:{_digest(item)}"
         for name, item in sorted(archives.items())
         if name not in LEFT_OUT
     ]
