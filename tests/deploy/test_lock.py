@@ -78,3 +78,35 @@ def test_a_locked_environment_begins_empty_and_is_never_changed(tmp_path: Path, 
     done = subprocess.run([ROOT / "deploy" / "setup.sh", kind], env=before, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and says in done.stderr
     assert [path.name for path in tmp_path.rglob("*")] == (["venv", ".squelch-setup"] if stamp is not None else [])
+
+
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+    "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip "*) echo "$*" >> "$CALLS" ;;
+esac
+"""
+"""A Python that makes environments and installs nothing: it writes down what pip is asked for."""
+
+
+@pytest.mark.parametrize("locked", ["", "1"])
+def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(tmp_path: Path, locked: str) -> None:
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    calls = tmp_path / "calls"
+    env = {**os.environ, "VENV": str(tmp_path / "venv"), "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
+    for asked in (locked, locked, ""):  # the second and the third find the environment ready
+        subprocess.run([ROOT / "deploy" / "setup.sh", "cpu"], env={**env, "LOCKED": asked}, check=True, timeout=60)
+    pip = [line.removeprefix("-m pip install --quiet --disable-pip-version-check ") for line in calls.open()]
+    if locked:
+        assert pip == [
+            "--no-deps --require-hashes -r deploy/lock-cpu.txt\n",
+            "--no-deps --no-build-isolation -e .[cpu,test]\n",
+        ]
+    else:
+        assert pip[:2] == [
+            f"-c deploy/constraints.txt torch=={LOCKED['torch']}\n",
+            "-c deploy/constraints.txt -e .[cpu,test]\n",
+        ]
+        assert pip[2:] == ["-m pip uninstall --quiet --yes torchvision torchaudio torchcodec\n"]
