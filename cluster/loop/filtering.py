@@ -4,7 +4,7 @@ Invariants: a service receives each group once in its life. Before any other cal
 after the last close and the groups that arrived after it, so that it decides as its predecessor would have. (Sliding
 windows are restored only approximately: the state lacks neighbours that open groups had pushed out of the window.)
 Calls are therefore made one at a time: a call that finds the service dead replaces it before the next call starts, and
-if that fails no further call is made.
+if that fails no further call is made. Groups that arrive during a call go to the service together in the next one.
 
 The coordinator waits at most `FILTER_TIMEOUT_S` for each answer, and `cluster.start_timeout_s` for the first answers of
 a new service; then a TimeoutError names the filter, and every waiting call fails at once.
@@ -51,6 +51,8 @@ class Filtering:
         """The cause of the service's death, until its successor has received its state; else empty."""
         self._failure: Exception | None = None
         self._turn = asyncio.Lock()
+        self._arrived: list[PlayedGroup] = []
+        """Groups that wait for their turn, in order of arrival."""
 
     async def restore(self) -> None:
         """Restores the state of an earlier process in a service that has just started."""
@@ -58,8 +60,9 @@ class Filtering:
             await self._in_turn(lambda: self._ask("restore", self.state))
 
     async def admit(self, groups: list[PlayedGroup]) -> None:
-        """Sends the service the groups that it does not have yet."""
-        await self._in_turn(lambda: self._hand_over(groups))
+        """Sends the service the groups that it does not have yet, with all others that have arrived meanwhile."""
+        self._arrived += groups
+        await self._in_turn(self._hand_over_arrived)
 
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """Decides on a step that should train on `target` groups; `final`: no further refill round is possible."""
@@ -88,11 +91,17 @@ class Filtering:
         later = (group for group in self._played() if group.ticket.step > self._closed)
         return [group for group in later if group.ticket.ticket_id not in self._within]
 
+    async def _hand_over_arrived(self) -> None:
+        arrived = list(self._arrived)
+        await self._hand_over(arrived)
+        del self._arrived[: len(arrived)]
+
     async def _hand_over(self, groups: list[PlayedGroup], timeout_s: float = FILTER_TIMEOUT_S) -> None:
-        new = [group.summary for group in groups if group.summary.group_id not in self._admitted]
+        summaries = {group.summary.group_id: group.summary for group in groups}
+        new = [summary for name, summary in summaries.items() if name not in self._admitted]
         if new:
             await self._ask("admit", new, timeout_s=timeout_s)
-            self._admitted |= {summary.group_id for summary in new}
+            self._admitted |= summaries.keys()
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
         """Runs `work` once no other call is under way, and repeats it with each successor of a dead service."""

@@ -101,6 +101,18 @@ def test_a_group_is_handed_to_the_filter_once() -> None:
     assert service.calls == [("admit", [groups[0].summary]), ("admit", [groups[1].summary])]
 
 
+def test_groups_that_arrive_during_a_call_are_handed_over_together_in_order_and_once() -> None:
+    service, groups = Service(), [group("a"), group("b"), group("c")]
+
+    async def hand_over() -> None:
+        filtering = Filtering(Fleet(service), None, list, 1.0)
+        await asyncio.gather(*(filtering.admit([one]) for one in [*groups, groups[1]]))
+
+    asyncio.run(hand_over())
+    a, b, c = (one.summary for one in groups)
+    assert service.calls == [("admit", [a]), ("admit", [b, c])]
+
+
 def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_anything_is_asked_of_the_new_one() -> None:
     first, second = Service(), Service()
     opened = [group("a"), group("b"), group("c", step=4)]
