@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_figures
-from benchmarks.fuzz.in_process import MOST_GROWTH, Found, content
+from benchmarks.fuzz.in_process_worker import MOST_GROWTH, Found, content
 from benchmarks.fuzz.readers import TARGETS
 
 FILES, FOLDERS = 100_000, 2_000
@@ -49,7 +49,7 @@ def _over_target(name: str, count: int, seed: int) -> Found:
         while first < count and deaths < MOST_DEATHS:
             words = [name, str(seed), str(first), str(count - first), progress.name]
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.fuzz.in_process", *words],
+                [sys.executable, "-m", "benchmarks.fuzz.in_process_worker", *words],
                 capture_output=True,
                 timeout=BLOCK_S,
                 check=False,
@@ -76,7 +76,7 @@ def _add(whole: Found, part: dict[str, Any]) -> None:
 def over_folders(inputs: int, seed: int) -> list[Found]:
     """Fuzzes the readers of model folders and checkpoints, each input in a child process."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fuzz.folders", str(seed), "0", str(inputs)],
+        [sys.executable, "-m", "benchmarks.fuzz.folders_worker", str(seed), "0", str(inputs)],
         stdout=subprocess.PIPE,
         timeout=BLOCK_S,
         check=True,

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks.fuzz.in_process import content, run
+from benchmarks.fuzz.in_process_worker import content, run
 from benchmarks.fuzz.measure import figures
 from benchmarks.fuzz.readers import TARGETS
 from benchmarks.fuzz.target import NAME, Target

@@ -1,6 +1,6 @@
 """Reads many inputs of one reader in this process, with a bound on time and memory for each.
 
-    python -m benchmarks.fuzz.in_process TARGET SEED FIRST COUNT PROGRESS
+    python -m benchmarks.fuzz.in_process_worker TARGET SEED FIRST COUNT PROGRESS
 
 prints one JSON line for each fault and one at the end. `PROGRESS` is a file that always holds the number of the input
 under way, so that an input that ends the process is known. An input is a function of target, seed and number.
