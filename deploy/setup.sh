@@ -78,8 +78,8 @@ setup_sandbox() {
         { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
             apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; } && return
     fi
-    echo "setup: bubblewrap is not installed; the sandbox of DeepCoder needs it only where nothing else may create user namespaces" \
-        "(as root on Debian: apt-get install bubblewrap; squelch doctor names the sandbox that works)" >&2
+    echo "setup: bubblewrap is not installed; DeepCoder's sandbox needs it only where nothing else may create user" \
+        "namespaces (as root on Debian: apt-get install bubblewrap; squelch doctor names the sandbox that works)" >&2
 }
 
 setup_tests() {

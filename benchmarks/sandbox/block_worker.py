@@ -21,6 +21,7 @@ PATIENT = Limits(wall_s=30, total_s=60)
 CALLERS = (1, 2, 3)
 TRIVIAL = "print(int(input()) + 1)"
 TESTS = 20
+WARM_UP = 10
 
 
 def programs_per_second(pool: Pool, count: int, callers: int, tests: int = 1) -> float:
@@ -36,6 +37,13 @@ def programs_per_second(pool: Pool, count: int, callers: int, tests: int = 1) ->
     return count / seconds
 
 
+def warm_pool(backend: Backend) -> Pool:
+    """A pool that has run some programs."""
+    pool = Pool(backend, warm=4)
+    programs_per_second(pool, WARM_UP, 2)
+    return pool
+
+
 def cpu_s() -> float:
     """CPU seconds of this process and of its descendants that have ended and were reaped: all sandboxes of a closed
     pool."""
@@ -45,13 +53,13 @@ def cpu_s() -> float:
 
 def measure(backend: Backend, count: int) -> dict[str, float]:
     """Programs per second by callers, CPU milliseconds of a program with all processes, and tests per second."""
-    pool, cpu, own = Pool(backend, warm=4), cpu_s(), time.process_time()
+    cpu, pool, own = cpu_s(), warm_pool(backend), time.process_time()
     figures = {f"programs_per_second_{callers}": programs_per_second(pool, count, callers) for callers in CALLERS}
     own = time.process_time() - own
     pool.close()
-    figures["cpu_ms_per_program"] = (cpu_s() - cpu) / (count * len(CALLERS)) * 1000
+    figures["cpu_ms_per_program"] = (cpu_s() - cpu) / (count * len(CALLERS) + WARM_UP) * 1000
     figures["own_cpu_ms_per_program"] = own / (count * len(CALLERS)) * 1000
-    pool = Pool(backend, warm=4)
+    pool = warm_pool(backend)
     figures["tests_per_second"] = TESTS * programs_per_second(pool, max(4, count // 10), 2, tests=TESTS)
     pool.close()
     return figures

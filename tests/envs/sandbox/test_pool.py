@@ -78,6 +78,26 @@ def test_a_program_may_end_itself(pool: Pool, end: str) -> None:
     assert (run.outcome, run.output) == ("finished", b"all\nof it")
 
 
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("import shutil\nopen('a', 'w').close()\nshutil.copyfile('a', 'b')\nshutil.move('b', 'c')", ""),
+        ("import shutil\nopen('a', 'w').close()\nshutil.copy('a', 'b')", "PermissionError"),
+        ("import sqlite3\nsqlite3.connect(':memory:').execute('create table t(a)')", ""),
+        ("import sqlite3\nsqlite3.connect('x').execute('create table t(a)')", "database is locked"),
+        ("import fcntl\nfcntl.flock(open('a', 'w'), fcntl.LOCK_EX)", "No locks available"),
+        (
+            "import tempfile, zipfile, logging\nwith tempfile.TemporaryDirectory() as d: logging.FileHandler(d + '/x')",
+            "",
+        ),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', 'print(1)'], check=True)", ""),
+    ],
+)
+def test_programs_lose_what_the_docs_say_and_no_more(pool: Pool, program: str, error: str) -> None:
+    run = pool.run(program, [Question()], PATIENT)[0]
+    assert run.outcome == ("failed" if error else "finished") and error in run.error, run
+
+
 def test_tests_of_one_program_do_not_see_each_other(pool: Pool) -> None:
     program = "import os, builtins\nprint(os.path.exists('x'), hasattr(builtins, 'x'))\nbuiltins.x = 1"
     assert [run.output for run in pool.run(program, [Question()] * 2, PATIENT)] == [b"False False\n"] * 2
