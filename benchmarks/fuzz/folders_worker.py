@@ -102,10 +102,10 @@ READERS: dict[str, tuple[str, Read]] = {MODEL: ("model", read_model), CHECKPOINT
 def make_hostile(rng: random.Random, valid: Path, folder: Path) -> None:
     """Writes a copy of a valid folder with one or two hostile files."""
     shutil.copytree(valid, folder)
-    for _ in range(rng.choice((1, 1, 2))):
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        if files:
-            _spoil(rng, rng.choice(files), [path.read_bytes()[:65_536] for path in files[:6]])
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    others = [path.read_bytes()[:65_536] for path in files[:6]]
+    for path in rng.sample(files, rng.choice((1, 1, 2))):
+        _spoil(rng, path, others)
 
 
 def _spoil(rng: random.Random, path: Path, others: list[bytes]) -> None:
@@ -188,6 +188,17 @@ def _child(read: Callable[[], None], writing: int) -> None:
     os._exit(0)
 
 
+def _import_for_the_forks() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401
+
+    from cluster.commands import score_files  # noqa: F401
+    from cluster.loop import state  # noqa: F401
+    from learner import trainer  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
 def main(argv: list[str]) -> None:
     """Runs the inputs; see the module's head. Half of them are model folders, half checkpoints."""
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -197,10 +208,7 @@ def main(argv: list[str]) -> None:
             make_valid(Path(valid))
             os._exit(0)
         os.wait()
-        import torch
-        import transformers  # noqa: F401  (forks inherit it)
-
-        torch.set_num_threads(1)
+        _import_for_the_forks()
         for kind in READERS:
             found = run(kind, Path(valid), seed, range(first, first + count // 2))
             sys.stdout.write(json.dumps(asdict(found)) + "\n")
