@@ -7,11 +7,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import IO, Any
 
 from actors.process.preparation import protect
 from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import complain, visible
+from cluster.terminal import complain, remark, visible
 from envs.untrusted.files import reason
 
 COMMANDS = {
@@ -63,6 +64,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
+    if argv is None:
+        sys.excepthook = _show_bug
     protect()
     options = parse(sys.argv[1:] if argv is None else argv)
     run: Callable[[argparse.Namespace], int] = options.run
@@ -78,6 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("squelch: interrupted")
         return 130
+
+
+def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an error that no command expects, as `cluster.terminal` prints every text."""
+    import traceback
+
+    remark("".join(traceback.format_exception(kind, error, trace)))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -25,12 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Builds the policy and prints its size and loss."""
+    from safetensors import SafetensorError
+
     from envs.config import EnvironmentConfig
     from learner.warmup.tiny import build_tiny
 
     try:
         report = build_tiny(options.directory, EnvironmentConfig(name=options.env), options.seed)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         raise UserError(f"{options.directory}: {error}") from error
     done = "already built" if report.reused else f"built in {report.seconds:.0f} s"
     say(f"{options.directory}: {done}, {report.num_parameters} parameters, loss {report.loss:.3f} nats per token")

@@ -49,7 +49,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from envs.retrieval.found import Found
-from envs.untrusted.files import brief, reason
+from envs.untrusted.files import brief, reason, require_output
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index
     import pyarrow as pa
@@ -212,6 +212,7 @@ def _ensure(folder: Path, passages: Callable[[], Iterable[Passage]]) -> None:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """A lock that one process or thread holds at a time; the kernel releases it if the holder dies."""
+    require_output(path)
     with path.open("a+") as file:
         end = time.monotonic() + BUILD_WAIT_S
         while not _try_lock(file.fileno()):

@@ -24,14 +24,16 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from actors.play.codec import ChatCodec
 from envs.config import EnvironmentConfig
 from envs.format import phrases, reads_words
 from envs.registry import environment_class, resolved
+from envs.untrusted.files import MIB, read_bytes
+from envs.untrusted.text import parse_object
 from envs.wording import DemonstrationQuality
 from learner.warmup.demonstrations import Demonstration, encode, transcripts
 from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
@@ -139,8 +141,13 @@ def _stamped(directory: Path) -> TinyReport | None:
         return None
     if not (directory / STAMP).is_file():
         raise ValueError(f"{directory} exists and holds no {STAMP}: give a new folder, or one that a build left")
-    report: dict[str, Any] = json.loads((directory / STAMP).read_text())["report"]
-    return TinyReport(**(report | {"directory": str(directory), "reused": True}))
+    path = directory / STAMP
+    report = parse_object(read_bytes(path, MIB), str(path)).get("report")
+    fields = report if isinstance(report, dict) else {}
+    try:
+        return TypeAdapter(TinyReport).validate_python(fields | {"directory": str(directory), "reused": True})
+    except ValidationError as error:
+        raise ValueError(f"{path} describes no build ({error.errors()[0]['msg']}): remove {directory}") from error
 
 
 def _build(

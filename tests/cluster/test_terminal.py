@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli import main
+from cluster.cli import _show_bug, main
 from cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, visible
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +52,12 @@ def test_a_printed_configuration_masks_the_password_of_a_url(capsys: pytest.Capt
     assert main(["config", "searchqa", f"environment.options={{retriever_url: '{url}'}}"]) == 0
     shown = capsys.readouterr().out
     assert "http://***@127.0.0.1:9/r?api_key=***" in shown and "hunter22" not in shown and "k3y3" not in shown
+
+
+def test_a_bug_that_quotes_a_file_is_shown_visibly(capsys: pytest.CaptureFixture[str]) -> None:
+    error = RuntimeError("\x1b[31m at http://u:hunter22@h/")
+    _show_bug(RuntimeError, error, None)
+    assert capsys.readouterr().err == "RuntimeError: \\x1b[31m at http://***@h/\n\n"
 
 
 def command(tmp_path: Path, **streams: object) -> subprocess.CompletedProcess[str]:

@@ -252,3 +252,10 @@ def test_the_shipped_recipe_holds_the_longest_episode_of_its_environment(name: s
     turn = max(len(codec.next_turn(m, False)) for one in some for _, m in one.turns if m) if turns > 1 else 0
     opening = next(transcripts(environment, recipe.quality, 0)).opening
     assert len(codec.first_turn(opening)) + turns * (48 + turn) <= recipe.max_position
+
+
+@pytest.mark.parametrize("stamp", ["[]", "{}", '{"report": 3}', '{"report": {"digest": "x"}}', "[" * 5_000, "\x00"])
+def test_a_stamp_that_describes_no_build_is_named(tmp_path: Path, stamp: str) -> None:
+    (tmp_path / tiny.STAMP).write_text(stamp)
+    with pytest.raises(ValueError, match=f"{tmp_path / tiny.STAMP}"):
+        build_tiny(tmp_path, EnvironmentConfig(), 0)
