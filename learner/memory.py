@@ -11,11 +11,10 @@ prints it for a recipe.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from learner.config import LearnerConfig
 from learner.decomposition.statistics import MAX_GRADIENTS
@@ -157,8 +156,3 @@ def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, d
         if ranks > world_size and estimate(config, changed, ranks, decomposes).total <= has:
             return f"set {' '.join(tried)} learner.ranks={ranks}"
     return "set learner.lora, or take a smaller model"
-
-
-def read_model_config(model_dir: Path) -> PreTrainedConfig:
-    """The configuration of a local model folder; no code of the folder is run."""
-    return AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)

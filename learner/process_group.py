@@ -22,7 +22,7 @@ def start(rank: int, world_size: int, address: str, port: int, timeout_s: float,
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(0)
-    # gloo transfers the objects that the checkpoint's planner exchanges; nccl transfers tensors on the accelerator.
+    # gloo transfers the texts that ranks exchange about a checkpoint; nccl transfers tensors on the accelerator.
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     store = _store(rank, world_size, address, port, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from actors.messages import WeightBundle
@@ -37,11 +37,11 @@ PREFIX = "model."
 """Prefix of the Hugging Face model's parameters in `Policy`."""
 
 
-def entries(policy: Policy) -> dict[str, Tensor]:
+def entries(module: nn.Module) -> dict[str, Tensor]:
     """Tensors (still sharded) by state-dict name, each tensor once, including persistent buffers."""
     seen: set[int] = set()
     found = {}
-    for name, tensor in policy.state_dict(keep_vars=True).items():
+    for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             found[name.removeprefix(PREFIX)] = tensor
         seen.add(id(tensor))

@@ -23,9 +23,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from actors.messages import StepReport, WeightBundle
-from learner import batching, checkpoint, memory
+from actors.model_folder import model_config
+from learner import batching, memory
 from learner import publish as publication
 from learner.batching import Groups, MicroBatch, OptimizerStep, Row
+from learner.checkpoint import folder as checkpoint
+from learner.checkpoint.export import export
 from learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
 from learner.metrics import PARTS
 from learner.objective import credit
@@ -121,7 +124,7 @@ class Trainer:
         self.rank, self.world_size = rank, world_size
         self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
         self.mesh = init_device_mesh(self.device.type, (world_size,))
-        memory.check(memory.read_model_config(self.model_dir), config, world_size)
+        memory.check(model_config(self.model_dir), config, world_size)
         self.policy = self._load(config.lora)
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
         settings = config.optimizer
@@ -454,4 +457,4 @@ class Trainer:
 
     def export(self, path: Path) -> None:
         """Write the policy as a Hugging Face folder. A collective."""
-        checkpoint.export(path, self.policy, self.model_dir)
+        export(path, self.policy, self.model_dir)

@@ -33,7 +33,9 @@ import numpy as np
 
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, VersionSpan, WeightBundle
+from actors.model_folder import check_model_folder
 from actors.process.allocator import ALLOCATOR
+from actors.process.compile_cache import own_compile_cache
 from actors.process.parent_watch import PARENT_VARIABLE
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
     if config.enforce_eager:
         # With enforce_eager vLLM still compiles one helper of the log-probabilities, which delays the first batch 12 s.
         variables["TORCHDYNAMO_DISABLE"] = "1"
+    else:
+        variables |= own_compile_cache()
     return variables
 
 
@@ -93,6 +97,7 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
     arguments: dict[str, Any] = dict(
         model=model_dir,
         skip_tokenizer_init=True,
+        config_format="hf",  # otherwise a params.json in the folder is read instead of the config.json that was checked
         load_format="safetensors",
         generation_config="vllm",
         dtype=config.dtype,
@@ -132,12 +137,16 @@ class VllmEngine:
     # --- life ---
 
     async def start(self) -> None:
-        """Start the engine's process, which loads the model folder. Does nothing if the engine already runs."""
+        """Start the engine's process, which loads the model folder. Does nothing if the engine already runs.
+
+        Raises ValueError for a folder that cannot be used (`actors.model_folder`); vLLM itself accepts some of them.
+        """
         if self._llm is None:
             self._llm = await asyncio.to_thread(self._create)
             await self._llm.update_weight_version(str(self.version))
 
     def _create(self) -> AsyncLLM:
+        check_model_folder(Path(self._model_dir))
         os.environ.update(engine_environment(self._config))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM

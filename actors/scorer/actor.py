@@ -19,6 +19,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from ray.exceptions import GetTimeoutError
 
 from actors.config import ScorerConfig
 from actors.messages import WeightBundle
+from actors.model_folder import load_model_folder
 from actors.records import Trajectory, from_table
 from actors.scorer.drawing import newest_version
 from actors.scorer.fixed_model import FIXED_VERSION
@@ -163,10 +165,10 @@ class ScorerActor:
 def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
     """The causal model in a folder, with the configured dtype and on the configured device.
 
-    Raises RuntimeError if the device is a GPU and this process finds none.
+    Raises RuntimeError if the device is a GPU and this process finds none, and ValueError for a folder that cannot be
+    used (`actors.model_folder`).
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     if config.num_gpus > 0 and not torch.cuda.is_available():
         raise RuntimeError(
@@ -174,13 +176,7 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
             f"{torch.__version__}): set Squelch up with KIND=gpu on the nodes that have GPUs, or set "
             "scorer.num_gpus=0 to score on a CPU thread, or scorer.enabled=false"
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, config.dtype),
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
+    model = load_model_folder(Path(folder), getattr(torch, config.dtype))
     return model.to("cuda") if config.num_gpus > 0 else model
 
 

@@ -47,6 +47,7 @@ def main() -> None:
     """Runs the case and prints its figures."""
     import torch
 
+    from actors.model_folder import model_config
     from benchmarks import common
     from benchmarks.learner.work import LAYERS, random_groups
     from learner import memory, process_group
@@ -61,7 +62,7 @@ def main() -> None:
         common.random_qwen2(model, vocabulary=case["vocabulary"], seed=0, **{**LAYERS, "width": 256, "hidden": 768})
         groups = random_groups(case["groups"], 16, case["prompt"], case["answer"], 512)
         config = LearnerConfig(token_budget=case["budget"], num_threads=1, **case.get("learner", {}))
-        estimate = memory.estimate(memory.read_model_config(model), config, 1).total
+        estimate = memory.estimate(model_config(model), config, 1).total
         # A step of another learner first: it allocates what libraries keep, such as threads and plans of products.
         Trainer(model, config).train_step(0, groups[:1])
         gc.collect()

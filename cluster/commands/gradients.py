@@ -212,15 +212,19 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
     import torch
     from transformers.utils import logging as hf_logging
 
+    from actors.model_folder import model_config
     from cluster.fleet.bootstrap import prepare_model
     from learner import memory
-    from learner.checkpoint import load_weights
+    from learner.checkpoint.folder import load_weights
+    from learner.checkpoint.manifest import read_manifest
     from learner.trainer import Trainer
 
+    if checkpoint is not None:
+        read_manifest(checkpoint)  # an older checkpoint is refused before the model is loaded
     hf_logging.disable_progress_bar()
     torch.set_num_threads(learner.num_threads)
     folder = prepare_model(config, _silent)
-    memory.check(memory.read_model_config(folder), learner, 1, decomposes=True)
+    memory.check(model_config(folder), learner, 1, decomposes=True)
     trainer = Trainer(folder, learner, 0, 1, config.seed, config.sampling.temperature)
     if checkpoint is not None:
         load_weights(checkpoint, trainer.policy)

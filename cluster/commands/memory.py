@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from actors.model_folder import model_config
 from cluster.config import load
 from cluster.errors import UserError
 from cluster.terminal import complain, say
@@ -32,8 +33,8 @@ def _shape(path: Path) -> PreTrainedConfig:
     if path.name in QWEN2_SHAPES or path.name in LLAMA_SHAPES:
         return published(path.name)
     try:
-        return memory.read_model_config(path)
-    except (OSError, ValueError) as error:
+        return model_config(path)
+    except ValueError as error:
         known = ", ".join([*QWEN2_SHAPES, *LLAMA_SHAPES])
         raise UserError(f"model.path={path}: give a local Hugging Face folder, or one named {known}") from error
 

@@ -125,8 +125,8 @@ def _check_output(path: Path) -> None:
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
+    from actors.model_folder import read_config
     from cluster.commands.score_files import Reader, at_most, read_rows, within_context
-    from learner.policy.model import read_config
 
     rows = read_rows(args.file, args.step)
     try:
@@ -143,15 +143,12 @@ def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
 
 def _engine(args: argparse.Namespace) -> CrossScorer:
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
 
+    from actors.model_folder import load_model_folder
     from actors.scorer.cross_scoring import CrossScorer
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    hf_logging.disable_progress_bar()
-    options = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **options)
+    model = load_model_folder(args.model, torch.float32)
     try:
         model = model.to(device)
     except RuntimeError as error:

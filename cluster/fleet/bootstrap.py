@@ -149,13 +149,17 @@ def _check_demonstrator(name: str) -> None:
 
 
 def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> Path:
-    """Checks that a model folder can be trained, served and prompted with the environment's turns; returns its path.
+    """Checks that a model folder is whole, and can be trained, served and prompted with the environment's turns; returns
+    its path.
 
     Raises:
         UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank
             has too little memory.
     """
+    from actors.model_folder import check_model_folder  # imports transformers
+
     try:
+        check_model_folder(folder)
         _check_speech(folder, config)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
@@ -165,10 +169,11 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
 def _check_memory(folder: Path, config: RunConfig) -> str:
     """The learner's memory needs in words, computed from shapes. UserError if a rank has too little memory."""
+    from actors.model_folder import model_config
     from learner import memory
 
     try:
-        shape, decomposes = memory.read_model_config(folder), config.gradients.every > 0
+        shape, decomposes = model_config(folder), config.gradients.every > 0
         return memory.check(shape, config.learner, config.learner.ranks, decomposes)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
@@ -176,8 +181,8 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
 
 def _check_speech(folder: Path, config: RunConfig) -> None:
     """Raises ValueError unless architecture, chat template, tokenizer and context suit the run."""
-    from actors.play.codec import ChatCodec  # imports transformers
-    from learner.policy.model import read_config
+    from actors.model_folder import read_config  # imports transformers
+    from actors.play.codec import ChatCodec
 
     positions = read_config(folder).get("max_position_embeddings")
     codec = ChatCodec(folder)

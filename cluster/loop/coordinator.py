@@ -137,7 +137,7 @@ class Coordinator:
         await self.learning.publish(self.admission.version)
         if self.validation.due(0, last=False) and self.admission.clock == 0:
             await self._validate(0)
-        self._reissue(self.state.tickets())
+        self._reissue(self.state.tickets(self.config.environment))
         self._issue()
 
     async def _cancel_plays(self) -> None:

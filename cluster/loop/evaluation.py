@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.diagnosis.uncertainty import wilson_interval
+from actors.model_folder import check_model_folder
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.errors import UserError
@@ -21,6 +22,7 @@ from cluster.loop.playing import Play
 from cluster.loop.state import checkpoints, read_state
 from cluster.runs.folder import RunFolder
 from cluster.runs.logs import log_folder, quiet
+from learner.checkpoint.manifest import EXPORT
 
 
 def evaluate(
@@ -75,7 +77,12 @@ def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[s
         step = int(checkpoint)
     else:
         raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}")
-    return dict(saved)[step].resolve() / "hf", f"step {step}"
+    folder = dict(saved)[step].resolve() / EXPORT
+    try:
+        check_model_folder(folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return folder, f"step {step}"
 
 
 async def _play(config: RunConfig, model_dir: Path, logs: Path) -> np.ndarray:

@@ -31,6 +31,7 @@ from typing import Any
 from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
 from actors.metrics.exporter import Recorder
+from actors.model_folder import check_model_folder
 from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
@@ -47,6 +48,7 @@ from cluster.runs.ending import EndCause, Ending
 from cluster.runs.logs import log_folder, quiet, write_trace
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
 from envs.registry import make
+from learner.checkpoint.manifest import read_manifest
 
 EXIT_FAILED = 1
 
@@ -104,8 +106,11 @@ def _with_trace(error: Exception, run_dir: Path) -> str:
 
 
 def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
+    fixed = config.scorer.model if config.scorer.enabled else None
     try:
-        check_scorer_model(config.scorer.model if config.scorer.enabled else None, model_dir)
+        check_scorer_model(fixed, model_dir)
+        if fixed is not None:
+            check_model_folder(Path(fixed))
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -178,7 +183,14 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
     if resume and not (run_dir / "config.yaml").exists():
         raise UserError(f"--resume: {run_dir} holds no run (no config.yaml); start it without --resume first")
     saved = checkpoints(run_dir) if resume else []
-    return (read_state(saved[-1][1]), saved[-1][1]) if saved else (LoopState(), None)
+    if not saved:
+        return LoopState(), None
+    newest = saved[-1][1]
+    try:
+        read_manifest(newest)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return read_state(newest), newest
 
 
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:

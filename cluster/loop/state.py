@@ -2,26 +2,36 @@
 
 A checkpoint of step n means that steps 1..n are complete. A resumed run first removes later steps from the archive,
 and then issues the tickets that were open at the checkpoint again with the same ids and tasks, so that every task is
-trained on once."""
+trained on once.
+
+A checkpoint may come from somebody else: its loop state is data with checked types, and what the tickets play is the
+configuration's."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from envs.untrusted.files import brief, reason
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from actors.process.disk import write_whole
-from actors.records import Task, Ticket
+from actors.records import Ticket
 from cluster.errors import UserError
 from cluster.runs.folder import LOOP_FILE, RunFolder
+from envs.config import EnvironmentConfig
+from learner.checkpoint.manifest import read_loop
 
 
 @dataclass
 class LoopState:
     """State of the loop after `clock` completed steps, as JSON-able data."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     clock: int = 0
     version: int = 0
@@ -45,20 +55,24 @@ class LoopState:
     early_stop: dict[str, Any] | None = None
     first_validation: dict[str, Any] | None = None
 
-    def tickets(self) -> list[Ticket]:
-        """The open tickets, in order of issue."""
-        return [_ticket(data) for data in self.open_tickets]
+    def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
+        """The open tickets, in order of issue, with their ids, steps and seeds.
+
+        Environment and options are those of the configuration, and not the checkpoint's: they decide, for example,
+        whether programs run in the sandbox.
+        """
+        options = tuple(sorted(environment.options.items()))
+        opened = _TICKETS.validate_python(self.open_tickets)
+        tasks = [replace(t.task, environment=environment.name, split="train", options=options) for t in opened]
+        return [replace(ticket, task=task) for ticket, task in zip(opened, tasks, strict=True)]
+
+
+_STATE, _TICKETS = TypeAdapter(LoopState), TypeAdapter(list[Ticket])
 
 
 def pack_ticket(ticket: Ticket) -> dict[str, Any]:
     """A ticket as plain data."""
     return asdict(ticket)
-
-
-def _ticket(data: dict[str, Any]) -> Ticket:
-    task = dict(data["task"])
-    task["options"] = tuple((key, value) for key, value in task["options"])
-    return Ticket(**(data | {"task": Task(**task)}))
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -78,14 +92,23 @@ def read_state(checkpoint: Path) -> LoopState:
     Raises:
         UserError: the file is damaged; the text names it.
     """
-    path = checkpoint / LOOP_FILE
     try:
-        return LoopState(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        state = _STATE.validate_python(read_loop(checkpoint))
+        _TICKETS.validate_python(state.open_tickets)
+        return state
+    except ValueError as error:
         raise UserError(
-            f"{path} cannot be read ({error}); the checkpoint is damaged. Remove {checkpoint} to resume from the one "
-            "before it."
+            f"{checkpoint / LOOP_FILE} cannot be read ({_reason(error)}); the checkpoint is damaged. Remove {checkpoint} "
+            "to resume from the one before it."
         ) from error
+
+
+def _reason(error: ValueError) -> str:
+    """The error as one line; of a pydantic error its first fault."""
+    if not isinstance(error, ValidationError):
+        return reason(error)
+    first = error.errors()[0]
+    return f"{brief('.'.join(str(part) for part in first['loc']))}: {first['msg']}"
 
 
 def amend(checkpoint: Path, **facts: Any) -> None:
@@ -96,8 +119,8 @@ def amend(checkpoint: Path, **facts: Any) -> None:
     """
     path = checkpoint / LOOP_FILE
     try:
-        write_whole(path, json.dumps(json.loads(path.read_text()) | facts))
-    except OSError as error:
+        write_whole(path, json.dumps(read_loop(checkpoint) | facts))
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} could not be updated ({error}). The checkpoint is complete except for the scorer's latest "
             "results; free some disk space, then continue with --resume."

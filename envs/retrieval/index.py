@@ -90,8 +90,8 @@ class Index:
 
         try:
             self._scores = _library().BM25.load(folder, mmap=True, load_vocab=False, show_progress=False)
-            self._words = np.load(folder / "words.npy", mmap_mode="r")
-            self._word_ids = np.load(folder / "word_ids.npy", mmap_mode="r")
+            self._words = np.load(folder / "words.npy", mmap_mode="r", allow_pickle=False)
+            self._word_ids = np.load(folder / "word_ids.npy", mmap_mode="r", allow_pickle=False)
             self._passages = pa.ipc.open_file(pa.memory_map(str(folder / "passages.arrow"))).read_all()
         except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
             raise ValueError(

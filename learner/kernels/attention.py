@@ -13,6 +13,7 @@ A layer that needs more than scaling (soft caps, sinks, dropout) is refused by n
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
+from actors.process.compile_cache import own_compile_cache
 from learner.kernels.block_attention import Block, Plan, blocks
 from learner.kernels.packing import Forest
 from learner.kernels.plain import row_attention
@@ -202,6 +204,7 @@ def _flex() -> Callable[..., Tensor] | None:
             torch.__version__,
         )
         return None
+    os.environ.update(own_compile_cache())
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Weights come from safetensors in a local folder; nothing is downloaded and no code of the model folder is run.
+- The model comes from a local folder that passed `actors.model_folder`: safetensors only, nothing is downloaded, and no
+  code of the folder is run.
 - Master weights are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
 - Rows are packed (`learner.kernels.packing`), and every layer's attention is one of `learner.kernels.attention`.
 - The setting `learner.kernels` selects the fast kernels or their plain definitions (`learner.kernels.choice`).
@@ -12,7 +13,7 @@ Invariants:
   logits on two packed rows are compared with the model's own computation; a model whose logits differ is refused.
 """
 
-import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,9 +28,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
 
+from actors.model_folder import load_model_folder
+from actors.process.compile_cache import own_compile_cache
 from learner.config import LearnerConfig, LoraSettings
 from learner.kernels.attention import Layout
 from learner.kernels.choice import KERNELS
@@ -75,45 +77,14 @@ def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> 
     return found.last_hidden_state[0]
 
 
-def read_config(model_dir: Path) -> dict[str, Any]:
-    """The folder's `config.json`. Raises ValueError, naming the folder, when the learner cannot train its model."""
-    path = model_dir / "config.json"
-    if not path.is_file():
-        raise ValueError(f"model folder {model_dir}: no config.json; a local Hugging Face model folder is needed")
-    config = json.loads(path.read_text())
-    names = config.get("architectures") or ["(none named)"]
-    if "auto_map" in config:
-        raise ValueError(f"model folder {model_dir}: {names[0]} needs code of its own (auto_map), which is never run")
-    causal = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if names[0] not in causal or config.get("is_encoder_decoder") or not config.get("is_decoder", True):
-        raise ValueError(
-            f"model folder {model_dir}: {names[0]} is not a decoder-only causal language model; one like "
-            "Qwen2ForCausalLM or LlamaForCausalLM is needed"
-        )
-    if not list(model_dir.glob("*.safetensors")):
-        raise ValueError(f"model folder {model_dir}: no *.safetensors file; other weight formats are refused")
-    return config
-
-
 def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
     """The model in float32 on CPU, in evaluation mode (the sampler uses no dropout either).
 
-    `kernels` selects the implementation of its attention and layers. Raises ValueError for a model that cannot be
-    trained.
+    `kernels` selects the implementation of its attention and layers. Raises ValueError for a folder that cannot be
+    used (`actors.model_folder`) and for a model that cannot be trained.
     """
-    name = read_config(model_dir)["architectures"][0]
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-    if vars(config).get("is_decoder") is False:
-        raise ValueError(f"model folder {model_dir}: {name} attends in both directions; a decoder-only model is needed")
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        config=config,
-        dtype=torch.float32,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,
-        attn_implementation="sdpa",
-    ).eval()
+    model = load_model_folder(Path(model_dir), torch.float32)
+    name = type(model).__name__
     check_rows = _check_rows(model.config.vocab_size)
     own = _own_logits(model, check_rows)
     chosen = KERNELS[kernels]
@@ -163,6 +134,8 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None) -> PreTrainedModel:
     """Add adapters, activation checkpointing and compilation as configured, in place, before sharding."""
     layers = decoder_layers(model)
+    if config.compile:
+        os.environ.update(own_compile_cache())
     if lora is not None:
         add_adapters(model, lora)
     for layer in layers:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
+from actors.model_folder import load_model_folder
 from actors.play.codec import ChatCodec
 from envs.config import EnvironmentConfig
 from envs.episode import Episode
@@ -157,5 +158,4 @@ def play_tasks(
 
 def load(directory: str | Path) -> tuple[PreTrainedModel, ChatCodec]:
     """Loads the policy of a folder, in float32, and its codec."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    return model.eval(), ChatCodec(directory)
+    return load_model_folder(Path(directory), torch.float32), ChatCodec(directory)

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.cli import main, parse
 from cluster.config import dump, load, recipe_names
+from tests.learner.checkpoint.hostile import write_older
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,6 +59,16 @@ def test_a_name_already_taken_and_a_resume_of_nothing_are_refused(capsys, tmp_pa
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "metrics.jsonl").write_text("")
     assert main(words) == 2 and "--resume" in capsys.readouterr().err
+
+
+def test_a_resume_from_a_checkpoint_that_would_run_code_is_refused_by_name(capsys, tmp_path):
+    words = [f"runs_dir={tmp_path}", "recorder.port=0", "name=it"]
+    older = write_older(tmp_path / "it" / "checkpoints" / "step-2", tmp_path / "ran", {})
+    (tmp_path / "it" / "config.yaml").write_text(dump(load("frozenlake", words)))
+    assert main(["train", "frozenlake", *words, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert f"checkpoint {older} was written by an older Squelch" in error and f"model.path={older / 'hf'}" in error
+    assert not (tmp_path / "ran").exists()
 
 
 def commands(capsys) -> set[str]:

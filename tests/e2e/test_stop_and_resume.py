@@ -14,7 +14,7 @@ import pytest
 
 from actors.archive.reader import read_events, read_groups, read_metrics
 from cluster.loop.state import checkpoints
-from learner.checkpoint import read_loop
+from learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

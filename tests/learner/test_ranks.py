@@ -1,16 +1,20 @@
 """Two learner ranks, each layer sharded by itself, against one that has all of its small layers in one piece."""
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 from learner import process_group
 from learner.publish import gathered
 from learner.trainer import Trainer
 from tests.disk import files_of_at_most
+from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
@@ -34,6 +38,13 @@ def parameters(trainer: Trainer) -> torch.Tensor:
     return torch.cat([tensor.flatten() for _, tensor in gathered(trainer.policy)])
 
 
+def moments(trainer: Trainer) -> torch.Tensor:
+    """All that the optimizer keeps, as one vector."""
+    states = [trainer.optimizer.state[p] for p in trainer.policy.parameters()]
+    parts = [s[key].full_tensor() for s in states for key in ("exp_avg", "exp_avg_sq")]
+    return torch.cat([part.flatten() for part in parts] + [torch.stack([s["step"] for s in states])])
+
+
 def save_on_a_full_disk(trainer: Trainer, folder: Path) -> str:
     """What a rank says whose files, or the last rank's, cannot grow."""
     last = trainer.rank == trainer.world_size - 1
@@ -45,6 +56,23 @@ def save_on_a_full_disk(trainer: Trainer, folder: Path) -> str:
     return "written"
 
 
+def load_with_one_bad_value(trainer: Trainer, folder: Path) -> str:
+    """What a rank says of a checkpoint in which the first value of the embedding, on rank 0, is not a number."""
+    damaged = folder / f"damaged-{trainer.world_size}"
+    if trainer.rank == 0:
+        shutil.copytree(folder / f"from-{trainer.world_size}", damaged)
+        file = damaged / "sharded" / "00000-00000.safetensors"
+        tensors = load_file(file)
+        tensors["policy/parameter/model.embed_tokens.weight"][0, 0] = float("nan")
+        save_file(tensors, file)
+    dist.barrier()
+    try:
+        trainer.load(damaged)
+    except ValueError as error:
+        return str(error)
+    return "loaded"
+
+
 def work(trainer: Trainer, folder: Path) -> None:
     """Gradients, parameters after five steps, a checkpoint and one that fails, one step more, refused steps, too few
     rows for all."""
@@ -52,7 +80,9 @@ def work(trainer: Trainer, folder: Path) -> None:
     reports = [trainer.train_step(step, make_groups(3 + step % 3, seed=step), 0.9) for step in range(STEPS)]
     found["metrics"] = [report.metrics for report in reports]
     found["after"] = parameters(trainer)
-    trainer.save(folder / f"from-{trainer.world_size}", {"ranks": trainer.world_size})
+    found["moments"] = moments(trainer)
+    with pickle_forbidden():
+        trainer.save(folder / f"from-{trainer.world_size}", {"ranks": trainer.world_size})
     found["full disk"] = save_on_a_full_disk(trainer, folder)
     refused = trainer.train_step(STEPS, poisoned())
     found["refused"], found["unchanged"] = refused.refused, bool((parameters(trainer) == found["after"]).all())
@@ -61,11 +91,16 @@ def work(trainer: Trainer, folder: Path) -> None:
     lopsided = [(group_id, members[:3]) for group_id, members in make_groups(1)]
     found["lopsided"] = trainer.train_step(STEPS, lopsided).updated
     found["bundle"] = trainer.publish(6, lambda chunk: chunk)
-    assert trainer.load(folder / f"from-{trainer.world_size}") == {"ranks": trainer.world_size}
-    found["restored"] = bool((parameters(trainer) == found["after"]).all())
+    with pickle_forbidden():
+        assert trainer.load(folder / f"from-{trainer.world_size}") == {"ranks": trainer.world_size}
+    found["restored"] = torch.equal(parameters(trainer), found["after"])
+    found["restored_moments"] = torch.equal(moments(trainer), found["moments"])
+    found["damaged"] = load_with_one_bad_value(trainer, folder)
+    found["unharmed"] = torch.equal(parameters(trainer), found["after"]) and trainer.optimizer_steps == STEPS
     trainer.train_step(STEPS, make_groups(seed=9))
     found["next"] = parameters(trainer)
     assert trainer.load(folder / "from-1") == {"ranks": 1}
+    found["of_one"], found["moments_of_one"] = parameters(trainer), moments(trainer)
     trainer.train_step(STEPS, make_groups(seed=9))
     found["next_from_one"] = parameters(trainer)
     torch.save(found, folder / f"{trainer.world_size}-{trainer.rank}.pt")
@@ -112,6 +147,16 @@ def test_what_one_rank_refuses_all_refuse_with_the_group(found: dict[str, dict])
         assert rank["refused"] == "non-finite loss in group 000001-001" and rank["unchanged"]
 
 
+def test_every_rank_writes_its_own_shards(folder: Path, found: dict[str, dict]) -> None:
+    names = sorted(path.name for path in (folder / "from-2" / "sharded").iterdir())
+    assert names == ["00000-00000.safetensors", "00001-00000.safetensors"]
+
+
+def test_a_checkpoint_that_one_rank_cannot_read_changes_none(found: dict[str, dict]) -> None:
+    for rank in found.values():
+        assert "holds values from nan" in rank["damaged"] and rank["unharmed"]
+
+
 def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all_and_keeps_the_one_before(found, folder: Path) -> None:
     for name, rank in found.items():
         assert f"from-{name[0]} could not be written, and nothing of it was kept" in rank["full disk"]
@@ -134,12 +179,14 @@ def test_rank_zero_publishes_what_one_rank_would(found: dict[str, dict]) -> None
 
 
 def test_a_restored_run_continues_as_it_would_have(found: dict[str, dict]) -> None:
-    assert all(rank["restored"] for rank in found.values())
+    assert all(rank["restored"] and rank["restored_moments"] for rank in found.values())
     assert relative(found["2-0"]["next"], found["1-0"]["next"]) < 1e-6
 
 
 def test_a_checkpoint_of_one_rank_continues_on_two(found: dict[str, dict]) -> None:
     for rank in ("2-0", "2-1"):
+        assert torch.equal(found[rank]["of_one"], found["1-0"]["after"])
+        assert torch.equal(found[rank]["moments_of_one"], found["1-0"]["moments"])
         assert relative(found[rank]["next_from_one"], found["1-0"]["next"]) < 1e-6
 
 
@@ -147,7 +194,8 @@ def test_a_checkpoint_of_one_rank_continues_on_two(found: dict[str, dict]) -> No
 def test_a_checkpoint_of_two_ranks_continues_on_one(folder: Path, found: dict[str, dict], model_dir: Path) -> None:
     trainer = Trainer(model_dir, CONFIG)
     assert trainer.load(folder / "from-2") == {"ranks": 2}
-    assert (parameters(trainer) == found["2-0"]["after"]).all()
+    assert torch.equal(parameters(trainer), found["2-0"]["after"])
+    assert torch.equal(moments(trainer), found["2-0"]["moments"])
     assert trainer.optimizer_steps == STEPS
     trainer.train_step(STEPS, make_groups(seed=9))
     assert relative(parameters(trainer), found["2-0"]["next"]) < 1e-6

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cluster.config import dump, load
 from cluster.errors import UserError
 from cluster.loop.state import LoopState, checkpoint_dir
 from learner.decomposition.statistics import Decomposition, GroupFigures, summarise_bucket
+from tests.learner.checkpoint.hostile import write_older
 
 
 @dataclass(frozen=True)
@@ -143,3 +145,13 @@ def test_the_tables_show_every_bucket_in_eighty_columns() -> None:
     show({"run": "r", "step": 4, "version": 3, "versions": {"3": 2}}, found, console)
     text = console.export_text()
     assert "…" not in text and text.count("Q1") == text.count("Q2") == 3 and "1.23e+03" in text
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_by_name(run_dir: Path, tmp_path: Path, capsys) -> None:
+    (run_dir / "config.yaml").write_text(dump(load("frozenlake", [f"model.path={tmp_path / 'none'}"])))
+    shutil.rmtree(checkpoint_dir(run_dir, 4))
+    write_older(checkpoint_dir(run_dir, 4), tmp_path / "ran", {})
+    (checkpoint_dir(run_dir, 4) / "loop.json").write_text(json.dumps(vars(LoopState(clock=4, version=3))))
+    assert main(["gradients", str(run_dir), "--groups", "2"]) == 2
+    assert "step-4 was written by an older Squelch" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -238,3 +240,12 @@ def test_gap_is_own_less_the_mean_likelihood_of_the_others():
     assert found[:2] == pytest.approx([np.log(0.4 / 0.2), 0.0]) and np.isnan(found[2])
     named = ranked(found, np.array([0, 1, 1]), ["a", "b", "c"], np.array([2, 3, 4]), np.array([5, 6, 7]))
     assert [(each.text, each.rows, each.num_tokens) for each in named] == [("b", (6,), 3), ("a", (5,), 2)]
+
+
+def test_a_model_without_all_of_its_weights_is_refused_by_name(tmp_path, tiny_policy, rows, capsys):
+    model = shutil.copytree(tiny_policy, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    error = refusal(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(model))
+    assert str(model) in error and "lacks weights of the model, which would be random: 'model.norm.weight'" in error

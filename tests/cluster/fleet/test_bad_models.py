@@ -5,6 +5,8 @@ import shutil
 import socket
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cluster.cli import main
 
@@ -59,6 +61,20 @@ def test_an_encoder_decoder_by_name(model, tmp_path, capsys):
 def test_weights_that_are_not_safetensors(model, tmp_path, capsys):
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     assert "safetensors" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+def test_weights_that_are_missing(model, tmp_path, capsys):
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    assert "lacks weights of the model" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+def test_a_fixed_scorer_with_a_weight_too_many(tiny_policy, model, tmp_path, capsys):
+    weights = load_file(model / "model.safetensors") | {"extra": torch.zeros(1)}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    error = refused(tmp_path, capsys, f"model.path={tiny_policy}", f"scorer.model={model}")
+    assert f"model folder {model} holds weights that the model does not have: 'extra'" in error
 
 
 def test_a_cluster_that_is_not_there_is_said_before_any_warm_up(tmp_path, capsys):

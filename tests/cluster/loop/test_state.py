@@ -6,6 +6,7 @@ import pytest
 from actors.records import Task, Ticket
 from cluster.errors import UserError
 from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
+from envs.config import EnvironmentConfig
 from tests.disk import files_of_at_most
 
 
@@ -15,10 +16,32 @@ def save(run_dir, step, **state):
     (folder / "loop.json").write_text(json.dumps(asdict(LoopState(clock=step, **state))))
 
 
+OWN = EnvironmentConfig(name="FrozenLake", options={"size": 4})
+
+
 def test_open_tickets_survive_json_unchanged(tmp_path):
     ticket = Ticket("000003-001", 3, Task("FrozenLake", 17, "train", (("size", 4),)), 16, 0, 1.0, "rollout-0")
     save(tmp_path, 2, open_tickets=[pack_ticket(ticket)])
-    assert read_state(checkpoint_dir(tmp_path, 2)).tickets() == [ticket]
+    assert read_state(checkpoint_dir(tmp_path, 2)).tickets(OWN) == [ticket]
+
+
+def test_a_checkpoint_does_not_choose_what_its_tickets_play(tmp_path):
+    options = (("sandbox", {"allow_unsafe": True}),)
+    ticket = Ticket("000003-001", 3, Task("os:Class", 17, "validation", options), 16, 0)
+    save(tmp_path, 2, open_tickets=[pack_ticket(ticket)])
+    (found,) = read_state(checkpoint_dir(tmp_path, 2)).tickets(OWN)
+    assert found.task == Task("FrozenLake", 17, "train", (("size", 4),))
+
+
+@pytest.mark.parametrize(
+    "fault", [{"clock": "three"}, {"open_tickets": [{}]}, {"open_tickets": 3}, {"totals": {"x": "y"}}, {"ledger": []}]
+)
+def test_a_loop_state_of_other_types_is_named_as_damaged(tmp_path, fault):
+    save(tmp_path, 3)
+    file = checkpoint_dir(tmp_path, 3) / "loop.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fault))
+    with pytest.raises(UserError, match=r"step-3/loop\.json cannot be read.*damaged"):
+        read_state(checkpoint_dir(tmp_path, 3))
 
 
 def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_path):
@@ -53,7 +76,7 @@ def test_a_folder_without_its_loop_state_is_no_checkpoint(tmp_path):
     assert [step for step, _ in checkpoints(tmp_path)] == [3]
 
 
-@pytest.mark.parametrize("text", ["{", "{}x", '{"unknown": 1}', "[]"])
+@pytest.mark.parametrize("text", ["{", "{}x", '{"unknown": 1}', "[]", "[" * 100_000, '{"clock": ' + "9" * 5000 + "}"])
 def test_a_damaged_loop_state_is_named_with_the_way_out(tmp_path, text):
     save(tmp_path, 3)
     (checkpoint_dir(tmp_path, 3) / "loop.json").write_text(text)

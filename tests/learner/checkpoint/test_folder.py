@@ -5,7 +5,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from learner import checkpoint
+from learner.checkpoint import export as exporting
+from learner.checkpoint import folder as checkpoint
+from learner.checkpoint.export import export
+from learner.checkpoint.manifest import read_loop, read_manifest
+from learner.checkpoint.state import shapes
 from learner.policy.model import Policy, load_model, shard
 from learner.publish import gathered
 from learner.trainer import Trainer
@@ -138,21 +142,39 @@ def test_a_failed_write_leaves_nothing_and_keeps_what_was_there(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(exporting, "save_file", full)
     with pytest.raises(ValueError, match=r"step-1 could not be written.*No space left on device"):
         trainer.save(tmp_path / "step-1", {"old": False})
     assert [p.name for p in tmp_path.iterdir()] == ["step-1"]
-    assert checkpoint.read_loop(tmp_path / "step-1") == {"old": True}
+    assert read_loop(tmp_path / "step-1") == {"old": True}
     assert trainer.train_step(1, make_groups()).updated
 
 
 def test_the_state_is_sharded_and_says_whose_it_is(model_dir: Path, tmp_path: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     trainer.save(tmp_path / "step-1", {})
-    assert list((tmp_path / "step-1" / "sharded").glob("*.distcp"))
-    described = json.loads((tmp_path / "step-1" / "model.json").read_text())
-    assert described["parameters"] == checkpoint.shapes(trainer.policy)
-    assert torch.Size(described["parameters"]["model.norm.weight"]) == (32,)
+    assert [path.name for path in (tmp_path / "step-1" / "sharded").iterdir()] == ["00000-00000.safetensors"]
+    policy = read_manifest(tmp_path / "step-1").modules["policy"]
+    assert policy.parameters == shapes(trainer.policy) and policy.stepped == []
+    assert policy.parameters["model.norm.weight"] == [32]
+
+
+def test_saving_changes_nothing(model_dir: Path, tmp_path: Path) -> None:
+    saved, plain = Trainer(model_dir, make_config()), Trainer(model_dir, make_config())
+    saved.save(tmp_path / "step-0", {})
+    for trainer in (saved, plain):
+        trainer.train_step(1, make_groups())
+    assert fingerprint(saved) == fingerprint(plain)
+
+
+def test_the_optimizers_settings_are_the_configurations(model_dir: Path, tmp_path: Path) -> None:
+    trainer = Trainer(model_dir, make_config())
+    trainer.train_step(1, make_groups())
+    trainer.save(tmp_path / "step-1", {})
+    resumed = Trainer(model_dir, make_config(optimizer={"weight_decay": 0.25, "betas": [0.5, 0.6]}))
+    resumed.load(tmp_path / "step-1")
+    group = resumed.optimizer.param_groups[0]
+    assert (group["weight_decay"], tuple(group["betas"])) == (0.25, (0.5, 0.6))
 
 
 @pytest.mark.slow
@@ -177,7 +199,7 @@ def test_a_disk_that_fills_up_at_any_file_leaves_the_previous_checkpoint_whole(
 def test_an_export_in_several_files_is_the_same_model(model_dir: Path, tmp_path: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     trainer.train_step(1, make_groups())
-    checkpoint.export(tmp_path / "hf", trainer.policy, model_dir, file_bytes=20_000)
+    export(tmp_path / "hf", trainer.policy, model_dir, file_bytes=20_000)
     files = sorted(p.name for p in (tmp_path / "hf").glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()

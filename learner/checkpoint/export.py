@@ -1,0 +1,98 @@
+"""The policy as a Hugging Face folder: float32 safetensors, configuration and tokenizer, for any other program.
+
+Rank 0 holds the unsharded parameters of one file (`EXPORT_BYTES`), never a second model.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from learner.checkpoint.shards import numbered
+from learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
+from learner.policy.model import Policy
+from learner.publish import gathered, published
+
+EXPORT_BYTES = 4 << 30
+"""Largest size of one safetensors file of the export; larger models get several files, as Hugging Face's own do."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def export(path: Path, policy: Policy, model_dir: Path, file_bytes: int | None = None) -> None:
+    """Write a Hugging Face folder (float32 safetensors); a collective. Copies the tokenizer files of `model_dir`.
+
+    Raises OSError on all ranks when it cannot be written.
+    """
+    on_rank_zero(lambda: _write_folder(path, policy, model_dir))
+    files = _Files(path, _file_names(policy, file_bytes or EXPORT_BYTES), dist.get_rank() == 0)
+    for name, tensor in gathered(policy):  # every rank iterates to the end, even if rank 0 fails to write
+        files.add(name, tensor)
+    on_rank_zero(files.finish)
+
+
+def _write_folder(path: Path, policy: Policy, model_dir: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for name in (*TOKENIZER_FILES, "generation_config.json"):
+        if (model_dir / name).is_file():
+            shutil.copyfile(model_dir / name, path / name)
+    policy.model.config.save_pretrained(path)
+
+
+def _file_names(policy: Policy, file_bytes: int) -> dict[str, str]:
+    """The file name of each parameter, in the order in which parameters are gathered."""
+    numbers = numbered({n: t.numel() * t.element_size() for n, t in published(policy).items()}, file_bytes)
+    count = max(numbers.values(), default=0) + 1
+    if count == 1:
+        return dict.fromkeys(numbers, "model.safetensors")
+    return {name: f"model-{i + 1:05d}-of-{count:05d}.safetensors" for name, i in numbers.items()}
+
+
+class _Files:
+    """Writes safetensors files on rank 0; each is written, and its memory freed, once its parameters are complete."""
+
+    def __init__(self, path: Path, names: Mapping[str, str], writes: bool) -> None:
+        self.path, self.names, self.writes = path, names, writes
+        self.open: dict[str, torch.Tensor] = {}
+        self.current = ""
+        self.num_bytes = 0
+        self.failure: BaseException | None = None
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes one parameter; writes the previous file if the parameter belongs to the next."""
+        if not self.writes or self.failure is not None:
+            return
+        if self.names[name] != self.current:
+            self._write()
+            self.current = self.names[name]
+        self.open[name] = tensor
+        self.num_bytes += tensor.numel() * tensor.element_size()
+
+    def _write(self) -> None:
+        try:
+            if self.open:
+                save_file(self.open, self.path / self.current, metadata={"format": "pt"})
+        except WRITE_ERRORS as error:  # `finish` raises it; the other ranks are still in collectives
+            self.failure = error
+        self.open = {}
+
+    def finish(self) -> None:
+        """Writes the last file and, for several files, their index; raises the first failure of all writes."""
+        self._write()
+        if self.failure is not None:
+            raise self.failure
+        if len(set(self.names.values())) > 1:
+            index = {"metadata": {"total_size": self.num_bytes}, "weight_map": dict(self.names)}
+            (self.path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

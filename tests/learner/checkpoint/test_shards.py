@@ -1,0 +1,73 @@
+"""Files of any number of ranks are read by any number of ranks, bit by bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from learner.checkpoint.shards import STEP, Piece, numbered, read, write
+
+SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
+
+
+def chunk(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+    """(first row, number of rows) of FSDP2's shard: `torch.chunk`, with empty shards at the end."""
+    size = -(-rows // ranks)
+    start = min(rows, size * rank)
+    return start, min(rows, start + size) - start
+
+
+@given(
+    shapes=st.dictionaries(st.text("abc/.", min_size=1, max_size=8), SHAPES, min_size=1, max_size=5),
+    writers=st.integers(1, 5),
+    readers=st.integers(1, 5),
+    part_bytes=st.integers(1, 400),
+)
+def test_what_some_ranks_wrote_others_read_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    shapes: dict[str, tuple[int, ...]],
+    writers: int,
+    readers: int,
+    part_bytes: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    tensors = {f"m/parameter/{name}": torch.randn(shape) for name, shape in shapes.items()}
+    for rank in range(writers):
+        own = {n: t[slice(s, s + c)].clone() for n, t in tensors.items() for s, c in [chunk(len(t), writers, rank)]}
+        numbers = numbered({name: tensor.nbytes for name, tensor in own.items()}, part_bytes)
+        for part in set(numbers.values()):
+            save_file({n: own[n] for n in own if numbers[n] == part}, folder / f"{rank:05d}-{part:05d}.safetensors")
+    found = [
+        read(folder, {n: Piece(t.dtype, tuple(t.shape), *chunk(len(t), readers, rank)) for n, t in tensors.items()})
+        for rank in range(readers)
+    ]
+    for name, tensor in tensors.items():
+        assert torch.equal(torch.cat([one[name] for one in found]), tensor)
+
+
+@given(sizes=st.dictionaries(st.text(), st.integers(0, 50)), most=st.integers(1, 60))
+def test_files_are_filled_in_order_and_hold_no_more_than_they_may(sizes: dict[str, int], most: int) -> None:
+    numbers = numbered(sizes, most)
+    assert list(numbers) == list(sizes) and list(numbers.values()) == sorted(numbers.values())
+    for number in set(numbers.values()):
+        inside = [size for name, size in sizes.items() if numbers[name] == number and size]
+        assert sum(inside) <= most or len(inside) == 1
+
+
+def test_tensors_that_every_rank_holds_are_written_once(tmp_path: Path) -> None:
+    step = torch.tensor(3.0)
+    write(tmp_path, {"m/step/x": step}, 0)
+    write(tmp_path, {"m/step/x": step}, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000-00000.safetensors"]
+    assert read(tmp_path, {"m/step/x": STEP})["m/step/x"] == step
+
+
+def test_a_missing_shard_in_the_middle_is_found(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(6, 2)
+    for rank in (0, 2):
+        save_file({"m/parameter/w": whole[2 * rank : 2 * rank + 2].clone()}, tmp_path / f"0000{rank}-00000.safetensors")
+    with pytest.raises(ValueError, match=r"the shards \[\[2, 2\], \[2, 2\]\] of m/parameter/w are no tensor of shape"):
+        read(tmp_path, {"m/parameter/w": Piece(torch.float32, (6, 2), 0, 6)})
