@@ -24,10 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.tensor_files import TensorHeader, read_header
 from envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
 from envs.untrusted.text import parse_object
-
-from actors.tensor_files import TensorHeader, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -124,8 +123,8 @@ def _check_layers(folder: Path, config: dict[str, Any]) -> None:
             value = part.get(key)
             if value is not None and not (isinstance(value, int) and 0 < value <= MAX_LAYERS):
                 raise Unreadable(
-                    f"model folder {folder}: {key} in config.json is {brief(value)}; a number from 1 to {MAX_LAYERS} is "
-                    "needed"
+                    f"model folder {folder}: {key} in config.json is {brief(value)}; a number from 1 to {MAX_LAYERS} "
+                    "is needed"
                 )
 
 
@@ -191,19 +190,18 @@ def check_model_folder(folder: Path) -> PreTrainedConfig:
     Raises:
         Unreadable: a check failed; the text names folder, file or weight, and says what would be right.
     """
-    read_config(folder)
+    names = read_config(folder)["architectures"]
     headers, config = weight_headers(folder), model_config(folder)
     with decoding(f"model folder {folder}", NO_MODEL):
         info = _matched(config, headers)
     _require_all(folder, info)
     if vars(config).get("is_decoder") is False:
-        name = config.architectures[0]
-        raise Unreadable(f"model folder {folder}: {name} attends in both directions; a decoder-only model is needed")
+        raise Unreadable(f"model folder {folder}: {names[0]} attends in both directions; a decoder-only model is needed")
     return config
 
 
 def _matched(config: PreTrainedConfig, headers: dict[str, TensorHeader]) -> dict[str, Any]:
-    """What transformers reports when it loads tensors of these headers, without data, into the model without storage."""
+    """What transformers reports when it loads tensors of these headers, without data, into a model without storage."""
     import torch
     from transformers import AutoModelForCausalLM
 

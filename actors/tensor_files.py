@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.untrusted.files import MIB, Unreadable, decoding, open_file, size_text
 from safetensors import safe_open
+
+from envs.untrusted.files import MIB, Unreadable, decoding, open_file, size_text
 
 MAX_HEADER = 16 * MIB
 """Bytes of one header. A model with a hundred thousand tensors needs about 12 MiB."""
@@ -37,7 +38,11 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             f"{path} claims a header of {length} bytes; a safetensors file has at most {size_text(MAX_HEADER)}"
         )
     with decoding(str(path), "is not a whole safetensors file", "copy it again from where it came"):
-        with safe_open(path, framework="numpy") as tensors:
-            names = tensors.keys()
-            slices = {name: tensors.get_slice(name) for name in names}
-            return {name: TensorHeader(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+        return _library_header(path)
+
+
+def _library_header(path: Path) -> dict[str, TensorHeader]:
+    with safe_open(path, framework="numpy") as tensors:
+        names = tensors.keys()
+        slices = {name: tensors.get_slice(name) for name in names}
+        return {name: TensorHeader(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}

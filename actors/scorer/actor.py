@@ -176,7 +176,7 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
             f"{torch.__version__}): set Squelch up with KIND=gpu on the nodes that have GPUs, or set "
             "scorer.num_gpus=0 to score on a CPU thread, or scorer.enabled=false"
         )
-    model = load_model_folder(Path(folder), getattr(torch, config.dtype))
+    model: Any = load_model_folder(Path(folder), getattr(torch, config.dtype))
     return model.to("cuda") if config.num_gpus > 0 else model
 
 

@@ -60,8 +60,8 @@ def _trainer(model: Path):
 def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
     """Reads a model folder by one of its readers."""
     import torch
-    from actors.model_folder import load_model_folder
 
+    from actors.model_folder import load_model_folder
     from actors.play.codec import ChatCodec
     from actors.scorer.fixed_model import check_scorer_model
     from cluster.commands.score_files import Reader
@@ -86,10 +86,9 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
 
 def read_checkpoint(_: random.Random, folder: Path, valid: Path) -> None:
     """Reads a checkpoint as `squelch train --resume` does."""
-    from learner.checkpoint.folder import load_weights
-
     from cluster.loop.state import read_state
     from learner import process_group
+    from learner.checkpoint.folder import load_weights
 
     read_state(folder)
     process_group.start(0, 1, "127.0.0.1", 0, 60.0, "cpu")

@@ -148,7 +148,7 @@ def _engine(args: argparse.Namespace) -> CrossScorer:
     from actors.scorer.cross_scoring import CrossScorer
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model_folder(args.model, torch.float32)
+    model: Any = load_model_folder(args.model, torch.float32)
     try:
         model = model.to(device)
     except RuntimeError as error:

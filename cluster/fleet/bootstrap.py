@@ -149,8 +149,9 @@ def _check_demonstrator(name: str) -> None:
 
 
 def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> Path:
-    """Checks that a model folder is whole, and can be trained, served and prompted with the environment's turns; returns
-    its path.
+    """Checks that a model folder is whole and can be trained, served and prompted with the environment's turns.
+
+    Returns its path.
 
     Raises:
         UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank

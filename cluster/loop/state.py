@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from envs.untrusted.files import brief, reason
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from actors.process.disk import write_whole
@@ -24,6 +23,7 @@ from actors.records import Ticket
 from cluster.errors import UserError
 from cluster.runs.folder import LOOP_FILE, RunFolder
 from envs.config import EnvironmentConfig
+from envs.untrusted.files import brief, reason
 from learner.checkpoint.manifest import read_loop
 
 
@@ -98,8 +98,8 @@ def read_state(checkpoint: Path) -> LoopState:
         return state
     except ValueError as error:
         raise UserError(
-            f"{checkpoint / LOOP_FILE} cannot be read ({_reason(error)}); the checkpoint is damaged. Remove {checkpoint} "
-            "to resume from the one before it."
+            f"{checkpoint / LOOP_FILE} cannot be read ({_reason(error)}); the checkpoint is damaged. Remove "
+            f"{checkpoint} to resume from the one before it."
         ) from error
 
 

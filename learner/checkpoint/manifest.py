@@ -11,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
 from envs.untrusted.files import MIB, Unreadable, brief, is_file, read_bytes
 from envs.untrusted.text import parse_object
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 FORMAT = 2
 MANIFEST, LOOP, SHARDED, EXPORT = "model.json", "loop.json", "sharded", "hf"

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from envs.untrusted.files import Unreadable, brief, decoding, is_folder
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -39,6 +38,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from actors.process.disk import sync
 from actors.tensor_files import TensorHeader, read_header
+from envs.untrusted.files import Unreadable, brief, decoding, is_folder
 
 PART_BYTES = 1 << 30
 MAX_FILES = 100_000
@@ -148,7 +148,7 @@ def _files(folder: Path) -> list[Path]:
 def _require_the_same(
     folder: Path, wanted: Mapping[str, Piece], headers: list[dict[str, TensorHeader]], under: str
 ) -> None:
-    """Raises Unreadable, naming a tensor, unless the files hold exactly the wanted tensors, each with all of its rows."""
+    """Raises Unreadable, naming a tensor, unless the files hold exactly the wanted tensors, with all of their rows."""
     there = {name for header in headers for name in header if name.startswith(under)}
     if lone := sorted(there ^ wanted.keys()):
         where = "is missing" if lone[0] in wanted else "is in no tensor of this model"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from envs.untrusted.files import brief
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from envs.untrusted.files import brief
 from learner.checkpoint.manifest import EXPORT, Manifest, Module
 from learner.checkpoint.shards import STEP, Piece, held
 from learner.policy.model import Policy
@@ -172,7 +172,8 @@ def require_same_identity(path: Path, saved: Mapping[str, Any], own: Mapping[str
         name = differing[0]
         raise ValueError(
             f"checkpoint {path} is of another model: {name} is {brief(saved[name])} there and {brief(own[name])} here. "
-            f"Resume with the model and adapters that wrote it (its weights are in {path / EXPORT}), or start a new run."
+            f"Resume with the model and adapters that wrote it (its weights are in {path / EXPORT}), or start a new "
+            "run."
         )
 
 

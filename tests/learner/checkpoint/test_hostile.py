@@ -142,7 +142,7 @@ DAMAGE = {
         manifest(modules={"policy": {"parameters": {}, "stepped": []}}),
         "another model",
     ),
-    "the caller's data is no object": (lambda p: (p / "loop.json").write_text("[]"), r"loop\.json must hold one JSON"),
+    "the caller's data is no object": (lambda p: (p / "loop.json").write_text("[]"), r"loop\.json: one JSON object is needed"),
 }
 
 
