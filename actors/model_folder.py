@@ -196,7 +196,9 @@ def check_model_folder(folder: Path) -> PreTrainedConfig:
         info = _matched(config, headers)
     _require_all(folder, info)
     if vars(config).get("is_decoder") is False:
-        raise Unreadable(f"model folder {folder}: {names[0]} attends in both directions; a decoder-only model is needed")
+        raise Unreadable(
+            f"model folder {folder}: {names[0]} attends in both directions; a decoder-only model is needed"
+        )
     return config
 
 

@@ -142,7 +142,10 @@ DAMAGE = {
         manifest(modules={"policy": {"parameters": {}, "stepped": []}}),
         "another model",
     ),
-    "the caller's data is no object": (lambda p: (p / "loop.json").write_text("[]"), r"loop\.json: one JSON object is needed"),
+    "the caller's data is no object": (
+        lambda p: (p / "loop.json").write_text("[]"),
+        r"loop\.json: one JSON object is needed",
+    ),
 }
 
 
