@@ -125,11 +125,12 @@ def _check_output(path: Path) -> None:
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
-    from actors.model_folder import read_config
+    from actors.model_folder import check_model_folder, read_config
     from cluster.commands.score_files import Reader, at_most, read_rows, within_context
 
     rows = read_rows(args.file, args.step)
     try:
+        check_model_folder(args.model)
         config = read_config(args.model)
         text = config.get("text_config", config)
         reader = Reader(args.file, args.model, int(text["vocab_size"]), None if args.whole else tuple(args.markers))
