@@ -92,7 +92,7 @@ def ray_job(hardware: Hardware) -> dict[str, Any]:
         "RayJob",
         {
             "submissionMode": "HTTPMode",
-            "entrypoint": entrypoint(hardware),
+            "entrypoint": _Folded(entrypoint(hardware)),
             "backoffLimit": ATTEMPTS,
             "preRunningDeadlineSeconds": START_LIMIT_S,
             "shutdownAfterJobFinishes": True,
@@ -147,11 +147,18 @@ def _resource(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "ray.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
+class _Folded(str):
+    """Text that is broken into lines at its spaces."""
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes repeated values out, instead of as YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+_Dumper.add_representer(_Folded, lambda to, text: to.represent_scalar("tag:yaml.org,2002:str", text, style=">"))
 
 
 def manifests() -> dict[Path, str]:

@@ -45,7 +45,8 @@ def condensed(definitions: Path) -> str:
         "RayJob": [ray_job(hardware) for hardware in HARDWARE.values()],
     }
     kinds = {kind: _root(kind, _definition(definitions / FILES[kind]), used[kind]) for kind in FILES}
-    return json.dumps({"$comment": f"{__name__} made this from KubeRay {KUBERAY}.", "$defs": kinds}, indent=2) + "\n"
+    origin = f"Made from KubeRay {KUBERAY} by deploy/kuberay/schema.py."
+    return json.dumps({"$comment": origin, "$defs": kinds}, indent=2) + "\n"
 
 
 def _definition(path: Path) -> dict[str, Any]:
