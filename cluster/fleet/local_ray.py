@@ -108,8 +108,10 @@ def _loopback() -> Iterator[None]:
 
 def _hide_token() -> None:
     """Lets this user only enter the folder of the token that Ray makes, and read the token once it exists; Ray itself
-    leaves both as open as the umask does. A token that the user provides is left alone."""
-    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+    leaves both as open as the umask does. A token that the user provides is left alone, and without authentication
+    there is none."""
+    provided = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if provided or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
     folder = Path.home() / ".ray"
     try:

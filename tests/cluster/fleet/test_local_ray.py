@@ -38,6 +38,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir(mode=0o755)
     token.write_text("secret")
@@ -166,8 +167,9 @@ def test_only_the_owner_can_read_the_token(home: Path) -> None:
     assert mode(home / ".ray") == 0o700 and mode(home / ".ray" / "auth_token") == 0o600
 
 
-def test_a_token_that_the_user_provides_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/elsewhere")
+@pytest.mark.parametrize(("variable", "value"), [("RAY_AUTH_TOKEN_PATH", "/elsewhere"), ("RAY_AUTH_MODE", "disabled")])
+def test_a_token_that_is_not_used_is_left_alone(home: Path, monkeypatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
     local_ray._hide_token()
     assert mode(home / ".ray" / "auth_token") == 0o644
 
