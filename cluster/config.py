@@ -115,8 +115,14 @@ class ClusterConfig(Settings):
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until every actor must be ready; the error names the late actors."""
     max_restarts: int = Field(3, ge=0)
-    """Number of times that each environment actor, rollout worker, filter service or scorer is replaced after its
-    death."""
+    """Number of times within `restart_window_s` that each environment actor, rollout worker, filter service or scorer,
+    or the learner with all of its ranks, is replaced after its death. One more death ends the run and names the
+    cause."""
+    restart_window_s: float = Field(3600.0, gt=0)
+    """Seconds after which a restart no longer counts against `max_restarts`."""
+    restart_backoff_s: float = Field(1.0, ge=0)
+    """Seconds that the learner's second restart within `restart_window_s` waits; each further one waits twice as long
+    as the one before it, at most a minute."""
 
 
 class RunConfig(Settings):

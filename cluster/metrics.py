@@ -32,6 +32,7 @@ PARTS = (
     "validation",
     "archive",
     "checkpoint",
+    "recovery",
     "orchestration",
 )
 WAITS = (
@@ -172,6 +173,12 @@ METRICS: Table = {
             "restarts/{actor}",
             ("actor",),
             open=True,
+        ),
+        MetricSpec(
+            "squelch_recovered_steps_total",
+            "counter",
+            "Training steps that were trained on again because learner ranks were lost",
+            "recovery/steps",
         ),
         MetricSpec(
             "squelch_build_info", "gauge", "Always 1; the labels say what runs", labels=("version", "python"), open=True

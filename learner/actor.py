@@ -6,8 +6,9 @@
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 | `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
 
-Invariants: all ranks get every call, in the same order. When a rank dies, the call fails with a RuntimeError that names
+Invariants: all ranks get every call, in the same order. When a rank dies, the call fails with a `RankLost` that names
 the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do.
+`progress` and `live` are no collectives: a thread of their own answers them while another call is under way.
 
 Only a rank's own process imports torch and the trainer (in `start`): the driver, which creates the actors, starts about
 ten seconds sooner without them on a slow core.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +34,7 @@ from actors.process.ray_errors import DEAD
 from actors.records import from_table
 from learner.config import LearnerConfig
 from learner.process_environment import ENVIRONMENT
+from learner.progress import Marks, RankProgress
 
 if TYPE_CHECKING:
     from learner.batching import Groups
@@ -41,13 +44,35 @@ GRACE_S = 5.0
 """Seconds to wait, after a rank has failed, for failures of other ranks, so that the error names a rank that died."""
 STOP_S = 10.0
 """Seconds to wait for the ranks to leave the process group before they are killed."""
+WATCHING = {"watch": 2}
+"""The concurrency group of `live` and `progress`, each with a thread."""
+
+
+class RankLost(RuntimeError):
+    """A rank died, or raised an error that is not about its input. The others may wait for it in a collective, and its
+    shards are lost or unknown, so that the group is of no more use. `died`: whether its process is gone."""
+
+    def __init__(self, message: str, died: bool) -> None:
+        super().__init__(message)
+        self.died = died
 
 
 class LearnerRank:
-    """One rank. Methods other than `place` are collectives: call them on all ranks."""
+    """One rank. Methods other than `place`, `live` and `progress` are collectives: call them on all ranks."""
 
     def __init__(self, model_dir: str, config: LearnerConfig, seed: int, temperature: float) -> None:
         self.model_dir, self.config, self.seed, self.temperature = model_dir, config, seed, temperature
+        self.marks = Marks()
+
+    @ray.method(concurrency_group="watch")
+    def live(self) -> None:
+        """Never returns: the call fails when the process ends."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group="watch")
+    def progress(self) -> RankProgress:
+        """The progress marks so far, also in the middle of a step."""
+        return self.marks.seen()
 
     def place(self) -> tuple[str, int, int]:
         """(address of this node, a port that is free on it now, process id)."""
@@ -61,6 +86,7 @@ class LearnerRank:
 
         place = (rank, world_size, address, port)
         self.trainer = start(self.model_dir, self.config, place, self.seed, self.temperature)
+        self.marks = self.trainer.marks
 
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
         """Fetch the kept groups' tables (`refs`, in order of `group_ids`) and learn from them."""
@@ -124,7 +150,7 @@ def _process(config: LearnerConfig, rank: int, logs: Path | None) -> dict[str, A
 
 class LearnerGroup:
     """All ranks behind one interface, for the coordinator. Every method blocks until all ranks have finished, at most
-    for the method's time-out. Each raises TimeoutError or RuntimeError, naming the ranks that are late or failed."""
+    for the method's time-out. Each raises TimeoutError or RankLost, naming the ranks that are late or failed."""
 
     def __init__(
         self,
@@ -137,12 +163,14 @@ class LearnerGroup:
         """Create the actors. Each rank writes its output to a separate file in the folder `logs`."""
         self.config = config
         self.ranks = [
-            ray.remote(LearnerRank)
+            ray.remote(concurrency_groups=WATCHING)(LearnerRank)
             .options(num_cpus=config.num_cpus, num_gpus=config.num_gpus, runtime_env=_process(config, rank, logs))
             .remote(str(model_dir), config, seed, temperature)
             for rank in range(config.ranks)
         ]
         self.pids: list[int] = []
+        self.lives: list[Any] = []
+        """A call to each rank that fails when the rank's process ends, and never returns."""
 
     def start(self) -> None:
         """Start the process group and load the model on every rank."""
@@ -153,6 +181,7 @@ class LearnerGroup:
         port, world = places[0][1], len(self.ranks)
         calls = [actor.start.remote(rank, world, address, port) for rank, actor in enumerate(self.ranks)]
         self._wait("start", calls, self.config.start_timeout_s)
+        self.lives = [actor.live.remote() for actor in self.ranks]
 
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
         """Learn from the kept groups. Returns rank 0's report (metrics are over all ranks) with the slowest rank's
@@ -192,6 +221,17 @@ class LearnerGroup:
         """Optimizer steps taken so far, including those before a loaded checkpoint."""
         return self._all("optimizer_steps", self.config.step_timeout_s)[0]
 
+    def progress(self, timeout_s: float) -> list[RankProgress | None]:
+        """The progress of each rank, also while another call is under way; None for a rank that does not answer within
+        `timeout_s`. Raises RankLost if a rank's process is gone."""
+        calls = [actor.progress.remote() for actor in self.ranks]
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+        found = [_outcome(call) if call in ready else None for call in calls]
+        for rank, outcome in enumerate(found):
+            if isinstance(outcome, Failure):
+                raise RankLost(f"learner rank {rank} died: {outcome.cause}", died=True) from outcome.error
+        return found
+
     def stop(self) -> None:
         """Leave the process group, then end the actors in any case; waits at most `STOP_S`."""
         calls = [actor.stop.remote() for actor in self.ranks]
@@ -225,15 +265,17 @@ class LearnerGroup:
         return [results[rank] for rank in range(len(calls))]
 
     def _named(self, method: str, calls: list[Any], call: Any, first: Failure, waiting: list[Any]) -> Exception:
-        """The error to raise: a ValueError (bad input) unchanged, else a RuntimeError that names the rank that died or
+        """The error to raise: a ValueError (bad input) unchanged, else a RankLost that names the rank that died or
         failed."""
         failures = [(calls.index(call), first)]
-        ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if waiting else ([], [])
+        unclear = waiting and not first.died  # a rank may fail because another has died, whose death is reported later
+        ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if unclear else ([], [])
         failures += [(calls.index(c), outcome) for c in ended if isinstance(outcome := _outcome(c), Failure)]
         if isinstance(first.cause, ValueError):
             return first.cause
         rank, failure = next(((r, f) for r, f in failures if f.died), failures[0])
-        return RuntimeError(f"learner rank {rank} {'died' if failure.died else 'failed'} in {method}: {failure.cause}")
+        what = "died" if failure.died else "failed"
+        return RankLost(f"learner rank {rank} {what} in {method}: {failure.cause}", failure.died)
 
 
 class Failure:

@@ -225,8 +225,14 @@ class LearnerConfig(Settings):
     critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     step_timeout_s: float = Field(600.0, gt=0)
-    """Seconds that one training step may take; after that the run fails, and the error names the late rank."""
+    """Seconds that one training step may take; after that the late rank is named, and all ranks are replaced."""
     start_timeout_s: float = Field(300.0, gt=0)
+    """Seconds until every rank must have loaded the model."""
+    hung_after_s: float = Field(60.0, gt=0)
+    """Ranks that finish no micro-batch for this long, or for 10 times their median if that is longer, count as hung and
+    are replaced. Until its first micro-batch, and with `compile`, a rank must only answer."""
+    regroup_timeout_s: float = Field(60.0, ge=0)
+    """Seconds that lost ranks wait for the resources of all `ranks`; after that as many ranks as fit are started."""
     max_bad_steps: int = Field(3, ge=1)
     """The run ends after this many consecutive steps that are refused for non-finite values."""
 

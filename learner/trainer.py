@@ -35,6 +35,7 @@ from learner.objective import credit
 from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
 from learner.policy.critic import ValueLearner
 from learner.policy.model import Policy, equip, load_model, local, reshard, shard
+from learner.progress import Marks
 from learner.snapshot import Snapshot
 from learner.tensors import Batch, Inputs, inputs_of, to_batch
 
@@ -138,6 +139,7 @@ class Trainer:
         )
         self.critic = self._make_critic()
         self.optimizer_steps = 0
+        self.marks = Marks()
 
     def _make_critic(self) -> ValueLearner | None:
         wanted = self.config.objective.needs_critic
@@ -195,6 +197,7 @@ class Trainer:
     ) -> tuple[list[list[Batch]], dict[str, float], str | None]:
         """Computes everything that stays fixed during the training step: this rank's micro-batches of each optimizer
         step, metrics of the advantages, and the reason to refuse the step, or None."""
+        self.marks.begin()
         places = [range(len(part.micro_batches[self.rank])) for part in plan]
         steps = [[self._batch(rows, part, k, clock) for k in places[i]] for i, part in enumerate(plan)]
         with clock.part("prepare"):
@@ -236,7 +239,10 @@ class Trainer:
             reference = None if wanted is None else self._score(wanted, inputs)
         batch = to_batch(micro, part, own, recomputed, reference, inputs)
         with clock.part("critic"):
-            return self._valued(self.critic, batch, micro) if self.critic is not None and own.needs_critic else batch
+            if self.critic is not None and own.needs_critic:
+                batch = self._valued(self.critic, batch, micro)
+        self.marks.add()
+        return batch
 
     def _valued(self, critic: ValueLearner, batch: Batch, micro: MicroBatch) -> Batch:
         """Adds the critic's values before each sampled token, and after rows whose episode was ended from outside."""
@@ -285,6 +291,7 @@ class Trainer:
             totals.sums += terms.sums
             totals.ratio_max = torch.maximum(totals.ratio_max, terms.ratio_max)
             self._count_mismatch(batch, log_probs.detach(), totals, first)
+            self.marks.add()
         return loss
 
     def _accumulate_values(self, batches: Sequence[Batch], totals: Totals) -> Tensor:

@@ -42,10 +42,11 @@ from actors.archive.reader import (
     part_key,
     part_keys,
     read_block,
+    read_groups,
     read_metrics,
 )
 from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
-from actors.archive.store import LocalStore, Store, writing
+from actors.archive.store import ArchiveError, LocalStore, Store, writing
 from actors.archive.version import VERSION, VERSION_KEY
 from actors.process.disk import whole_file
 from envs.untrusted.files import open_file, require_output
@@ -106,6 +107,18 @@ class Archive:
         key = block_key(block_of(step))
         block = read_block(self.store, key) if self.store.stat(key) is not None else INDEX_SCHEMA.empty_table()
         self._write(key, replaced(block, step, index_rows(whole)))
+
+    def groups(self, step: int, ids: Sequence[str]) -> list[pa.Table]:
+        """The rows of these groups of a written step, one table of `TRAJECTORY_SCHEMA` each, in the order of `ids`.
+        ArchiveError if the part cannot be read or lacks a group."""
+        rows = read_groups(self.store, [step]).select(TRAJECTORY_SCHEMA.names)
+        found = [rows.filter(pc.equal(rows["group_id"], group_id)) for group_id in ids]
+        lacking = [group_id for group_id, table in zip(ids, found, strict=True) if not len(table)]
+        if lacking:
+            raise ArchiveError(
+                f"{self.store.where(part_key(step))} lacks the groups {lacking}, which were written to it"
+            )
+        return found
 
     def _write(self, key: str, table: pa.Table) -> None:
         text = [field.name for field in table.schema if field.type == pa.string()]

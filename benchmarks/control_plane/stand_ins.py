@@ -16,7 +16,7 @@ import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summar
 from cluster.config import RunConfig
 from cluster.control.parties import Learner, Payload, Player, Worker
 from cluster.fleet.ray_parties import RayParties, RayPlayer, RayWorker, answered
+from learner.progress import RankProgress
 
 HOSTS = 2
 """Processes that play for all stand-ins."""
@@ -107,6 +108,15 @@ class SleepingLearner:
     async def start(self) -> None:
         """It is ready at once."""
 
+    async def lost(self) -> NoReturn:
+        """It never dies."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def progress(self, timeout_s: float) -> list[RankProgress | None]:
+        """It has no micro-batches."""
+        return [RankProgress(0, 0.0)]
+
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         """An update without work."""
         await asyncio.sleep(self.train_s)
@@ -155,6 +165,6 @@ class StandIns(RayParties):
         """One of many rollout workers."""
         return StandInWorker(self._host(name), name)
 
-    def learner(self) -> Learner:
+    def learner(self, ranks: int) -> Learner:
         """The learner that sleeps."""
         return SleepingLearner(self.train_s)

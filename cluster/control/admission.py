@@ -11,7 +11,11 @@ The staleness of a group is the version that the learner updates minus the oldes
 tokens. It never exceeds S: let c be the clock when step s was issued, so c >= s - 1 - S. Rollout workers held
 version(c) by then and never load an older one, so a version >= version(c) sampled every token of the group. Step s is
 trained when the clock is s - 1. The version grows by at most one per tick of the clock, so
-version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0 the two versions are equal: training is on-policy."""
+version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0 the two versions are equal: training is on-policy.
+
+There is one other way for the version to grow: lost weights that could not be made again to the bit are published under
+a higher version (`renumber`). Every step that was issued and not trained is then played again from its beginning, after
+that version has reached every rollout worker, so that the proof holds with c the clock at that moment."""
 
 from __future__ import annotations
 
@@ -42,12 +46,19 @@ class Admission:
         self.next_step += 1
         return self.next_step - 1
 
-    def complete(self, step: int, published: bool) -> None:
-        """Completes step `step`. `published`: whether its new version has reached every rollout worker."""
+    def complete(self, step: int, version: int) -> None:
+        """Completes step `step`. `version`: the version that every rollout worker has now; a step adds at most one."""
         if step != self.clock + 1:
             raise RuntimeError(f"step {step} completed out of order: clock {self.clock}")
-        self.clock = step
-        self.version += published
+        if version not in (self.version, self.version + 1):
+            raise RuntimeError(f"step {step} was completed by version {version} after version {self.version}")
+        self.clock, self.version = step, version
+
+    def renumber(self, version: int) -> None:
+        """Takes over the version under which a recovered learner's weights have reached every rollout worker."""
+        if version < self.version:
+            raise RuntimeError(f"weights made again were published as version {version}, below {self.version}")
+        self.version = version
 
     def check_staleness(self, version_min: int) -> int:
         """The staleness, in versions, of a group that is about to be trained on. RuntimeError if it exceeds the bound.

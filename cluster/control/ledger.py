@@ -5,7 +5,9 @@ After every event
     issued = in_flight + buffered + kept_waiting + training + trained + dropped{reason} + failed{reason} + cancelled
 
 where each term is counted separately and none is computed as the remainder. A ticket moves only along `TRANSITIONS`;
-any other move raises RuntimeError. At the end of a run the first four terms on the right are 0.
+any other move raises RuntimeError. The one way back is `play_again`, for all tickets of a step that was not trained on
+when its groups, or the weights that sampled them, were lost. At the end of a run the first four terms on the right are
+0.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ TRANSITIONS = {
     KEPT_WAITING: {TRAINING, CANCELLED},
     TRAINING: {TRAINED, FAILED, CANCELLED},  # the learner made or refused the step
 }
+REPLAYED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, FAILED}
+"""States of a step that is played again from its beginning (`Ledger.play_again`)."""
 
 
 class Ledger:
@@ -44,12 +48,23 @@ class Ledger:
 
     def move(self, ticket_id: str, state: str, reason: str = "") -> None:
         """Moves a ticket to `state`; `reason` is a short cause, required for dropped and failed tickets."""
-        old, old_reason = self._state.get(ticket_id, ("not issued", ""))
+        old, _ = self._state.get(ticket_id, ("not issued", ""))
         if state not in TRANSITIONS.get(old, set()):
             raise RuntimeError(f"ticket {ticket_id} is {old} and cannot become {state}")
         if state in (DROPPED, FAILED) and not reason:
             raise RuntimeError(f"ticket {ticket_id} becomes {state} without a reason")
-        self._counts[old, old_reason] -= 1
+        self._change(ticket_id, state, reason)
+
+    def play_again(self, ticket_id: str) -> None:
+        """Puts a ticket back in flight, because its group or the weights that sampled it are lost. RuntimeError if it
+        was trained on or cancelled."""
+        state, _ = self._state.get(ticket_id, ("not issued", ""))
+        if state not in REPLAYED:
+            raise RuntimeError(f"ticket {ticket_id} is {state} and cannot be played again")
+        self._change(ticket_id, IN_FLIGHT, "")
+
+    def _change(self, ticket_id: str, state: str, reason: str) -> None:
+        self._counts[self._state[ticket_id]] -= 1
         self._enter(ticket_id, state, reason)
         self.check()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actors.process.spans import Span
     from actors.records import GroupSummary, Ticket
     from learner.decomposition.statistics import Decomposition
+    from learner.progress import RankProgress
 
 Payload = Any
 """Reference to a group's rows; `Payloads.fetch` resolves it."""
@@ -133,10 +134,18 @@ class Scorer(Party, Protocol):
 
 
 class Learner(Party, Protocol):
-    """All learner ranks together. If a rank dies or is late, the call raises an error that names the rank."""
+    """All learner ranks together. After any error but `Refused` the group is of no more use: a rank's shards are lost,
+    or the ranks wait for one another. The error names the rank that died, failed or is late."""
 
     async def start(self) -> None:
         """Returns once every rank has loaded the model."""
+
+    async def lost(self) -> NoReturn:
+        """Waits until a rank's process is gone, then raises `Died`; the ranks have been started."""
+
+    async def progress(self, timeout_s: float) -> Sequence[RankProgress | None]:
+        """The progress of each rank, also while another call is under way; None for a rank that does not answer within
+        `timeout_s`."""
 
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         """One training step on the groups with these ids; `loss_scale` multiplies the loss."""
@@ -164,7 +173,8 @@ class Payloads(Protocol):
         """Stores a group's rows; returns the reference."""
 
     async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
-        """The rows of each payload; TimeoutError if they do not arrive within `timeout_s`."""
+        """The rows of each payload; TimeoutError if they do not arrive within `timeout_s`, `Failed` if they are
+        lost."""
 
 
 class Parties(Protocol):
@@ -186,17 +196,23 @@ class Parties(Protocol):
     def scorer(self) -> Scorer:
         """A scorer."""
 
-    def learner(self) -> Learner:
-        """The learner with all of its ranks."""
+    def learner(self, ranks: int) -> Learner:
+        """The learner with this number of ranks."""
+
+    async def room_for_ranks(self) -> int:
+        """Number of learner ranks, at most `learner.ranks`, for which resources are free now."""
 
 
 class Archive(Protocol):
-    """Writes a run's groups, figures and spans to its folder; implemented in `actors.archive`."""
+    """A run's groups, figures and spans in its folder; implemented in `actors.archive`."""
 
     def write_groups(
         self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, Any], filter_text: str = ""
     ) -> object:
         """Writes a step's groups with the decision on each; ArchiveError if the disk refuses."""
+
+    def groups(self, step: int, ids: Sequence[str]) -> list[pa.Table]:
+        """The rows of these groups of a written step, in this order; ArchiveError if one cannot be read."""
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a step's figures to `metrics.jsonl`."""

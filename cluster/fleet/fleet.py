@@ -7,11 +7,11 @@
     `need_worker`      a healthy worker                    a join, a health check  RuntimeError if none can become so
     `need_player`      a healthy environment actor         its replacement         RuntimeError if none can become so
 
-The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, each at
-most `cluster.max_restarts` times. Rollout workers join at a weight boundary: a new worker is stale until it has loaded
-the current weights, has passed the checks on them, and is known to every environment actor. Only healthy members get
-work (`cluster.control.membership`). The fleet never replaces a learner rank: the death of a rank ends the run, which
-resumes from its last checkpoint. This module does not import Ray: `Parties` creates the parties.
+The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, and the
+learner with all of its ranks, each as often as the budget allows (`cluster.control.restarts`). Rollout workers join at
+a weight boundary: a new worker is stale until it has loaded the current weights, has passed the checks on them, and is
+known to every environment actor. Only healthy members get work (`cluster.control.membership`). The weights of a new
+learner are made again by `cluster.loop.recovery`. This module does not import Ray: `Parties` creates the parties.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from cluster.config import RunConfig
 from cluster.control.membership import PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from cluster.control.membership import MemberState as State
 from cluster.control.parties import Died, Filter, Learner, Parties, Party, PartyError, Player, Scorer, Worker
+from cluster.control.restarts import RestartBudget
 from cluster.fleet.waiting import bounded, outcomes, within
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ class Fleet:
         self._joins: dict[str, asyncio.Task[None]] = {}
         self._join_failure = ""
         self._join_fault: BaseException | None = None
+        self._replacing: set[asyncio.Task[None]] = set()
+        cluster = config.cluster
+        self._budget = RestartBudget(cluster.max_restarts, cluster.restart_window_s, cluster.restart_backoff_s)
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 
@@ -91,7 +95,7 @@ class Fleet:
     def _start_learning(self) -> dict[str, Awaitable[Any]]:
         self.filter = self.parties.filter()
         self.scorer = self.parties.scorer() if self.config.scorer.enabled else None
-        self.learner = self.parties.learner()
+        self.learner = self.parties.learner(self.config.learner.ranks)
         ready: dict[str, Awaitable[Any]] = {"filter": self.filter.state(), "learner": self.learner.start()}
         if self.scorer is not None:
             ready["scorer"] = self.scorer.health()
@@ -99,9 +103,10 @@ class Fleet:
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Asks every party to stop and kills the parties that do not stop within `timeout_s`; no process is left."""
-        for join in self._joins.values():
-            join.cancel()
-        await asyncio.gather(*self._joins.values(), return_exceptions=True)
+        arriving = [*self._joins.values(), *self._replacing]
+        for task in arriving:
+            task.cancel()
+        await asyncio.gather(*arriving, return_exceptions=True)
         calls: dict[str, Awaitable[Any]] = {member.name: member.party.stop() for member in self.workers.present()}
         if self.learner is not None:
             calls["learner"] = self.learner.stop()
@@ -154,16 +159,13 @@ class Fleet:
 
     # -- members that come and go --------------------------------------------------------------------------------------
 
-    def allow_restart(self, name: str, cause: str) -> None:
-        """Counts a restart of the party `name`; RuntimeError with the cause if no restart is left."""
+    def allow_restart(self, name: str, cause: str) -> float:
+        """Counts a restart of the party `name`; returns the seconds to wait before it. RuntimeError with the cause if
+        no restart is left."""
         self.restarts[name] += 1
         self.on_event(name, "restart", time.time(), time.time(), cause=cause, count=self.restarts[name])
         log.warning("%s died and is replaced (%d): %s", name, self.restarts[name], cause)
-        if self.restarts[name] > self.config.cluster.max_restarts:
-            raise RuntimeError(
-                f"{name} died {self.restarts[name]} times (cluster.max_restarts={self.config.cluster.max_restarts}); "
-                f"last cause: {cause}"
-            )
+        return self._budget.spend(name, cause, _now())
 
     async def replace_player(self, dead: Member[Player], cause: str) -> None:
         """Replaces a dead environment actor. The first call for `dead` does so; later calls return at once.
@@ -178,8 +180,14 @@ class Fleet:
         dead.party.kill()
         self.allow_restart(dead.name, cause)
         member = self.players.join(dead.name, self.parties.player(dead.name))
+        replacing = asyncio.create_task(self._bring_up(member))
+        self._replacing.add(replacing)
+        replacing.add_done_callback(self._replacing.discard)
+        await asyncio.shield(replacing)  # the caller's ticket may be cancelled; the actor comes up all the same
+
+    async def _bring_up(self, member: Member[Player]) -> None:
         try:
-            await within({dead.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
+            await within({member.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
         except (RuntimeError, TimeoutError):
             self.players.move(member, State.DEAD)
             member.party.kill()
@@ -258,7 +266,7 @@ class Fleet:
             return  # it died while environment actors were told of it, and its successor has the name
         self.workers.move(member, State.DEAD)
         member.party.kill()
-        if self.restarts[name] < self.config.cluster.max_restarts:
+        if self._budget.left(name, _now()):
             self.allow_restart(name, cause)
             self._begin_join(name)
 
@@ -292,12 +300,16 @@ class Fleet:
     def replace_scorer(self, cause: str) -> None:
         """Replaces the scorer; nothing waits for the new scorer. If no restart is left, the run continues without
         scoring and logs that."""
-        if self.restarts["scorer"] >= self.config.cluster.max_restarts:
+        if not self._budget.left("scorer", _now()):
             log.error("the scorer died %d times and is not restarted: %s", self.restarts["scorer"] + 1, cause)
             self.scorer = None
             return
         self.allow_restart("scorer", cause)
         self.scorer = self.parties.scorer()
+
+    def replace_learner(self, ranks: int) -> None:
+        """Replaces the ended learner by a new one, which has not been started yet."""
+        self.learner = self.parties.learner(ranks)
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -310,10 +322,14 @@ class Fleet:
     def up(self) -> dict[str, bool]:
         """Whether each party is up, by name; a party that died and was not replaced is down."""
         members = [*self.workers.members(), *self.players.members()]
-        services = {"filter": self.filter is not None}
+        services = {"filter": self.filter is not None, "learner": self.learner is not None}
         if self.config.scorer.enabled:
             services["scorer"] = self.scorer is not None
         return {member.name: member.state in UP for member in members} | services
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
@@ -324,4 +340,4 @@ def party_names(config: RunConfig) -> tuple[list[str], list[str]]:
     """Names of the rollout workers, and of all parties, with which a run starts; they seed the metrics' series."""
     workers = [f"rollout-{i}" for i in range(config.rollout.count)]
     players = [f"env-{i}" for i in range(config.environment_actor.count)]
-    return workers, [*workers, *players, "filter", *(["scorer"] if config.scorer.enabled else [])]
+    return workers, [*workers, *players, "filter", "learner", *(["scorer"] if config.scorer.enabled else [])]

@@ -8,13 +8,13 @@ its actor too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.filter.decisions import StepDecision
 from actors.filter.service import FilterService
@@ -29,9 +29,11 @@ from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Payload, Refused, Worker
-from learner.actor import LearnerGroup
+from learner.actor import LearnerGroup, RankLost
 from learner.decomposition.statistics import Decomposition
+from learner.progress import RankProgress
 
+T = TypeVar("T")
 Handle = Any  # a Ray actor handle; Ray exports no public type for it
 
 
@@ -81,11 +83,18 @@ class RayParties:
         settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
         return RayScorer(shell.remote(self.model_dir, *settings, config.learner.kernels))
 
-    def learner(self) -> RayLearner:
+    def learner(self, ranks: int) -> RayLearner:
         """The learner, which creates its ranks."""
         config = self.config
-        settings = (config.learner, config.seed, config.sampling.temperature)
-        return RayLearner(LearnerGroup(self.model_dir, *settings, logs=self.logs))
+        learner = config.learner.model_copy(update={"ranks": ranks})
+        return RayLearner(LearnerGroup(self.model_dir, learner, config.seed, config.sampling.temperature, self.logs))
+
+    async def room_for_ranks(self) -> int:
+        """As the protocol says, from the sum of the free resources of all nodes."""
+        free = await asyncio.to_thread(ray.available_resources)
+        learner = self.config.learner
+        needs = {"CPU": learner.num_cpus, "GPU": learner.num_gpus}
+        return int(min([learner.ranks, *(free.get(name, 0.0) // need for name, need in needs.items() if need > 0)]))
 
 
 def _shell(decorated: Any) -> Any:
@@ -208,28 +217,51 @@ class RayLearner:
         self.group = group
 
     async def start(self) -> None:
-        await asyncio.to_thread(self.group.start)
+        await _ranks(self.group.start)
+
+    async def lost(self) -> NoReturn:
+        await asyncio.gather(*(_death(rank, life) for rank, life in enumerate(self.group.lives)))
+        raise RuntimeError("the ranks' lives ended without an error")
+
+    async def progress(self, timeout_s: float) -> Sequence[RankProgress | None]:
+        return await _ranks(self.group.progress, timeout_s)
 
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
-        return await asyncio.to_thread(self.group.train_step, step, payloads, ids, loss_scale)
+        return await _ranks(self.group.train_step, step, payloads, ids, loss_scale)
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
-        return await asyncio.to_thread(self.group.decompose, payloads, ids)
+        return await _ranks(self.group.decompose, payloads, ids)
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
-        return await asyncio.to_thread(self.group.publish, version, dtype)
+        return await _ranks(self.group.publish, version, dtype)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
-        await asyncio.to_thread(self.group.save, path, loop)
+        await _ranks(self.group.save, path, loop)
 
     async def load(self, path: Path) -> object:
-        return await asyncio.to_thread(self.group.load, path)
+        return await _ranks(self.group.load, path)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.group.stop)
 
     def kill(self) -> None:
         self.group.kill()
+
+
+async def _ranks(method: Callable[..., T], *arguments: Any) -> T:
+    """Makes a blocking call to all ranks in a thread; `Died` or `Failed` with the rank's name if the group is lost."""
+    try:
+        return await asyncio.to_thread(method, *arguments)
+    except RankLost as error:
+        raise (Died(str(error)) if error.died else Failed(str(error), error.__cause__ or error)) from error
+
+
+async def _death(rank: int, life: Any) -> None:
+    """Waits for the end of a rank's process; raises `Died` with the rank's name."""
+    try:
+        await life
+    except DEAD as error:
+        raise Died(f"learner rank {rank} died: {error}") from error
 
 
 class RayPayloads:
@@ -240,5 +272,10 @@ class RayPayloads:
         return ray.put(table)
 
     async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
-        """Fetches groups' rows, in a thread, because `ray.get` blocks."""
-        return await asyncio.to_thread(ray.get, payloads, timeout=timeout_s)
+        """Fetches groups' rows, in a thread, because `ray.get` blocks; Failed if they were lost with their node."""
+        try:
+            return await asyncio.to_thread(ray.get, payloads, timeout=timeout_s)
+        except GetTimeoutError:
+            raise
+        except RayError as error:
+            raise Failed(str(error), error) from error

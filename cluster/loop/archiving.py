@@ -1,17 +1,18 @@
 """The coordinator's side of the archive: a step's groups are written during the next step.
 
-The next step's part and a checkpoint wait until the previous part is on disk. The object store has a minute to deliver
-the rows (`cluster.loop.playing.Play.rows`), or the run ends. Writing to disk has no time-out; an error of the disk ends
-the run and names the path (`actors.archive.store.ArchiveError`).
+The next step's part, a checkpoint and a recovery of the learner wait until the previous part is on disk. The object
+store has a minute to deliver the rows (`cluster.loop.playing.Play.rows`), or the run ends. Reading and writing the disk
+has no time-out; an error of the disk ends the run and names the path (`actors.archive.store.ArchiveError`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from actors.filter.decisions import StepDecision
-from cluster.control.parties import Archive
+from cluster.control.parties import Archive, Payload
 from cluster.loop.playing import Play, PlayedGroup
 
 
@@ -32,6 +33,12 @@ class Archiving:
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await writing
+
+    async def stored(self, step: int, ids: Sequence[str]) -> list[Payload]:
+        """References to the rows of these groups of an archived step, read from disk, in the order of `ids`."""
+        await self.finish()
+        tables = await asyncio.to_thread(self.archive.groups, step, ids)
+        return [self.play.fleet.parties.payloads.put(table) for table in tables]
 
     async def _write(self, decision: StepDecision, groups: list[PlayedGroup]) -> None:
         started = time.time()

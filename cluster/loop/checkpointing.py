@@ -1,8 +1,8 @@
 """The coordinator's side of the checkpoints. A checkpoint is one folder with the learner's shards and the loop's state;
 it exists completely or not at all.
 
-The loop waits for the previous part of the archive, then for every learner rank and the disk. If one of them is late,
-the error names the rank or path (`learner.actor`).
+The loop waits for the previous part of the archive, then for every learner rank and the disk. Ranks that are lost
+meanwhile are recovered (`cluster.loop.learning`); if the disk refuses, the run ends and names the path.
 """
 
 from __future__ import annotations

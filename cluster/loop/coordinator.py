@@ -5,18 +5,22 @@ The parts of one step, and the parties for which the coordinator waits:
     part       the coordinator waits for   unblocked by                on time-out
     window     every ticket of the step    environment actors          replayed, or fails (cluster.loop.playing)
     filter     the decisions               filter service              the run ends; a dead service is replaced
-    train      every learner rank          learner                     the run ends; the late rank is named
+    train      every learner rank          learner                     recovery, see cluster.loop.learning
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     record     spans of players, workers   the same actors             the run ends; the late actor is named
     archive    rows of the previous step   object store, disk          the run ends; the path is named
-    checkpoint every learner rank, disk    learner                     the run ends; rank or path is named
+    checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
 
 Nothing waits for the metrics endpoint. Only the last step waits for the scorer, because no later record could hold the
 scorer's figures. `cluster.control.admission` decides when a step's tickets are issued, so with `max_staleness` > 0
 later steps are played while this step is trained. `stop()` may be called at any time: the step in training is finished,
-and everything else is cancelled."""
+and everything else is cancelled.
+
+Lost learner ranks are recovered inside the calls to the learner. If the recovered weights differ from the lost ones, or
+rows are lost too, such a call raises `PlayAgain`: the new weights are published, the filter returns to its state after
+the last step that was trained on, and the tickets of every later step are played again (`_play_again`)."""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from actors.filter.decisions import StepDecision, loss_scale
+from actors.filter.windows import make_window
 from actors.messages import StepReport
 from actors.records import Ticket
 from cluster.config import RunConfig
@@ -42,7 +47,7 @@ from cluster.loop.checkpointing import Checkpointing
 from cluster.loop.decomposing import Decomposing
 from cluster.loop.filtering import Filtering
 from cluster.loop.journal import Journal
-from cluster.loop.learning import Learning, learner_figures
+from cluster.loop.learning import Learning, PlayAgain, learner_figures
 from cluster.loop.playing import Play, PlayedGroup
 from cluster.loop.scoring import Scoring
 from cluster.loop.state import LoopState, pack_ticket
@@ -78,7 +83,7 @@ class Coordinator:
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
         self.play = Play(config, fleet)
         self.archiving = Archiving(archive, self.play)
-        self.learning = Learning(config, fleet, self.journal, say, state.bad_steps)
+        self.learning = Learning(config, fleet, self.journal, self.archiving, state, say)
         self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)
         self.validation = Validation(config, self.play, state)
         self.decomposing = Decomposing(config, self.learning, self.play)
@@ -87,6 +92,8 @@ class Coordinator:
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
             self.early_stop.restore(state.early_stop)
+        self._settled = state.filter or make_window(config.filter).state()
+        """The filter's state after the last step that was trained on."""
         self.windows: dict[int, Window] = {}
         self.last_step = config.loop.steps
         self.ending: Ending | None = None
@@ -104,7 +111,7 @@ class Coordinator:
         try:
             await self._begin()
             while self.admission.clock < self.config.loop.steps and not self._stop.is_set():
-                await self._step(self.admission.clock + 1)
+                await self._step_or_again(self.admission.clock + 1)
         except Stopped:
             log.info("stopping: %s", self.ending.text if self.ending else "")
         finally:
@@ -148,6 +155,7 @@ class Coordinator:
 
     async def _end(self) -> None:
         open_tickets = self._open_tickets()
+        self.windows.clear()
         await self.archiving.finish()
         await self.scoring.drain()
         clock = self.admission.clock
@@ -159,11 +167,18 @@ class Coordinator:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
+    async def _step_or_again(self, step: int) -> None:
+        """One step. If its groups or their weights are lost before it is trained on, it is left to the next call."""
+        try:
+            await self._step(step)
+        except PlayAgain:
+            await self._play_again()
+
     async def _step(self, step: int) -> None:
         entered = time.time()
         began = self.journal.recorded or entered
         window = self.windows[step]
-        decision = await self._until_stopped(self._decide(window))
+        decision = await self.learning.beside(self._until_stopped(self._decide(window)))
         decided = time.time()
         flat = window.figures(decision)
         flat["seconds/filter"] = window.seconds_filter
@@ -178,11 +193,11 @@ class Coordinator:
         self.journal.busy(decided, measured)
         report = await self._train(step, kept, decision)
         trained = time.time()
-        published = report is not None and report.updated
-        if published:
-            flat |= await self.learning.publish(self.admission.version + 1)
-        self.admission.complete(step, published)
         del self.windows[step]
+        self._settled = self.filtering.state or self._settled
+        if report is not None and report.updated:
+            flat |= await self._publish()
+        self.admission.complete(step, self.learning.version)
         await self.archiving.begin(decision, window.played())
         self._issue()
         flat |= learner_figures(report)
@@ -216,13 +231,15 @@ class Coordinator:
     async def _until_stopped(self, work: Awaitable[T]) -> T:
         """Returns the result of `work`; raises Stopped if the run is asked to stop first."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
-        done, _ = await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if task in done:
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise Stopped
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Stopped
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     # -- tickets and windows -------------------------------------------------------------------------------------
 
@@ -243,6 +260,24 @@ class Coordinator:
             self.ledger.issue(ticket.ticket_id)
             window.tickets.append(ticket)
             window.plays.append(asyncio.create_task(self._play(window, ticket)))
+
+    async def _play_again(self) -> dict[str, float]:
+        """Publishes weights that were made again, if they differ, and plays every ticket that was not trained on again;
+        the figures of the publication."""
+        await self._cancel_plays()
+        figures = await self.learning.publish_remade()
+        self.admission.renumber(self.learning.version)
+        lost = list(self.windows.values())
+        self.windows = {window.step: Window(window.step, time.time(), window.tickets) for window in lost}
+        await self.filtering.rewind(self._settled, min(self.windows, default=self.admission.next_step) - 1)
+        for window in self.windows.values():
+            for ticket in window.tickets:
+                self.ledger.play_again(ticket.ticket_id)
+                window.plays.append(asyncio.create_task(self._play(window, ticket)))
+        if lost:
+            count = sum(len(window.tickets) for window in lost)
+            self.say(f"{count} groups are played again, from version {self.learning.version}")
+        return figures
 
     async def _play(self, window: Window, ticket: Ticket) -> PlayedGroup:
         group = await self.play.group(ticket)
@@ -273,6 +308,13 @@ class Coordinator:
         return decision
 
     # -- the learner ---------------------------------------------------------------------------------------------
+
+    async def _publish(self) -> dict[str, float]:
+        """Publishes the weights of a step that was trained on; the flat figures."""
+        try:
+            return await self.learning.publish(self.learning.version + 1)
+        except PlayAgain:
+            return await self._play_again()
 
     async def _train(self, step: int, kept: list[PlayedGroup], decision: StepDecision) -> StepReport | None:
         """Learns from the kept groups; None if the filter kept none. Ends the run in the cases that settings define
@@ -331,7 +373,11 @@ class Coordinator:
         vars(state).update(self._scorer_state())
         state.seconds += time.time() - self._started
         self._started = time.time()
-        await self.checkpointing.save(step, state)
+        try:
+            await self.checkpointing.save(step, state)
+        except PlayAgain:
+            await self._play_again()
+            await self._checkpoint(step, open_tickets)
 
     def _open_tickets(self) -> list[dict[str, Any]]:
         return [pack_ticket(ticket) for window in self.windows.values() for ticket in window.tickets]

@@ -59,6 +59,18 @@ class Filtering:
         if self.state:
             await self._in_turn(lambda: self._ask("restore", self.state))
 
+    async def rewind(self, state: dict[str, Any], closed: int) -> None:
+        """Returns the service to `state`, after the close of step `closed`, because the steps after it are played
+        again. `played` must return no group of theirs meanwhile."""
+        self.state = self._latest = state
+        self._closed, self._within = closed, frozenset()
+        self._arrived.clear()
+        await self._in_turn(self._forget)
+
+    async def _forget(self) -> None:
+        await self._ask("restore", self._latest)
+        self._admitted = set()
+
     async def admit(self, groups: list[PlayedGroup]) -> None:
         """Sends the service the groups that it does not have yet, with all others that have arrived meanwhile."""
         self._arrived += groups

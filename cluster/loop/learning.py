@@ -1,55 +1,97 @@
-"""The coordinator's side of the learner: every call to it, the figures of its steps, and the limit on refused steps.
+"""The coordinator's side of the learner: every call to it, its recovery, and the limit on refused steps.
 
-The learner is one party, all of its ranks together (`learner.actor.LearnerGroup`), which bounds each call and names a
-late or dead rank. The loss of the learner ends the run, which resumes from its last checkpoint. No other module calls
-the learner, so that recovery of lost ranks could be added here.
+The learner is one party, all of its ranks together. Each call is bounded and watched (`cluster.loop.ranks`). A call
+that finds a rank dead, failed or hung makes the weights again (`cluster.loop.recovery`) and is then repeated, so that
+its caller sees a longer call and nothing else. While groups are played, `beside` notices a dead rank at once; a frozen
+rank is noticed at the next call.
 
-    call         the coordinator waits for         on time-out
-    train        every rank, the groups' rows      the run ends; the late rank is named
-    publish      rank 0, every rollout worker      the run ends; the late rank or worker is named
-    decompose    every rank                        the run ends; the late rank is named
-    save, load   every rank, disk                  the run ends; rank or path is named
+    call         the coordinator waits for        a rank is lost                       bad input
+    train        every rank, the groups' rows     recovery, then again                 the run ends
+    publish      rank 0, every rollout worker     recovery, then again                 the run ends
+    decompose    every rank                       recovery, then again                 the run ends
+    save         every rank, disk                 recovery, then again                 the run ends
+    beside       what it is given                 recovery, while that goes on
+
+A call that fails twice in a row with the same error, and no rank dead, has a cause that no new group mends: the run
+ends with that error. A rollout worker that is late or fails while it loads weights ends the run, unless the weights
+were lost on their way to it because rank 0 died.
+
+What is played again (`PlayAgain`)
+----------------------------------
+
+Two losses reach the groups that were not trained on yet: weights that could not be made again to the bit, so that lost
+weights sampled them, and rows that were in the object store of a lost host. The call that notices raises `PlayAgain`;
+with other weights, so does every further call but `publish_remade`. The coordinator then cancels what is being played,
+calls `publish_remade`, and plays the tickets of every step that was not trained on again. Two rules follow:
+
+- A version stands for one set of weights, and no rollout worker is told a lower version than it has: the weights made
+  again get the version after the highest that any worker was told.
+- No group that is trained on later was sampled from lost weights. Steps that were trained on before the loss stay: they
+  are trained on again with the same groups, once in the history that the learner's state descends from.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from actors.messages import StepReport
+from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
-from cluster.control.parties import Learner, Payload
+from cluster.control.parties import Died, Failed, Payload, Refused
 from cluster.fleet.fleet import Fleet
+from cluster.loop.archiving import Archiving
 from cluster.loop.journal import Journal
-from cluster.loop.playing import PlayedGroup
+from cluster.loop.playing import FETCH_TIMEOUT_S, PlayedGroup
+from cluster.loop.ranks import Ranks
+from cluster.loop.recovery import LOST, Recovery, TrainedStep
+from cluster.loop.state import LoopState
 from learner.decomposition.statistics import Decomposition
 from learner.metrics import publication_figures
+
+T = TypeVar("T")
+
+
+class PlayAgain(Exception):
+    """Groups that were not trained on are lost, or were sampled from lost weights; see the module's head."""
 
 
 class Learning:
     """All calls to the learner. `refused_in_a_row`: steps refused since the last update."""
 
     def __init__(
-        self, config: RunConfig, fleet: Fleet, journal: Journal, say: Callable[[str], None], refused_in_a_row: int = 0
+        self,
+        config: RunConfig,
+        fleet: Fleet,
+        journal: Journal,
+        archiving: Archiving,
+        state: LoopState,
+        say: Callable[[str], None],
     ) -> None:
         self.config, self.fleet, self.journal, self.say = config, fleet, journal, say
-        self.refused_in_a_row = refused_in_a_row
+        self.refused_in_a_row = state.bad_steps
+        self.ranks = Ranks(config, fleet)
+        self.recovery = Recovery(config, fleet, self.ranks, archiving, journal, say, state.clock)
 
     @property
-    def learner(self) -> Learner:
-        """The fleet's learner; RuntimeError if it was not started."""
-        if self.fleet.learner is None:
-            raise RuntimeError("the learner was not started")
-        return self.fleet.learner
+    def version(self) -> int:
+        """The version that rollout workers were told last; RuntimeError before the first."""
+        if self.recovery.told is None:
+            raise RuntimeError("no version was published yet")
+        return self.recovery.told.version
+
+    # -- training ----------------------------------------------------------------------------------------------------
 
     async def train(self, step: int, groups: list[PlayedGroup], loss_scale: float) -> StepReport:
         """Trains on the groups. If the report has `refused` set, the weights have not changed."""
         started = time.time()
-        ids = [group.ticket.ticket_id for group in groups]
-        report = await self.learner.train_step(step, [group.table for group in groups], ids, loss_scale)
+        ids, payloads = [group.ticket.ticket_id for group in groups], [group.table for group in groups]
+        report = await self._ask(lambda: self.ranks.train(step, payloads, ids, loss_scale), payloads)
+        if report.updated:
+            self.recovery.train(TrainedStep(step, ids, loss_scale, payloads))
         ended = time.time()
         self.journal.event("learner", "call", started, ended, step=step)
         worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")
@@ -65,21 +107,114 @@ class Learning:
             return None
         return f"{self.refused_in_a_row} steps in a row refused (learner.max_bad_steps); last: {report.refused}"
 
-    async def publish(self, version: int) -> dict[str, float]:
-        """Publishes the current weights as `version` and loads them into every rollout worker."""
-        started = time.time()
-        bundle = await self.learner.publish(version, self.config.rollout.dtype)
-        reports = await self.fleet.update_workers(bundle)
-        self.journal.event("rollout", "weights", started, time.time(), version=version, checksum=bundle.checksum)
-        return publication_figures(bundle) | update_figures(reports)
-
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         """The gradient decomposition of these groups; the weights do not change."""
-        return await self.learner.decompose(payloads, ids)
+        return await self._ask(lambda: self.ranks.decompose(payloads, ids), payloads)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint that includes the loop's state."""
-        await self.learner.save(path.resolve(), dict(loop))
+        await self._ask(lambda: self.ranks.save(path, loop))
+        self.recovery.save()
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, version: int) -> dict[str, float]:
+        """Publishes the current weights as `version` and loads them into every rollout worker; the flat figures."""
+        while True:
+            started = time.time()
+            bundle = await self._ask(lambda: self.ranks.publish(version))
+            try:
+                return await self._tell(bundle, started)
+            except (RuntimeError, TimeoutError):
+                if not await self._rank_died():
+                    raise
+
+    async def publish_remade(self) -> dict[str, float]:
+        """Publishes weights that were made again under the next higher version, until no loss comes between."""
+        figures: dict[str, float] = {}
+        while self.recovery.remade:
+            self.recovery.remade = False  # the next loss decides anew
+            try:
+                figures = await self.publish(self.version + 1)
+            except PlayAgain:
+                continue
+        return figures
+
+    async def _tell(self, bundle: WeightBundle, started: float) -> dict[str, float]:
+        self.recovery.tell(bundle)
+        reports = await self.fleet.update_workers(bundle)
+        facts = {"version": bundle.version, "checksum": bundle.checksum}
+        self.journal.event("rollout", "weights", started, time.time(), **facts)
+        return publication_figures(bundle) | update_figures(reports)
+
+    async def _rank_died(self) -> bool:
+        """Whether a rank is dead, so that the weights may have been lost on their way."""
+        try:
+            await self.ranks.check()
+        except Died as error:
+            self.recovery.lose(error)
+        return bool(self.recovery.cause)
+
+    # -- recovery ----------------------------------------------------------------------------------------------------
+
+    async def beside(self, work: Awaitable[T]) -> T:
+        """Awaits `work`; ranks that die meanwhile are recovered while it goes on. Cancels it if this raises."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await self._until_lost(task)
+                await self._recover()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _until_lost(self, task: asyncio.Future[Any]) -> None:
+        """Returns once the task is done or a rank is dead."""
+        lost = asyncio.ensure_future(self.ranks.lost())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                await lost
+        except Died as error:
+            self.recovery.lose(error)
+        finally:
+            lost.cancel()
+
+    async def _recover(self) -> None:
+        """Makes the weights again if the ranks are lost; PlayAgain if that gave other weights."""
+        if self.recovery.cause:
+            await self.recovery.run()
+        if self.recovery.remade:
+            raise PlayAgain
+
+    async def _check_rows(self, payloads: Sequence[Payload]) -> None:
+        """Raises PlayAgain if rows that a new group of ranks is about to train on are lost."""
+        try:
+            await self.fleet.parties.payloads.fetch(list(payloads), FETCH_TIMEOUT_S)
+        except (Failed, TimeoutError) as error:
+            self.say(f"rows of the groups to train on are lost: {error}")
+            raise PlayAgain from error
+
+    async def _ask(self, call: Callable[[], Awaitable[T]], payloads: Sequence[Payload] = ()) -> T:
+        """One call on these rows, repeated with each new group of ranks."""
+        failure = ""
+        while True:
+            lost = bool(self.recovery.cause)
+            await self._recover()
+            if lost and payloads:
+                await self._check_rows(payloads)
+            try:
+                return await call()
+            except Refused:
+                raise
+            except LOST as error:
+                self.recovery.lose(error)
+                if isinstance(error, Failed):
+                    if self.recovery.cause == failure:
+                        raise
+                    failure = self.recovery.cause
 
 
 def learner_figures(report: StepReport | None) -> dict[str, float]:

@@ -8,8 +8,8 @@
     rollout worker     tokens, log-probs     requests; weights     environment actor,   `collect` returns empty; an
                                              at a boundary         coordinator          late update ends the run
     filter service     decisions, kept mass  summaries             coordinator          the run ends
-    learner ranks      weights v+1           kept groups; the      coordinator; gloo    the run ends; the rank is
-                                             other ranks           or NCCL              named
+    learner ranks      weights v+1           kept groups; the      coordinator; gloo    a new group makes the
+                                             other ranks           or NCCL              weights again
     scorer             MI proxies            groups and weights    coordinator          it is reported as late;
                                                                                         training continues
     archive            Parquet parts         disk                  disk                 awaited one step later

@@ -128,8 +128,11 @@ ACTORS = Row(
         ),
         Panel(
             "Restarts",
-            "Restarts of an actor.",
-            (_q("squelch_actor_restarts_total", "{{actor}}", "nothing died"),),
+            "Restarts of an actor, and training steps that were trained on again after learner ranks were lost.",
+            (
+                _q("squelch_actor_restarts_total", "{{actor}}", "nothing died"),
+                _q("squelch_recovered_steps_total", "steps trained again"),
+            ),
             low=0,
         ),
         Panel(

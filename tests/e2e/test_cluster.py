@@ -91,6 +91,7 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
             "loop.max_staleness=2",
             "loop.checkpoint_every=4",
             "learner.ranks=2",
+            "learner.hung_after_s=10",
             "rollout.count=2",
             "rollout.num_cpus=0.25",
             "environment_actor.count=2",
@@ -103,10 +104,17 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
         timeout_s=400,
     )
     run.until(lambda line: line.startswith("step    1/7"))
-    for victim, step in (("EnvironmentActor", 2), ("RolloutWorker", 4), ("FilterService", 5), ("ScorerActor", 6)):
+    victims = (
+        ("EnvironmentActor", 2),
+        ("RolloutWorker", 4),
+        ("FilterService", 5),
+        ("LearnerRank", 6),
+        ("ScorerActor", 6),
+    )
+    for victim, step in victims:  # a learner rank is frozen: that it may also die is shown in test_stop_and_resume
         found = cluster.parties(victim)
         assert found, f"no process titled {victim}"
-        found[0].send_signal(signal.SIGKILL)
+        found[0].send_signal(signal.SIGSTOP if victim == "LearnerRank" else signal.SIGKILL)
         run.until(lambda line, step=step: line.startswith(f"step    {step}/7"))
     left = cluster.parties(*PARTIES)
     assert run.finish() == 0, run.text
@@ -118,8 +126,10 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
     assert max(staleness) >= 1, "steps never overlapped: the bound was not put to the test"
     assert summary(run_dir)["ledger"]["balanced"]
     restarted = {e["actor"] for e in read_events(run_dir) if e["name"] == "restart"}
-    assert {"filter", "scorer"} <= restarted and any(name.startswith("env-") for name in restarted)
+    assert {"filter", "learner", "scorer"} <= restarted and any(name.startswith("env-") for name in restarted)
     assert any(name.startswith("rollout-") for name in restarted)
+    (recovered,) = [e for e in read_events(run_dir) if e["name"] == "recovered"]
+    assert recovered["same"] and recovered["ranks"] == 2 and "did not answer" in recovered["cause"]
     assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
     scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
     assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"

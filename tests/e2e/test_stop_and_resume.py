@@ -1,4 +1,4 @@
-"""A run that is stopped, and killed in the middle of training, goes on from its last checkpoint as if nothing had
+"""A run that loses a learner rank, is stopped, and is killed in the middle of training, goes on as if nothing had
 happened: to the bit, with one rollout worker, float32, no staleness and the recomputed anchor.
 
 At every other point of a run, on fakes: tests/cluster/loop/test_the_loop.py."""
@@ -18,7 +18,8 @@ from learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
-TIMES = re.compile(r"seconds|^time$|per_second|^wait/")
+TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/")
+"""Figures that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|scorer)/")
 """Figures of a scoring stand in the record of whichever step ends after it."""
 
@@ -77,14 +78,25 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
     assert mine["finished"] and mine["ledger"] == other["ledger"] and mine["ledger"]["balanced"]
 
 
-def test_a_run_that_is_stopped_and_killed_and_resumed_twice_is_the_same_run(
+def kill_learner(run: Run) -> None:
+    """Kills the learner's rank; Ray titles a process by its actor's class."""
+    (rank,) = [p for p in children(run.process.pid) if any("LearnerRank" in word for word in p.cmdline())]
+    rank.kill()
+
+
+def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twice_is_the_same_run(
     tiny_policy: Path, tmp_path: Path, whole: Finished
 ) -> None:
-    """Starting a run costs more than all of its steps, so that one run is interrupted twice."""
+    """Starting a run costs more than all of its steps, so that one run is interrupted three times."""
     folder = tmp_path / "interrupted"
     words = compared_run(folder, tiny_policy)
     run = Run(*words)
     run.until(lambda line: line.startswith(f"step    1/{STEPS}"))
+    workers = [p for p in children(run.process.pid) if any("RolloutWorker" in word for word in p.cmdline())]
+    kill_learner(run)
+    run.until(lambda line: line.startswith("the learner is back") and line.endswith("the same weights"))
+    run.until(lambda line: line.startswith(f"step    2/{STEPS}"))
+    assert workers and all(worker.is_running() for worker in workers), "rollout workers stay up"
     started = children(run.process.pid)
     run.signal(signal.SIGTERM)
     assert run.finish() == 128 + signal.SIGTERM, run.text

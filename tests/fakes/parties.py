@@ -1,9 +1,11 @@
 """In-process parties that drive the real loop: players, workers, filter, learner, scorer, archive, rows.
 
 They do no work, but keep what the loop must preserve: a group is stamped with the versions that its worker held, a
-worker is never told an older version than it has, the filter is the real window, the learner counts how often it
-trained on a ticket and how stale it was. `World.faults` says which call of which party dies, hangs, fails or refuses;
-`World.pace` says how long calls take, in virtual seconds (`tests.fakes.clock`).
+worker is never told an older version than it has nor two sets of weights under one version, the filter is the real
+window. The learner's weights are the list of the updates that made them, so that it can tell how often it trained on a
+ticket, how stale a group is, and whether weights that it does not descend from sampled it. `World.faults` says which
+call of which party dies, hangs, fails or refuses; `World.pace` says how long calls take, in virtual seconds
+(`tests.fakes.clock`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summar
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Refused
 from learner.decomposition.statistics import Decomposition
+from learner.progress import RankProgress
 
 NEVER_S = 1e9
 
@@ -34,8 +37,9 @@ NEVER_S = 1e9
 class Fault:
     """What befalls the `call`-th call (from 1) of one kind, e.g. `player.play`, counted over all parties of that kind.
 
-    `what`: `die` (the process is gone, before or after the work as `after` says), `hang` (no answer, ever), `fail`
-    (RuntimeError), `refuse` (ValueError), `lose` (a player's group whose worker died).
+    `what`: `die` (the process is gone, before or after the work as `after` says), `hang` (no answer, ever; a learner
+    does not tell its progress either), `stall` (as `hang`, but its processes answer), `fail` (RuntimeError), `refuse`
+    (ValueError), `lose` (a player's group whose worker died).
     """
 
     kind: str
@@ -56,8 +60,20 @@ class World:
     on_call: Callable[[str, int], None] | None = None
     """Told of every call before it is made, with its number among all calls."""
     trained: Counter[tuple[int, str]] = field(default_factory=Counter)
-    """Times that each (task seed, ticket id) was trained on, in the history that a resume keeps."""
+    """Times that each (task seed, ticket id) was trained on, in the history that the newest learner descends from."""
     staleness: list[int] = field(default_factory=list)
+    versions: dict[int, list[str]] = field(default_factory=dict)
+    """The weights of each version that workers were told."""
+    reported: dict[int, list[str]] = field(default_factory=dict)
+    """Tickets of each step whose update was reported to the loop."""
+    room: Callable[[int], int] = lambda made: 99
+    """Number of learner ranks that fit, by the number of learners made so far."""
+    drifts: bool = False
+    """Whether a learner makes other weights than its predecessor from the same groups."""
+    lost_rows: set[str] = field(default_factory=set)
+    """Tickets whose rows the object store has lost, until they are played again."""
+    mark_s: float = 1.0
+    """Seconds between two micro-batches."""
     refuse_updates: frozenset[int] = frozenset()
     """Steps whose update the learner refuses for non-finite values."""
 
@@ -76,8 +92,15 @@ class World:
             await self._befall(fault, party)
         return value
 
+    def check_rows(self, groups: list[Any]) -> None:
+        """Failed if rows of a group are lost."""
+        lost = [g.ticket.ticket_id for g in groups if isinstance(g, Group) and g.ticket.ticket_id in self.lost_rows]
+        if lost:
+            raise Failed(f"rows of {lost} are lost", RuntimeError("ObjectLostError"))
+
     async def _befall(self, fault: Fault, party: Fake) -> None:
-        if fault.what == "hang":
+        if fault.what in ("hang", "stall"):
+            party.hangs, party.frozen = True, fault.what == "hang"
             await party.while_alive(asyncio.sleep(NEVER_S))
         if fault.what == "fail":
             raise Failed(f"{fault.kind} failed", RuntimeError(f"{fault.kind} failed"))
@@ -92,6 +115,7 @@ class Fake:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
+        self.hangs = self.frozen = False
         self._dead = asyncio.Event()
 
     def kill(self) -> None:
@@ -153,6 +177,7 @@ class Player(Fake):
     def _group(self, ticket: Ticket, began: int | None) -> Group:
         """The ticket's trajectories, sampled from the version at the beginning through the one at the end."""
         ended = self._version(ticket.worker)
+        self.world.lost_rows.discard(ticket.ticket_id)
         if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
             lost = [failed(i, Failure(FailureCause.GENERATION_ERROR, "gone")) for i in range(ticket.group_size)]
             return Group(ticket, "", lost)
@@ -194,8 +219,14 @@ class Worker(Fake):
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         assert bundle.version >= self.version, f"{self.name} was told {bundle.version} after {self.version}"
+        if bundle.chunks:
+            (owner, weights) = bundle.chunks
+            known = self.world.versions.setdefault(bundle.version, weights)
+            assert known == weights, f"version {bundle.version} stands for {known} and for {weights}"
 
         def load() -> UpdateReport:
+            if bundle.chunks and not owner.alive:
+                raise Failed("the owner of the weights is gone", RuntimeError("OwnerDiedError"))
             self.version = bundle.version
             return UpdateReport(self.name, bundle.version, bundle.checksum, 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -248,42 +279,90 @@ class Scorer(Fake):
 
 
 class Learner(Fake):
-    """The learner: its "weights" are the number of its updates, which a checkpoint holds."""
+    """The learner, all ranks in one. `weights`: the updates since the model, each named by step, number of ranks and,
+    where learners drift, learner."""
 
-    def __init__(self, world: World, name: str = "learner") -> None:
-        super().__init__(world, name)
-        self.updates = 0
+    def __init__(self, world: World, ranks: int, number: int) -> None:
+        super().__init__(world, "learner")
+        self.ranks = ranks
+        self.mark = f"@{ranks}" + (f"#{number}" if world.drifts else "")
+        self.weights: list[str] = []
+        self.trained: Counter[tuple[int, str]] = Counter()
+        self._began: float | None = None
+        self._marks = 0
 
     async def start(self) -> None:
-        await self._call("start")
+        def forget() -> None:
+            self.world.trained = self.trained
+
+        await self._call("start", forget)
+
+    async def lost(self) -> NoReturn:
+        await self._dead.wait()
+        raise Died(f"{self.name} is gone")
+
+    async def progress(self, timeout_s: float) -> list[RankProgress | None]:
+        self.check_alive()
+        if self.frozen:
+            await self.while_alive(asyncio.sleep(timeout_s))
+            return [None] * self.ranks
+        marks = self._marks + self._passes()
+        return [RankProgress(marks, self.world.mark_s if marks else 0.0)] * self.ranks
+
+    def _passes(self) -> int:
+        """Micro-batches of the call under way."""
+        if self._began is None or self.hangs:
+            return 0
+        return int((asyncio.get_running_loop().time() - self._began) / self.world.mark_s)
 
     async def train_step(self, step: int, payloads: list[Group], ids: list[str], loss_scale: float) -> StepReport:
-        return await self._call("train", lambda: self._trained(step, payloads, ids))
+        self._began = asyncio.get_running_loop().time()
+        report = await self._call("train", lambda: self._trained(step, payloads, ids))
+        self._marks, self._began = self._marks + self._passes() + 1, None
+        if report.updated:
+            self.world.reported[step] = ids
+        return report
 
     def _trained(self, step: int, groups: list[Group], ids: list[str]) -> StepReport:
+        self.world.check_rows(groups)
         assert [group.ticket.ticket_id for group in groups] == ids and len(set(ids)) == len(ids) > 0
         assert loss_count(groups) > 0
         if step in self.world.refuse_updates:
             return StepReport(step, False, 0, 0, 0, refused=f"non-finite loss in group {ids[0]}")
+        if step in self.world.reported:
+            assert ids == self.world.reported[step], "a step is trained on again with the same groups"
+        else:
+            self.world.staleness += [self._staleness(group) for group in groups]
         for group in groups:
-            self.world.trained[group.ticket.task.seed, group.ticket.ticket_id] += 1
-            oldest = min(turn.version_min for t in group.trajectories if not t.failure for turn in t.turns)
-            self.world.staleness.append(self.updates - oldest)
-        self.updates += 1
+            self.trained[group.ticket.task.seed, group.ticket.ticket_id] += 1
+        self.weights = [*self.weights, f"{step}{self.mark}"]
         return StepReport(step, True, 1, loss_count(groups), loss_count(groups))
+
+    def _staleness(self, group: Group) -> int:
+        """Updates since the oldest weights that sampled the group; all of them must be ancestors of these."""
+        turns = [turn for t in group.trajectories if not t.failure for turn in t.turns]
+        sampled = {version for turn in turns for version in range(turn.version_min, turn.version_max + 1)}
+        for version in sampled:
+            weights = self.world.versions[version]
+            lost = f"{group.ticket.ticket_id} was sampled from lost weights: version {version}, {weights}"
+            assert weights == self.weights[: len(weights)], f"{lost}; the learner holds {self.weights}"
+        return len(self.weights) - len(self.world.versions[min(sampled)])
 
     async def decompose(self, payloads: list[Group], ids: list[str]) -> Decomposition:
         return await self._call("decompose", lambda: Decomposition((), ()))
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
-        bundle = WeightBundle(version, (), f"sum-{self.updates}", np.zeros(1, np.int32), np.zeros(0, np.float32))
-        return await self._call("publish", lambda: bundle)
+        def gather() -> WeightBundle:
+            probe = np.zeros(1, np.int32), np.zeros(0, np.float32)
+            return WeightBundle(version, (self, self.weights), "|".join(self.weights), *probe)
+
+        return await self._call("publish", gather)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         def write() -> None:
             path.mkdir(parents=True, exist_ok=True)
-            trained = [[*key, count] for key, count in self.world.trained.items()]
-            (path / "learner.json").write_text(json.dumps({"updates": self.updates, "trained": trained}))
+            trained = [[*key, count] for key, count in self.trained.items()]
+            (path / "learner.json").write_text(json.dumps({"weights": self.weights, "trained": trained}))
             (path / "loop.json").write_text(json.dumps(loop))
 
         await self._call("save", write)
@@ -291,8 +370,8 @@ class Learner(Fake):
     async def load(self, path: Path) -> object:
         def read() -> None:
             data = json.loads((path / "learner.json").read_text())
-            self.updates = data["updates"]
-            self.world.trained = Counter({(seed, ticket): count for seed, ticket, count in data["trained"]})
+            self.weights = data["weights"]
+            self.trained.update({(seed, ticket): count for seed, ticket, count in data["trained"]})
 
         return await self._call("load", read)
 
@@ -308,10 +387,14 @@ def loss_count(groups: list[Group]) -> int:
 class Rows:
     """Payloads are the groups themselves."""
 
+    def __init__(self, world: World) -> None:
+        self.world = world
+
     def put(self, table: Any) -> Any:
         return table
 
     async def fetch(self, payloads: list[Any], timeout_s: float) -> list[Any]:
+        self.world.check_rows(payloads)
         return payloads
 
 
@@ -319,7 +402,7 @@ class FakeParties:
     """Creates fakes; `made` counts them by kind."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.payloads, self.made = world, Rows(), Counter[str]()
+        self.world, self.payloads, self.made = world, Rows(world), Counter[str]()
 
     def player(self, name: str) -> Player:
         self.made["player"] += 1
@@ -337,9 +420,12 @@ class FakeParties:
         self.made["scorer"] += 1
         return Scorer(self.world, "scorer")
 
-    def learner(self) -> Learner:
+    def learner(self, ranks: int) -> Learner:
         self.made["learner"] += 1
-        return Learner(self.world)
+        return Learner(self.world, ranks, self.made["learner"])
+
+    async def room_for_ranks(self) -> int:
+        return min(self.world.config.learner.ranks, self.world.room(self.made["learner"]))
 
 
 @dataclass
@@ -350,11 +436,20 @@ class FakeArchive:
     """Decision by ticket, by step."""
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[tuple[str, str]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    """What each event says beside party, name and time."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """The group of each ticket as it was written last."""
 
     def write_groups(self, step: int, tables: list[Any], decisions: Mapping[str, Any], filter_text: str = "") -> None:
         assert filter_text
         self.steps[step] = {name: decision.decision for name, decision in decisions.items()}
         assert len(tables) == len(decisions)
+        self.rows |= {group.ticket.ticket_id: group for group in tables if isinstance(group, Group)}
+
+    def groups(self, step: int, ids: list[str]) -> list[Any]:
+        assert set(ids) <= set(self.steps[step])
+        return [self.rows[ticket_id] for ticket_id in ids]
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         assert step not in self.figures, f"step {step} was recorded twice"
@@ -363,6 +458,7 @@ class FakeArchive:
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         assert end >= start
         self.events.append((actor, name))
+        self.facts.append(facts)
 
     def truncate_after(self, step: int) -> None:
         """What a resumed run makes again is forgotten."""

@@ -16,7 +16,7 @@ from actors.records import Group, Task, Ticket, to_table
 from actors.weights import checksum
 from cluster.fleet import local_ray
 from cluster.fleet.bootstrap import PREPARED
-from learner.actor import LearnerGroup
+from learner.actor import LearnerGroup, RankLost
 from learner.config import LearnerConfig
 from tests.exposure import exposed, sockets
 from tests.learner.models import make_config, make_groups
@@ -58,6 +58,8 @@ def test_two_ranks_train_publish_save_and_name_what_fails(cluster: Path, model_d
     ranks = sockets(psutil.Process(pid) for pid in group.pids)
     assert len(ranks) > 4 and not exposed(ranks), "gloo, the store of the ranks, and Ray's own"
     assert report.updated and report.num_trajectories == 18 and report.seconds["fetch"] > 0
+    progress = group.progress(10.0)
+    assert all(rank.marks >= report.optimizer_steps and rank.median_s > 0 for rank in progress)
     bundle = group.publish(1)
     chunks = [ray.get(chunk) for chunk in bundle.chunks]
     assert checksum((n, a) for chunk in chunks for n, a in chunk.items()) == bundle.checksum
@@ -69,21 +71,28 @@ def test_two_ranks_train_publish_save_and_name_what_fails(cluster: Path, model_d
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         group.load(tmp_path / "step-3")
     os.kill(group.pids[1], signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="learner rank 1 died in train_step"):
+    ended, _ = ray.wait(group.lives, timeout=10.0)
+    assert ended == [group.lives[1]], "the death is told without a call"
+    with pytest.raises(RankLost, match="learner rank 1 died in train_step") as lost:
         group.train_step(2, refs, IDS, 0.9)
+    assert lost.value.died
+    with pytest.raises(RankLost, match="learner rank 1 died"):
+        group.progress(10.0)
     group.stop()
 
 
 def test_a_late_rank_is_named_and_the_wait_is_bounded(model_dir: Path) -> None:
     group = LearnerGroup(model_dir, config_of(step_timeout_s=2.0))
     group.start()
+    assert [rank.marks for rank in group.progress(10.0)] == [0]
     os.kill(group.pids[0], signal.SIGSTOP)
+    assert group.progress(0.2) == [None]
     with pytest.raises(TimeoutError, match=r"learner rank 0 did not finish publish within 2\.0 s"):
         group.publish(1)
-    os.kill(group.pids[0], signal.SIGKILL)
+    group.kill()
     for _ in range(100):
         if not os.path.exists(f"/proc/{group.pids[0]}"):
             break
         time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{group.pids[0]}"), "a frozen process is ended too"
     group.stop()
-    assert not os.path.exists(f"/proc/{group.pids[0]}")

@@ -92,6 +92,18 @@ def test_a_step_written_again_replaces_its_part(tmp_path: Path) -> None:
     assert len(read_groups(tmp_path)) == 4
 
 
+def test_the_writer_gives_back_groups_as_they_were_played_in_any_order(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    write(archive, 12)
+    write(archive, 13)
+    found = archive.groups(12, ["000012-002", "000012-000"])
+    assert [table.equals(group_table(12, number)) for table, number in zip(found, (2, 0), strict=True)] == [True, True]
+    with pytest.raises(ArchiveError, match=r"step-000012\.parquet lacks the groups \['000013-000'\]"):
+        archive.groups(12, ["000012-000", "000013-000"])
+    with pytest.raises(ArchiveError, match=r"no groups of steps \[14\]"):
+        archive.groups(14, ["000014-000"])
+
+
 def test_read_groups_selects_steps_and_takes_a_folder_or_a_file(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     first, _ = write(archive, 1), write(archive, 2)

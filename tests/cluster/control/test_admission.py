@@ -18,7 +18,7 @@ def test_staleness_never_exceeds_the_bound_whatever_the_schedule(max_staleness, 
             sampled_from[admission.issue()] = admission.version
         staleness = admission.check_staleness(sampled_from[step])
         assert 0 <= staleness <= max_staleness
-        admission.complete(step, publish)
+        admission.complete(step, admission.version + publish)
     assert sorted(sampled_from) == list(range(1, len(published) + 1))
 
 
@@ -27,8 +27,22 @@ def test_synchronous_admission_issues_one_step_at_a_time():
     assert admission.issue() == 1 and not admission.open()
     with pytest.raises(RuntimeError, match="not open"):
         admission.issue()
-    admission.complete(1, published=False)
+    admission.complete(1, version=0)
     assert admission.version == 0 and admission.issue() == 2
+    for version in (-1, 2):
+        with pytest.raises(RuntimeError, match="after version 0"):
+            admission.complete(2, version)
+
+
+def test_weights_made_again_take_a_higher_version_and_what_is_played_again_under_it_keeps_the_bound():
+    admission = Admission(1, 9, clock=4, version=4)
+    assert (admission.issue(), admission.issue()) == (5, 6) and not admission.open()
+    admission.renumber(5)
+    assert admission.check_staleness(5) == 0 and admission.clock == 4
+    admission.complete(5, 6)
+    assert admission.check_staleness(5) == 1
+    with pytest.raises(RuntimeError, match="as version 5, below 6"):
+        admission.renumber(5)
 
 
 def test_a_group_older_than_the_bound_is_a_broken_invariant():

@@ -2,10 +2,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.ledger import CANCELLED, DROPPED, FAILED, IN_FLIGHT, OPEN, STATES, TRANSITIONS, Ledger
+from cluster.control.ledger import (
+    CANCELLED,
+    DROPPED,
+    FAILED,
+    IN_FLIGHT,
+    OPEN,
+    REPLAYED,
+    STATES,
+    TRANSITIONS,
+    Ledger,
+)
+
+AGAIN = "again"
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(STATES)), max_size=120))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN))), max_size=120))
 def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(events):
     ledger, known = Ledger(), {}
     for number, state in events:
@@ -13,6 +25,12 @@ def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(e
         if ticket not in known:
             ledger.issue(ticket)
             known[ticket] = IN_FLIGHT
+        elif state == AGAIN and known[ticket] in REPLAYED:
+            ledger.play_again(ticket)
+            known[ticket] = IN_FLIGHT
+        elif state == AGAIN:
+            with pytest.raises(RuntimeError, match="cannot be played again"):
+                ledger.play_again(ticket)
         elif state in TRANSITIONS.get(known[ticket], set()):
             ledger.move(ticket, state, "cause")
             known[ticket] = state

@@ -11,7 +11,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayT
 from cluster.config import load
 from cluster.control.parties import Died, Failed, PartyError, Refused
 from cluster.fleet import ray_parties
-from cluster.fleet.ray_parties import RayParties, answered
+from cluster.fleet.ray_parties import RayLearner, RayParties, answered
+from learner.actor import RankLost
 
 
 async def raising(error: BaseException) -> None:
@@ -55,6 +56,37 @@ def test_a_call_that_is_given_up_is_cancelled_in_its_actor(monkeypatch: pytest.M
 
     ref = asyncio.run(give_up())
     assert cancelled == [(ref, False)]
+
+
+def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_wanted(monkeypatch) -> None:
+    words = ["learner.ranks=4", "learner.num_cpus=2", "learner.num_gpus=1"]
+    parties = RayParties(load("frozenlake", words), Path("policy"), Path("log"))
+    rooms = []
+    for free in ({"CPU": 16.0, "GPU": 9.0}, {"CPU": 5.0, "GPU": 9.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 16.0}):
+        monkeypatch.setattr("ray.available_resources", lambda free=free: free)
+        rooms.append(asyncio.run(parties.room_for_ranks()))
+    assert rooms == [4, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("died", "kind"), [(True, Died), (False, Failed)])
+def test_a_lost_rank_is_named_in_the_loops_error(died: bool, kind: type[PartyError]) -> None:
+    def fail(*_: Any) -> None:
+        raise RankLost("learner rank 1 is lost", died)
+
+    learner = RayLearner(SimpleNamespace(publish=fail))
+    with pytest.raises(PartyError, match=r"^learner rank 1 is lost$") as found:
+        asyncio.run(learner.publish(1, "float32"))
+    assert type(found.value) is kind
+
+
+def test_the_first_rank_to_die_is_named_while_nothing_is_asked_of_it() -> None:
+    async def wait() -> None:
+        lives = [asyncio.get_running_loop().create_future() for _ in range(3)]
+        asyncio.get_running_loop().call_later(0.01, lives[2].set_exception, RayActorError())
+        await RayLearner(SimpleNamespace(lives=lives)).lost()
+
+    with pytest.raises(Died, match=r"^learner rank 2 died: "):
+        asyncio.run(wait())
 
 
 def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,33 @@ def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
     assert second.calls[:2] == [("restore", {"totals": 6, "steps": {}}), ("admit", [played[1].summary])]
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_filter_that_is_rewound_decides_on_the_groups_of_the_next_try_alone(dies: bool) -> None:
+    """Also when its successor takes over on the way."""
+    config = FilterConfig(rule="top_k", rho=0.5)
+    first, tries = RealService(config), [[group(f"3-{k}") for k in range(4)] for _ in range(2)]
+    for number, groups in enumerate(tries):
+        for k, one in enumerate(groups):
+            statistics = np.array([0.0, 1.0 + (k if number else 9 - k)])
+            one.summary = GroupStatistics(one.ticket.ticket_id, 3, 2, (0, 1), statistics)
+
+    async def twice() -> list[str]:
+        played = tries[0]
+        filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played, 1.0)
+        empty = make_window(config).state()
+        await filtering.admit(played)
+        await filtering.close(3, True, 4)
+        first.failure = Died("gone") if dies else None
+        played = []
+        await filtering.rewind(empty, 2)
+        assert filtering.state == empty
+        played = tries[1]
+        await filtering.admit(played)
+        return [decision.group_id for decision in (await filtering.close(3, True, 4)).kept]
+
+    assert asyncio.run(twice()) == ["3-2", "3-3"]
+
+
 def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -> None:
     first, second = Service(failure=Died("gone")), Service(slow=True)
 
@@ -240,6 +267,31 @@ def test_a_part_is_on_disk_before_the_next_is_begun() -> None:
 
     asyncio.run(two_steps())
     assert written == [1, 2]
+
+
+def test_stored_groups_are_read_once_their_part_is_on_disk() -> None:
+    written: list[int] = []
+
+    def write(step: int, *_: Any) -> None:
+        time.sleep(0.05)
+        written.append(step)
+
+    async def rows(groups: list[Any]) -> list[Any]:
+        return groups
+
+    def groups(step: int, ids: list[str]) -> list[str]:
+        assert written == [step]
+        return [f"rows of {name}" for name in ids]
+
+    archive = SimpleNamespace(write_groups=write, groups=groups, event=lambda *_, **__: None)
+    parties = SimpleNamespace(payloads=SimpleNamespace(put=lambda table: (table,)))
+    archiving = Archiving(archive, SimpleNamespace(rows=rows, fleet=SimpleNamespace(parties=parties)))
+
+    async def write_and_read() -> list[Any]:
+        await archiving.begin(SimpleNamespace(step=7, decisions=[], filter=""), [])
+        return await archiving.stored(7, ["b", "a"])
+
+    assert asyncio.run(write_and_read()) == [("rows of b",), ("rows of a",)]
 
 
 def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:

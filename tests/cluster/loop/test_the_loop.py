@@ -233,10 +233,7 @@ def test_a_success_that_collapses_ends_the_run_before_its_last_step(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault("learner.train", 2), "learner is gone"),
         (Fault("learner.train", 2, "refuse"), "learner.train refused"),
-        (Fault("learner.publish", 2), "learner is gone"),
-        (Fault("learner.save", 1, "fail"), "learner.save failed"),
         (Fault("learner.save", 2, "refuse"), "learner.save refused"),
         (Fault("filter.close", 2, "hang"), "close: filter did not answer within 60 s"),
         (Fault("filter.admit", 2, "hang"), "admit: filter did not answer within 60 s"),

@@ -1,0 +1,113 @@
+"""Calls to all learner ranks together, each bounded and watched. A failed call is not repeated here.
+
+    call                 bound                             signs that it is not hung (`cluster.control.progress`)
+    train, decompose     `learner.step_timeout_s`, for     micro-batches; answers until the first micro-batch of the
+                         a decomposition a group           group's life, and with `learner.compile`
+    publish              `learner.step_timeout_s`          answers
+    start                `learner.start_timeout_s`         none: loading a model or a file may keep a process from
+    load, save           `learner.step_timeout_s`          answering, so that only the bound counts
+
+The ranks bound each call themselves and name the late one; the bound here comes `GRACE_S` later, should they not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from actors.messages import StepReport, WeightBundle
+from cluster.config import RunConfig
+from cluster.control.parties import Learner, Payload
+from cluster.control.progress import ProgressWatch
+from cluster.fleet.fleet import Fleet
+from learner.decomposition.statistics import Decomposition
+
+T = TypeVar("T")
+GRACE_S = 10.0
+LONGEST_POLL_S = 5.0
+
+
+class Signs(Enum):
+    """What shows that a call is not hung."""
+
+    MARKS = "marks"
+    ANSWERS = "answers"
+    NONE = "none"
+
+
+class Ranks:
+    """The fleet's learner. Every call raises `Refused` for bad input, and after any other error (`Died`, `Failed`,
+    TimeoutError) the ranks are of no more use."""
+
+    def __init__(self, config: RunConfig, fleet: Fleet) -> None:
+        self.config, self.fleet = config.learner, fleet
+        self.dtype = config.rollout.dtype
+        self.poll_s = min(LONGEST_POLL_S, config.learner.hung_after_s / 4)
+
+    @property
+    def learner(self) -> Learner:
+        """The fleet's learner; RuntimeError if it was not started."""
+        if self.fleet.learner is None:
+            raise RuntimeError("the learner was not started")
+        return self.fleet.learner
+
+    async def start(self) -> None:
+        """Starts a new group."""
+        await self._watched("start", self.learner.start(), self.config.start_timeout_s, Signs.NONE)
+
+    async def load(self, path: Path) -> None:
+        """Loads the checkpoint in the folder `path`."""
+        await self._watched("load", self.learner.load(path.resolve()), self.config.step_timeout_s, Signs.NONE)
+
+    async def train(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
+        """One training step."""
+        call = self.learner.train_step(step, payloads, ids, loss_scale)
+        return await self._watched("train_step", call, self.config.step_timeout_s, self._passes())
+
+    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
+        """The gradient decomposition of these groups."""
+        bound = self.config.step_timeout_s * max(1, len(ids))
+        return await self._watched("decompose", self.learner.decompose(payloads, ids), bound, self._passes())
+
+    async def publish(self, version: int) -> WeightBundle:
+        """Gathers the current weights as `version`."""
+        call = self.learner.publish(version, self.dtype)
+        return await self._watched("publish", call, self.config.step_timeout_s, Signs.ANSWERS)
+
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+        """Writes a checkpoint."""
+        call = self.learner.save(path.resolve(), dict(loop))
+        await self._watched("save", call, self.config.step_timeout_s, Signs.NONE)
+
+    async def lost(self) -> NoReturn:
+        """Raises `Died` once a rank's process is gone."""
+        await self.learner.lost()
+
+    async def check(self) -> None:
+        """Raises `Died` if a rank's process is gone."""
+        await self.learner.progress(self.poll_s)
+
+    def _passes(self) -> Signs:
+        """The signs of a call with micro-batches. A compiled layer may be compiled again for new shapes at any time."""
+        return Signs.ANSWERS if self.config.compile else Signs.MARKS
+
+    async def _watched(self, what: str, call: Awaitable[T], timeout_s: float, signs: Signs) -> T:
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_s + GRACE_S
+        watch = ProgressWatch(self.config.hung_after_s, now(), signs is Signs.ANSWERS)
+        task = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({task}, timeout=min(self.poll_s, deadline - now())))[0]:
+                if now() >= deadline:
+                    raise TimeoutError(f"the learner did not finish {what} within {timeout_s:g} s")
+                if signs is not Signs.NONE:
+                    watch.see(await self.learner.progress(self.poll_s), now())
+                    if late := watch.hung(now()):
+                        raise TimeoutError(f"{what}: {late}")
+            return task.result()
+        finally:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # it may have failed while its ranks were asked for their progress

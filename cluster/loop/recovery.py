@@ -1,0 +1,216 @@
+"""Makes the learner's weights again inside the run after ranks were lost; workers and environment actors go on.
+
+A lost rank's shards are gone, and the other ranks may wait for it, so that all ranks end. The learner's state after the
+newest checkpoint is a function of the steps since then, which `Recovery` keeps as `history`: the groups that each step
+was trained on, in the archive, and the factor on its loss. A recovery takes these parts in turn:
+
+    part              waits for                          unblocked by             on time-out
+    end the ranks     nobody
+    back-off          the clock                          -                        at most a minute
+    resources         room for all `learner.ranks`       the cluster's scheduler  `learner.regroup_timeout_s`; then as
+                                                                                  many as fit; none: the run ends
+    start             every rank of the new group        the ranks                `learner.start_timeout_s`; again
+    load              every rank, disk                   the ranks                `learner.step_timeout_s`; again
+    rows              the archive's part, its rows       disk, object store       the run ends and names the path
+    train, publish    every rank                         the ranks                as in a step; again
+
+"Again" is another recovery: each counts against the budget of restarts (`cluster.control.restarts`), and without one
+left the run ends with the cause of the last loss. Bad input (`Refused`) ends the run at once.
+
+The version that rollout workers were told last is gathered again and its checksum compared. If the two are equal, the
+loss cost nothing but time: the same version is offered to workers that join later. If they differ (fewer ranks add up
+in another order, or a kernel is not deterministic), the weights that workers sampled from exist nowhere; `remade` is
+then set until the new weights are published under a higher version (`cluster.loop.learning`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from actors.messages import StepReport, WeightBundle
+from cluster.config import RunConfig
+from cluster.control.parties import Died, Failed, Payload, Refused
+from cluster.fleet.fleet import Fleet
+from cluster.loop.archiving import Archiving
+from cluster.loop.journal import Journal
+from cluster.loop.ranks import Ranks
+from cluster.loop.state import checkpoints
+
+log = logging.getLogger(__name__)
+LOST = (Died, Failed, TimeoutError)
+"""Errors after which the ranks are of no more use, except `Refused`."""
+NAME = "learner"
+ROOM_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """A step that changed the weights. `payloads`: its rows as long as the archive may lack them, else None."""
+
+    step: int
+    ids: list[str]
+    loss_scale: float
+    payloads: list[Payload] | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """The version that rollout workers were told last, and the last step that it was trained on."""
+
+    version: int
+    checksum: str
+    step: int
+
+
+class Recovery:
+    """The learner's history since the newest checkpoint, and the recovery from it. `clock`: steps completed before this
+    process, which the checkpoint that it started from holds."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        fleet: Fleet,
+        ranks: Ranks,
+        archiving: Archiving,
+        journal: Journal,
+        say: Callable[[str], None],
+        clock: int,
+    ) -> None:
+        self.config, self.fleet, self.ranks, self.archiving = config, fleet, ranks, archiving
+        self.journal, self.say = journal, say
+        self.history: list[TrainedStep] = []
+        self.told: Told | None = None
+        self.cause = ""
+        """The cause of a loss that is not recovered yet; empty while the ranks are sound."""
+        self.remade = False
+        """Whether the weights differ from those told under the same number."""
+        self._trained = clock
+
+    # -- what the recovery needs to know ---------------------------------------------------------------------------
+
+    def train(self, step: TrainedStep) -> None:
+        """Adds a step that changed the weights. Earlier steps are archived by now, or their archiving is under way."""
+        self.history = [*(replace(earlier, payloads=None) for earlier in self.history), step]
+        self._trained = step.step
+
+    def tell(self, bundle: WeightBundle) -> None:
+        """Notes that rollout workers are about to be told a version."""
+        self.told, self.remade = Told(bundle.version, bundle.checksum, self._trained), False
+
+    def save(self) -> None:
+        """Forgets the steps that a complete checkpoint holds now."""
+        self.history = []
+
+    def lose(self, error: BaseException) -> None:
+        """Notes that the ranks are lost."""
+        self.cause = str(error) or repr(error)
+
+    # -- the recovery ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Returns once a new group holds the learner's state; `remade` says whether to the bit.
+
+        Raises:
+            RuntimeError: no restart is left, or no rank fits on the cluster; the message holds the cause.
+        """
+        started, cause = time.time(), self.cause
+        self.say(f"the learner is lost and made again: {_line(cause)}")
+        await self.archiving.finish()
+        while (made := await self._attempt()) is None:
+            pass
+        self._record(started, cause, *made)
+
+    async def _attempt(self) -> tuple[int, int] | None:
+        """One new group; its number of ranks and of steps trained on again, or None if it is lost too."""
+        try:
+            made = await self._regroup(), await self._restore()
+        except Refused:
+            raise
+        except LOST as error:
+            self.lose(error)
+            return None
+        self.cause = ""
+        return made
+
+    async def _regroup(self) -> int:
+        """Ends the ranks and starts a new group; returns its number of ranks."""
+        self.ranks.learner.kill()
+        await asyncio.sleep(self.fleet.allow_restart(NAME, self.cause))
+        count = await self._room()
+        if count < self.config.learner.ranks:
+            log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
+        self.fleet.replace_learner(count)
+        await self.ranks.start()
+        return count
+
+    async def _room(self) -> int:
+        """Number of ranks that fit on the cluster: all of them, or after `learner.regroup_timeout_s` those that do."""
+        wanted, now = self.config.learner, asyncio.get_running_loop().time
+        deadline = now() + wanted.regroup_timeout_s
+        while (room := await self.fleet.parties.room_for_ranks()) < wanted.ranks and now() < deadline:
+            await asyncio.sleep(ROOM_POLL_S)
+        if room < 1:
+            raise RuntimeError(
+                f"the learner is lost ({self.cause}), and after {wanted.regroup_timeout_s:g} s "
+                f"(learner.regroup_timeout_s) the cluster has no room for one rank of {wanted.num_cpus:g} CPU and "
+                f"{wanted.num_gpus:g} GPU. Checkpoints are intact"
+            )
+        return min(room, wanted.ranks)
+
+    async def _restore(self) -> int:
+        """Loads the newest checkpoint and trains the steps after it again; returns their number. Sets `remade`."""
+        base, folder = self._checkpoint()
+        if folder is not None:
+            await self.ranks.load(folder)
+        steps = [step for step in self.history if step.step > base]
+        told = [step for step in steps if self.told is not None and step.step <= self.told.step]
+        for step in told:
+            await self._train_again(step)
+        self.remade = self.told is not None and not await self._same(self.told)
+        for step in steps[len(told) :]:
+            await self._train_again(step)
+        return len(steps)
+
+    def _checkpoint(self) -> tuple[int, Path | None]:
+        """The newest complete checkpoint, even if the ranks were lost just after they wrote it; before the first, the
+        model that the run started from."""
+        saved = checkpoints(self.config.run_dir)
+        return saved[-1] if saved else (0, None)
+
+    async def _train_again(self, step: TrainedStep) -> None:
+        payloads = step.payloads
+        if payloads is None:
+            payloads = await self.archiving.stored(step.step, step.ids)
+        report: StepReport = await self.ranks.train(step.step, payloads, step.ids, step.loss_scale)
+        if not report.updated:
+            why = report.refused or "no gradient"
+            raise RuntimeError(f"step {step.step} was trained on, but the recovered learner refuses it: {why}")
+
+    async def _same(self, told: Told) -> bool:
+        """Whether the weights are those told last, by checksum. If so, their new copy replaces the lost one, which
+        ended with the rank that owned it."""
+        bundle = await self.ranks.publish(told.version)
+        if bundle.checksum != told.checksum:
+            return False
+        self.fleet.bundle = bundle
+        return True
+
+    def _record(self, started: float, cause: str, ranks: int, steps: int) -> None:
+        ended = time.time()
+        outcome = "other weights than before" if self.remade else "the same weights"
+        self.say(f"the learner is back after {ended - started:.1f} s: {ranks} ranks, {steps} steps again, {outcome}")
+        facts = {"cause": cause, "ranks": ranks, "steps": steps, "same": not self.remade}
+        self.journal.event(NAME, "recovered", started, ended, **facts)
+        carried = self.journal.carried
+        carried["seconds/recovery"] = carried.get("seconds/recovery", 0.0) + ended - started
+        carried["recovery/steps"] = carried.get("recovery/steps", 0.0) + steps
+
+
+def _line(text: str) -> str:
+    """The text's first line, at most 200 characters."""
+    return text.strip().partition("\n")[0][:200]

@@ -1,0 +1,327 @@
+"""Learner ranks that die, hang or fail, on fakes: the run goes on, with the same weights where they can be made again
+to the bit, and otherwise without a group, a task or a version of the lost ones.
+
+`tests.fakes.parties` asserts at every call that no worker is told a lower version, that a version stands for one set of
+weights, and that no group is trained on that lost weights sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.loop.coordinator import Coordinator
+from cluster.runs.ending import EndCause, Ending
+from tests.fakes import clock
+from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.run import Outcome, check, drive
+from tests.fakes.run import settings as configured
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+STOP = Ending(EndCause.SIGNAL, "SIGTERM")
+CALLS = ("learner.train", "learner.publish", "learner.save")
+MIXED = {"rewards": lambda ticket, index: index % 2}
+"""Every group has variance, so that each of the four steps trains on its three groups."""
+
+
+def made(world: World, prepare: Callable[[Coordinator], None] = lambda _: None) -> tuple[Outcome, FakeArchive]:
+    """A whole run, checked."""
+    archive = FakeArchive()
+    outcome = drive(world, archive, prepare)
+    check(outcome, world, archive)
+    return outcome, archive
+
+
+def recoveries(archive: FakeArchive) -> list[dict[str, Any]]:
+    """What the journal says of each recovery."""
+    return [facts for event, facts in zip(archive.events, archive.facts, strict=True) if event[1] == "recovered"]
+
+
+def paced(seed: int) -> Callable[[str], float]:
+    chance = random.Random(seed)
+    return lambda kind: chance.choice([0.0, 0.1, 1.0, chance.uniform(0, 10)])
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(("what", "after"), [("die", False), ("die", True), ("hang", False), ("stall", False)])
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_loss_at_every_call_costs_nothing_but_time_where_the_weights_can_be_made_again(
+    tmp_path: Path, kind: str, what: str, after: bool, staleness: int
+) -> None:
+    words = (f"loop.max_staleness={staleness}",)
+    whole = World(configured(tmp_path / "whole", *words), **MIXED)
+    reference, _ = made(whole)
+    for call in range(1, whole.calls[kind] + 1):
+        world = World(configured(tmp_path / str(call), *words), (Fault(kind, call, what, after),), **MIXED)
+        outcome, archive = made(world)
+        assert outcome.fleet.restarts == {"learner": 1}, f"call {call}"
+        assert [found["same"] for found in recoveries(archive)] == [True]
+        assert outcome.fleet.learner.weights == reference.fleet.learner.weights
+        assert world.versions == whole.versions, "and the workers are told the same versions"
+        assert outcome.ledger.counts() == reference.ledger.counts()
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", CALLS)
+def test_weights_that_differ_are_published_under_a_higher_version_and_what_lost_weights_sampled_is_played_again(
+    tmp_path: Path, kind: str, after: bool, staleness: int
+) -> None:
+    words = (f"loop.max_staleness={staleness}", "loop.checkpoint_every=3")
+    whole = World(configured(tmp_path / "whole", *words), drifts=True, **MIXED)
+    reference, _ = made(whole)
+    for call in range(1, whole.calls[kind] + 1):
+        faults = (Fault(kind, call, "die", after),)
+        world = World(configured(tmp_path / str(call), *words), faults, drifts=True, **MIXED)
+        outcome, archive = made(world)
+        assert outcome.ledger.counts() == reference.ledger.counts(), f"call {call}"
+        (found,) = recoveries(archive)
+        unpublished = kind == "learner.publish"  # the next version, which nobody was told, holds the step's update too
+        assert outcome.coordinator.admission.version == 4 + (not found["same"] and not unpublished)
+
+
+def test_fewer_ranks_go_on_where_the_cluster_has_no_room_for_all(tmp_path: Path) -> None:
+    words = ("learner.ranks=4", "loop.checkpoint_every=3", "learner.regroup_timeout_s=30")
+    fewer = {"room": lambda made: 4 if made < 1 else 3}
+    world = World(configured(tmp_path, *words), (Fault("learner.train", 3),), **MIXED, **fewer)
+    outcome, archive = made(world)
+    assert recoveries(archive)[0].items() >= {"ranks": 3, "steps": 2, "same": False}.items()
+    assert outcome.fleet.learner.weights == ["1@3", "2@3", "3@3", "4@3"]
+    assert outcome.coordinator.admission.version == 5 and max(world.versions) == 5
+    assert "3 groups are played again, from version 3" in outcome.said
+    assert outcome.ledger.counts()["trained"] == 12 and world.calls["player.play"] > 12
+
+
+def test_a_replacement_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def room(made: int) -> int:
+        asked.append(made)
+        return 1 if len(asked) < 20 else 2
+
+    world = World(configured(tmp_path, "learner.ranks=2"), (Fault("learner.train", 3),), room=room, **MIXED)
+    outcome, archive = made(world)
+    assert recoveries(archive)[0]["ranks"] == 2 and recoveries(archive)[0]["same"]
+    assert outcome.fleet.learner.weights == [f"{step}@2" for step in (1, 2, 3, 4)]
+
+
+def test_a_cluster_without_room_for_one_rank_ends_the_run_and_says_what_was_lost(tmp_path: Path) -> None:
+    world = World(configured(tmp_path), (Fault("learner.train", 2),), room=lambda made: 0, **MIXED)
+    with pytest.raises(RuntimeError, match=r"the learner is lost \(learner is gone\).*no room for one rank of 0.5 CPU"):
+        drive(world, FakeArchive())
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+@pytest.mark.parametrize(
+    "second",
+    [
+        Fault("learner.start", 2),
+        Fault("learner.start", 2, "hang"),
+        Fault("learner.load", 1),
+        Fault("learner.load", 1, "hang"),
+        Fault("learner.train", 4),
+        Fault("learner.train", 4, "hang"),
+        Fault("learner.train", 5, "die", after=True),
+        Fault("learner.publish", 4),
+        Fault("learner.publish", 5),
+    ],
+)
+def test_a_second_loss_during_the_recovery_begins_it_again(tmp_path: Path, second: Fault, drifts: bool) -> None:
+    faults = (Fault("learner.train", 4, "die") if second.call == 5 else Fault("learner.train", 3), second)
+    outcome, archive = made(World(configured(tmp_path), faults, drifts=drifts, **MIXED))
+    assert outcome.ledger.counts()["trained"] == 12 and len(recoveries(archive)) in (1, 2)
+    assert outcome.fleet.restarts == {"learner": 2}
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_a_rank_0_that_dies_while_workers_load_its_weights_takes_no_worker_with_it(
+    tmp_path: Path, drifts: bool
+) -> None:
+    updates = World(configured(tmp_path / "whole"), **MIXED)
+    made(updates)
+    for number in range(1, updates.calls["worker.update"] + 1):
+        world = World(configured(tmp_path / str(number)), drifts=drifts, pace=paced(number), **MIXED)
+        outcome, _ = made(world, lambda coordinator, w=world, n=number: kill_at(w, coordinator, "worker.update", n))
+        assert set(outcome.fleet.restarts) == {"learner"} and outcome.ledger.counts()["trained"] == 12
+
+
+def kill_at(world: World, coordinator: Coordinator, kind: str, number: int) -> None:
+    """Ends the learner when this call of another party begins."""
+
+    def kill(called: str, _: int) -> None:
+        if called == kind and world.calls[kind] == number:
+            coordinator.fleet.learner.kill()
+
+    world.on_call = kill
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("dies", [False, True])
+def test_rows_that_are_lost_with_a_host_are_played_again(tmp_path: Path, staleness: int, dies: bool) -> None:
+    """With a rank on that host, and without."""
+    faults = (Fault("learner.train", 2),) if dies else ()
+    world = World(configured(tmp_path, f"loop.max_staleness={staleness}"), faults, **MIXED)
+
+    def lose(kind: str, _: int) -> None:
+        if kind == "learner.train" and world.calls[kind] == 2:
+            world.lost_rows |= {"000002-001", "000003-000"}
+
+    world.on_call = lose
+    outcome, _ = made(world)
+    assert outcome.ledger.counts()["trained"] == 12 and set(outcome.fleet.restarts) == {"learner"}
+    assert outcome.coordinator.admission.version == 4 and not world.lost_rows
+
+
+def test_a_rank_that_dies_while_groups_are_played_is_replaced_at_once_and_playing_goes_on(tmp_path: Path) -> None:
+    world, order = World(configured(tmp_path), **MIXED), []
+
+    def prepare(coordinator: Coordinator) -> None:
+        kill_at(world, coordinator, "player.play", 5)
+        kill = world.on_call
+        world.on_call = lambda kind, number: (order.append(kind), kill(kind, number))
+
+    outcome, _ = made(world, prepare)
+    again = order.index("learner.start")
+    assert "filter.close" in order[again:] and order[:again].count("filter.close") == 1, "before step 2 was decided"
+    assert world.calls["player.play"] == 12 and outcome.fleet.restarts == {"learner": 1}
+
+
+def test_a_hung_rank_is_noticed_long_before_the_bound_of_its_call(tmp_path: Path) -> None:
+    times: dict[str, float] = {}
+    world = World(configured(tmp_path), (Fault("learner.train", 1, "hang"),), **MIXED)
+    world.on_call = lambda kind, _: times.setdefault(f"{kind} {world.calls[kind]}", asyncio.get_running_loop().time())
+    outcome, archive = made(world)
+    assert 60 <= times["learner.start 2"] - times["learner.train 1"] < 75
+    assert "learner rank 0, 1 did not answer" in recoveries(archive)[0]["cause"]
+    assert outcome.fleet.restarts == {"learner": 1}
+
+
+@pytest.mark.parametrize(("mark_s", "seconds"), [(1e9, 500.0), (25.0, 590.0), (59.0, 590.0)])
+def test_a_slow_step_is_no_hung_one(tmp_path: Path, mark_s: float, seconds: float) -> None:
+    """The first case is a first step that compiles: no mark comes until it ends."""
+    words = ("loop.steps=1",) if mark_s > seconds else ()
+    pace = {"learner.train": seconds}
+    world = World(configured(tmp_path, *words), pace=lambda kind: pace.get(kind, 1.0), mark_s=mark_s, **MIXED)
+    outcome, _ = made(world)
+    assert outcome.fleet.restarts == {}
+
+
+def test_a_learner_that_dies_again_and_again_ends_the_run_by_name_and_a_resume_goes_on(tmp_path: Path) -> None:
+    words = ("loop.checkpoint_every=1",)
+    faults = tuple(Fault("learner.train", call) for call in range(3, 9))
+    world, archive = World(configured(tmp_path, *words), faults, **MIXED), FakeArchive()
+    with pytest.raises(RuntimeError, match=r"learner died 4 times within 3600 s .*max_restarts=3.*: learner is gone"):
+        drive(world, archive)
+    world.faults = ()
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.ledger.counts()["trained"] == 12
+
+
+def test_deaths_that_lie_far_apart_do_not_add_up(tmp_path: Path) -> None:
+    words = ("cluster.restart_window_s=1000", "cluster.max_restarts=1", "loop.checkpoint_every=1")
+    faults = tuple(Fault("learner.train", call) for call in (1, 3, 5, 7))
+    pace = {"learner.train": 590.0}
+    world = World(configured(tmp_path, *words), faults, lambda kind: pace.get(kind, 1.0), **MIXED)
+    outcome, _ = made(world)
+    assert outcome.fleet.restarts == {"learner": 4}
+
+
+def test_an_error_that_a_new_group_raises_too_ends_the_run_after_one_recovery(tmp_path: Path) -> None:
+    words = ("loop.checkpoint_every=1",)
+    once = World(configured(tmp_path / "once", *words), (Fault("learner.save", 2, "fail"),), **MIXED)
+    outcome, _ = made(once)
+    assert outcome.fleet.restarts == {"learner": 1}
+    twice = (Fault("learner.save", 2, "fail"), Fault("learner.save", 3, "fail"))
+    world = World(configured(tmp_path / "twice", *words), twice, **MIXED)
+    with pytest.raises(RuntimeError, match=r"^learner\.save failed$"):
+        drive(world, FakeArchive())
+    assert world.calls["learner.start"] == 2
+
+
+def test_a_recovery_is_told_counted_and_timed(tmp_path: Path) -> None:
+    world = World(configured(tmp_path, "loop.checkpoint_every=9"), (Fault("learner.train", 3),), **MIXED)
+    outcome, archive = made(world)
+    assert archive.figures[3]["restarts/learner"] == 1 and archive.figures[3]["recovery/steps"] == 2
+    assert archive.figures[3]["seconds/recovery"] >= 0 and "recovery/steps" not in archive.figures[4]
+    assert ("learner", "restart") in archive.events and ("learner", "recovered") in archive.events
+    assert next(line for line in outcome.said if "the learner is" in line).endswith("made again: learner is gone")
+    assert outcome.fleet.up()["learner"]
+
+
+LEARNER = ("learner.start", "learner.load", *CALLS)
+OTHERS = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close", "filter.state")
+FAULTS = st.one_of(
+    st.builds(
+        Fault, st.sampled_from(LEARNER), st.integers(2, 14), st.sampled_from(["die", "hang", "stall"]), st.booleans()
+    ),
+    st.builds(Fault, st.sampled_from(OTHERS), st.integers(2, 14), st.just("die"), st.booleans()),
+)
+
+
+@QUICK
+@given(
+    seed=st.integers(0, 10**9),
+    staleness=st.integers(0, 3),
+    every=st.integers(1, 5),
+    faults=st.lists(FAULTS, max_size=4),
+    ranks=st.lists(st.integers(1, 3), min_size=6, max_size=6),
+    drifts=st.booleans(),
+    refill=st.booleans(),
+)
+def test_whatever_is_lost_and_whenever_the_ledger_balances_and_no_task_is_lost_or_doubled(
+    tmp_path_factory,
+    seed: int,
+    staleness: int,
+    every: int,
+    faults: list[Fault],
+    ranks: list[int],
+    drifts: bool,
+    refill: bool,
+) -> None:
+    words = [f"loop.max_staleness={staleness}", f"loop.checkpoint_every={every}", f"filter.refill={refill}"]
+    words += ["cluster.max_restarts=9", "learner.ranks=3", "loop.max_attempts=9", "filter.no_signal_limit=99"]
+    config = configured(tmp_path_factory.mktemp("run"), *words)
+    world = World(config, tuple(faults), paced(seed), room=lambda made: ranks[made % 6], drifts=drifts)
+    outcome, _ = made(world)
+    assert outcome.coordinator.admission.clock == 4
+    assert outcome.coordinator.source.cursor == outcome.ledger.issued
+
+
+@QUICK
+@given(
+    seed=st.integers(0, 10**9),
+    staleness=st.integers(0, 3),
+    faults=st.lists(FAULTS, min_size=1, max_size=3),
+    drifts=st.booleans(),
+    at=st.integers(1, 90),
+    killed=st.booleans(),
+)
+def test_a_stop_or_a_kill_of_the_driver_in_the_midst_of_recoveries_leaves_a_run_that_a_resume_completes(
+    tmp_path_factory, seed: int, staleness: int, faults: list[Fault], drifts: bool, at: int, killed: bool
+) -> None:
+    words = (f"loop.max_staleness={staleness}", "cluster.max_restarts=9", "loop.max_attempts=9")
+    world = World(configured(tmp_path_factory.mktemp("run"), *words), tuple(faults), paced(seed), drifts=drifts)
+    archive, coordinators = FakeArchive(), []
+
+    def interrupt(_: str, number: int) -> None:
+        if number == at and killed:
+            clock.crash()
+        elif number >= at and coordinators and not killed:
+            coordinators[-1].stop(STOP)
+
+    world.on_call = interrupt
+    try:
+        check(drive(world, archive, coordinators.append), world, archive)
+    except clock.Crashed:
+        assert killed
+    world.on_call, world.faults = None, ()
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.coordinator.admission.clock == 4
