@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from actors.process.preparation import protect
 from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import complain, remark, visible
+from cluster.terminal import complain, remark, say
 from envs.untrusted.files import reason
 
 COMMANDS = {
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:
         """Prints help and errors, which quote the command line, as `cluster.terminal` prints every text."""
-        super()._print_message(visible(message), file)
+        (say if file is sys.stdout else remark)(message.removesuffix("\n"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         sys.excepthook = _show_bug
     protect()
-    options = parse(sys.argv[1:] if argv is None else argv)
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
+        options = parse(sys.argv[1:] if argv is None else argv)
+        run: Callable[[argparse.Namespace], int] = options.run
         with bad_files_are_the_users():
             return run(options)
     except UserError as error:

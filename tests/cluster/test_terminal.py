@@ -60,6 +60,25 @@ def test_a_bug_that_quotes_a_file_is_shown_visibly(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "RuntimeError: \\x1b[31m at http://***@h/\n\n"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("stdout", "code"), [(subprocess.PIPE, 0), ("/dev/full", 2)])
+def test_help_is_printed_to_any_stdout_or_an_error_says_why_not(stdout: object, code: int) -> None:
+    """The help of `filter` has characters that ASCII lacks."""
+    target = open(stdout, "w") if isinstance(stdout, str) else stdout  # noqa: SIM115  (closed with the test's process)
+    words = [sys.executable, "-m", "cluster.cli", "filter", "--help"]
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        stdout=target,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr
+
+
 def command(tmp_path: Path, **streams: object) -> subprocess.CompletedProcess[str]:
     np.savez(tmp_path / "r.npz", rewards=np.array([[0.0, 1.0], [1.0, 1.0]]))
     words = [sys.executable, "-m", "cluster.cli", "filter", str(tmp_path / "r.npz")]
