@@ -91,7 +91,7 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
             "loop.max_staleness=2",
             "loop.checkpoint_every=4",
             "learner.ranks=2",
-            "learner.hung_after_s=10",
+            "learner.hung_after_s=20",
             "rollout.count=2",
             "rollout.num_cpus=0.25",
             "environment_actor.count=2",
