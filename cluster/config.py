@@ -30,7 +30,7 @@ from envs.config import EnvironmentConfig
 from envs.options import MAX_COMPARED
 from envs.registry import make, resolved
 from envs.settings import Settings
-from envs.untrusted.files import brief, read_bytes, shortened, state, text_of
+from envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
 from envs.untrusted.text import MAX_RECIPE, parse_yaml
 from learner.config import LearnerConfig
 from learner.objective.algorithms import differences, merged, with_filter
@@ -238,8 +238,10 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     """
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    with bad_files_are_the_users():
+    try:
         missing = state(path) is None
+    except Unreadable as error:
+        raise UserError(f"recipe {brief(recipe)}{_asked_by(extended_by)}: {error}") from error
     if missing:
         raise UserError(
             f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. "

@@ -50,7 +50,7 @@ def state(path: Path) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:  # ValueError: the name contains a NUL character
-        raise Unreadable(f"{path} cannot be looked up: {reason(error)}") from error
+        raise Unreadable(f"{shortened(str(path), MAX_REASON)} cannot be looked up: {reason(error)}") from error
 
 
 def is_file(path: Path) -> bool:

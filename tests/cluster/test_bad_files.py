@@ -114,6 +114,12 @@ def test_recipes_that_extend_each_other_without_end_are_refused(tmp_path: Path, 
     assert "more than 16 recipes" in refusal(capsys, "config", str(tmp_path / "0.yaml"))
 
 
+def test_a_recipe_that_extends_what_cannot_be_a_name_is_named(tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.yaml").write_text(f"extends: {'x' * 5_000}")
+    message = refusal(capsys, "config", str(tmp_path / "mine.yaml"))
+    assert "mine.yaml extends" in message and "File name too long" in message and len(message) < 1_000
+
+
 @pytest.mark.parametrize("name", ["x" * 300 + ".yaml", "a\x00b.yaml", "x.yaml/y.yaml"])
 def test_a_name_that_cannot_be_a_file_is_said(tmp_path: Path, capsys, name: str) -> None:
     (tmp_path / "x.yaml").write_text("")
