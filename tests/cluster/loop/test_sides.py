@@ -181,6 +181,23 @@ def test_a_filter_that_is_rewound_decides_on_the_groups_of_the_next_try_alone(di
     assert asyncio.run(twice()) == ["3-2", "3-3"]
 
 
+def test_groups_whose_plays_are_cancelled_while_they_wait_for_the_filter_do_not_outlive_a_rewind() -> None:
+    service, late = Service(), group("c")
+
+    async def cancel_and_rewind() -> None:
+        filtering = Filtering(Fleet(service), None, list, 1.0)
+        waiting = [asyncio.create_task(filtering.admit([group(name)])) for name in "ab"]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await filtering.rewind({"totals": 5}, 2)
+        await filtering.admit([late])
+
+    asyncio.run(cancel_and_rewind())
+    assert service.calls == [("restore", {"totals": 5}), ("admit", [late.summary])]
+
+
 def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -> None:
     first, second = Service(failure=Died("gone")), Service(slow=True)
 
