@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from actors.filter.rules import RULES
 from actors.filter.scores import STATISTICS
+from actors.labels import LabelSelector, require_gpu_share
 from envs.settings import Settings
 
 
@@ -29,6 +30,8 @@ class EnvironmentActorConfig(Settings):
     """Number of environment actors."""
     num_cpus: float = Field(0.25, ge=0)
     """Ray CPUs that each actor requests."""
+    label_selector: LabelSelector = Field(default_factory=dict)
+    """Labels of the nodes that may run them (`actors.labels`); empty: near a rollout worker if there is room."""
     step_threads: int = Field(1, ge=1)
     """Threads for environment steps; more than one helps with environments that wait, such as sandboxed code."""
     step_timeout_s: float = Field(10.0, gt=0)
@@ -47,7 +50,10 @@ class RolloutConfig(Settings):
     num_cpus: float = Field(0.5, ge=0)
     """Ray CPUs that each worker requests."""
     num_gpus: float = Field(0.0, ge=0)
-    """Ray GPUs that each worker requests; 0 runs vLLM's CPU build."""
+    """Ray GPUs that each worker requests, all on one node: 0 runs vLLM's CPU build, a fraction shares a GPU (lower
+    `gpu_memory_utilization` accordingly)."""
+    label_selector: LabelSelector = Field(default_factory=dict)
+    """Labels of the nodes that may run them (`actors.labels`); empty: any node with the resources."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs over which vLLM splits the model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -79,6 +85,16 @@ class RolloutConfig(Settings):
     both versions), `wait` completes them first."""
     linger_s: float = Field(0.01, ge=0)
     """Seconds that a finished sequence waits for others, so that one call returns several."""
+
+    @model_validator(mode="after")
+    def _gpus_can_be_given(self) -> "RolloutConfig":
+        require_gpu_share("rollout", self.num_gpus)
+        if self.tensor_parallel_size > 1 and 0 < self.num_gpus < self.tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size={self.tensor_parallel_size} splits the model over as many GPUs, and "
+                f"num_gpus={self.num_gpus:g} reserves fewer; set rollout.num_gpus={self.tensor_parallel_size}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fp32_head_does_something(self) -> "RolloutConfig":
@@ -148,6 +164,8 @@ class ScorerConfig(Settings):
     """Ray CPUs that the scorer requests."""
     num_gpus: float = Field(0.0, ge=0, le=1)
     """Ray GPUs that the scorer requests: 0 scores on a CPU thread, 1 on its own GPU, a fraction on a shared GPU."""
+    label_selector: LabelSelector = Field(default_factory=dict)
+    """Labels of the nodes that may run it (`actors.labels`); empty: the driver's node if it has room."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the scorer's weights. Log-probabilities are float32 and their sums float64 with both types."""
     max_prompts: int = Field(64, ge=2)

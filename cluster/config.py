@@ -113,7 +113,11 @@ class ClusterConfig(Settings):
     object_store_mib: int = Field(256, ge=80)
     """Size in MiB of the object store of a cluster started on this machine."""
     start_timeout_s: float = Field(300.0, gt=0)
-    """Seconds until every actor must be ready; the error names the late actors."""
+    """Seconds until every actor must be ready; the error names the late actors. As long, and before it, the run waits
+    for nodes that an autoscaler can add; the error names what is missing."""
+    autoscaler: bool | None = None
+    """Whether an autoscaler can add nodes, so that a run waits for resources that the cluster lacks. Unset: found out
+    from the cluster. A run that lacks resources is refused at once where there is none."""
     max_restarts: int = Field(3, ge=0)
     """Number of times within `restart_window_s` that each environment actor, rollout worker, filter service or scorer,
     or the learner with all of its ranks, is replaced after its death. One more death ends the run and names the

@@ -3,12 +3,17 @@
 | party | produces | waits for | unblocked by | on time-out |
 |---|---|---|---|---|
 | `LearnerRank` | report, bundle, files | payload of the kept groups | their owner | RuntimeError naming them |
+| `LearnerRank` | | the model folder, chunk by chunk | the driver | ValueError naming file and host |
+| `LearnerRank` | | a connection to each other rank | that rank's host | RuntimeError naming both, `REACH_S` |
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 | `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
 
 Invariants: all ranks get every call, in the same order. When a rank dies, the call fails with a `RankLost` that names
-the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do.
-`progress` and `live` are no collectives: a thread of their own answers them while another call is under way.
+the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do. Ranks
+may run on several hosts: collectives use the interface that holds a node's Ray address (`learner.network`), the model
+folder comes through the object store (`actors.process.shipping`), and files of ranks that do not see the driver's disk
+are fetched from them (`learner.staging`). `progress` and `live` are no collectives: a thread of their own answers them
+while another call is under way.
 
 Only a rank's own process imports torch and the trainer (in `start`): the driver, which creates the actors, starts about
 ten seconds sooner without them on a slow core.
@@ -29,12 +34,17 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from actors.messages import StepReport, WeightBundle
+from actors.process.folders import Entry
 from actors.process.log import log_variable
 from actors.process.ray_errors import DEAD
+from actors.process.shipping import Folder, forget, local, offer, own_node
 from actors.records import from_table
+from learner import staging
 from learner.config import LearnerConfig
+from learner.network import LOOPBACK, Home, Place, failures_in_words, listen, unreachable
 from learner.process_environment import ENVIRONMENT
 from learner.progress import Marks, RankProgress
+from learner.staging import Staging, sees
 
 if TYPE_CHECKING:
     from learner.batching import Groups
@@ -46,6 +56,10 @@ STOP_S = 10.0
 """Seconds to wait for the ranks to leave the process group before they are killed."""
 WATCHING = {"watch": 2}
 """The concurrency group of `live` and `progress`, each with a thread."""
+REACH_S = 20.0
+"""Seconds within which every rank must have tried to connect to every other; a cut-off rank is named after them."""
+LOADED = ("*", "sharded/**/*")
+"""The files of a checkpoint that a rank loads; the export is not among them."""
 
 
 class RankLost(RuntimeError):
@@ -58,11 +72,12 @@ class RankLost(RuntimeError):
 
 
 class LearnerRank:
-    """One rank. Methods other than `place`, `live` and `progress` are collectives: call them on all ranks."""
+    """One rank. `start` and the methods that train, publish, save and load are collectives: call them on all ranks."""
 
-    def __init__(self, model_dir: str, config: LearnerConfig, seed: int, temperature: float) -> None:
+    def __init__(self, model_dir: Folder | str, config: LearnerConfig, seed: int, temperature: float) -> None:
         self.model_dir, self.config, self.seed, self.temperature = model_dir, config, seed, temperature
         self.marks = Marks()
+        self._sockets: tuple[socket.socket, ...] = ()
 
     @ray.method(concurrency_group="watch")
     def live(self) -> None:
@@ -74,18 +89,28 @@ class LearnerRank:
         """The progress marks so far, also in the middle of a step."""
         return self.marks.seen()
 
-    def place(self) -> tuple[str, int, int]:
-        """(address of this node, a port that is free on it now, process id)."""
-        address = ray.util.get_node_ip_address()
-        with socket.create_server((address, 0)) as probe:
-            return address, probe.getsockname()[1], os.getpid()
+    def home(self) -> Home:
+        """The node that this rank runs on."""
+        return Home(*own_node(), os.getpid())
 
-    def start(self, rank: int, world_size: int, address: str, port: int) -> None:
+    def place(self, one_node: bool) -> Place:
+        """Listens, until `start`, for the other ranks: on loopback if all ranks share a node."""
+        address = LOOPBACK if one_node else own_node()[1]
+        self._sockets = store, door = listen(address), listen(address)
+        return Place(address, store.getsockname()[1], door.getsockname()[1])
+
+    def unreachable(self, rank: int, places: Sequence[Place]) -> dict[int, str]:
+        """The ranks that this rank cannot connect to, with the reason."""
+        return unreachable(rank, places)
+
+    def start(self, rank: int, places: Sequence[Place]) -> None:
         """Join the process group and load the model."""
         from learner.rank import start
 
-        place = (rank, world_size, address, port)
-        self.trainer = start(self.model_dir, self.config, place, self.seed, self.temperature)
+        model_dir = local(self.model_dir)  # before the group exists, whose collectives would wait for a copy
+        (store, door), self._sockets = self._sockets, ()
+        door.close()
+        self.trainer = start(model_dir, self.config, rank, places, store, self.seed, self.temperature)
         self.marks = self.trainer.marks
 
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
@@ -123,9 +148,13 @@ class LearnerRank:
         """Write a checkpoint that contains the coordinator's data `loop`."""
         self.trainer.save(Path(path), loop)
 
-    def load(self, path: str) -> dict[str, Any]:
+    def load(self, folder: Folder | str) -> dict[str, Any]:
         """Load a checkpoint; returns the coordinator's data."""
-        return self.trainer.load(Path(path))
+        return self.trainer.load(local(folder))
+
+    def forget(self, folder: Folder) -> None:
+        """Remove this node's copy of a loaded checkpoint."""
+        forget(folder)
 
     def export(self, path: str) -> None:
         """Write the policy as a Hugging Face folder."""
@@ -134,6 +163,26 @@ class LearnerRank:
     def optimizer_steps(self) -> int:
         """Optimizer steps taken so far, including those before a loaded checkpoint."""
         return self.trainer.optimizer_steps
+
+    def sees(self, folder: str, token: str) -> bool:
+        """Whether this rank sees the driver's folder."""
+        return sees(Path(folder), token)
+
+    def stage(self, token: str) -> str:
+        """Create the staging folder `token` on this node; returns the path to write to."""
+        return Staging(token).create()
+
+    def staged(self, token: str) -> tuple[Entry, ...]:
+        """The files in the staging folder."""
+        return Staging(token).entries()
+
+    def read_staged(self, token: str, name: str, number: int) -> bytes:
+        """A chunk of a file in the staging folder."""
+        return Staging(token).read(name, number)
+
+    def unstage(self, token: str) -> None:
+        """Remove the staging folder."""
+        Staging(token).remove()
 
     def stop(self) -> None:
         """Leave the process group."""
@@ -154,34 +203,51 @@ class LearnerGroup:
 
     def __init__(
         self,
-        model_dir: Path | str,
+        model_dir: Folder | Path | str,
         config: LearnerConfig,
         seed: int = 0,
         temperature: float = 1.0,
         logs: Path | None = None,
+        scheduling: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Create the actors. Each rank writes its output to a separate file in the folder `logs`."""
+        """Create the actors. Each rank writes its output to a separate file in the folder `logs`.
+
+        Args:
+            scheduling: Ray's options for the node of each rank; without them Ray chooses.
+        """
         self.config = config
+        folder = model_dir if isinstance(model_dir, Folder) else str(model_dir)
+        resources = {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus}
         self.ranks = [
             ray.remote(concurrency_groups=WATCHING)(LearnerRank)
-            .options(num_cpus=config.num_cpus, num_gpus=config.num_gpus, runtime_env=_process(config, rank, logs))
-            .remote(str(model_dir), config, seed, temperature)
-            for rank in range(config.ranks)
+            .options(**resources, runtime_env=_process(config, rank, logs), **options)
+            .remote(folder, config, seed, temperature)
+            for rank, options in enumerate(scheduling or [{}] * config.ranks)
         ]
+        self.homes: list[Home] = []
         self.pids: list[int] = []
         self.lives: list[Any] = []
         """A call to each rank that fails when the rank's process ends, and never returns."""
+        self._broken = False
+        """Whether a rank died or is late, so that others may be stuck in a collective."""
 
     def start(self) -> None:
-        """Start the process group and load the model on every rank."""
-        places = self._all("place", self.config.start_timeout_s)
-        self.pids = [pid for _, _, pid in places]
-        one_node = len({address for address, _, _ in places}) == 1
-        address = "127.0.0.1" if one_node else places[0][0]
-        port, world = places[0][1], len(self.ranks)
-        calls = [actor.start.remote(rank, world, address, port) for rank, actor in enumerate(self.ranks)]
-        self._wait("start", calls, self.config.start_timeout_s)
+        """Start the process group and load the model on every rank.
+
+        RankLost if ranks cannot connect to one another; it names them with their addresses.
+        """
+        bound = self.config.start_timeout_s
+        self.homes = self._all("home", bound)
+        self.pids = [home.process_id for home in self.homes]
+        places = self._all("place", REACH_S, len({home.node for home in self.homes}) == 1)
+        self._require_reach(places)
+        self.each("start", bound, [(rank, places) for rank in range(len(self.ranks))])
         self.lives = [actor.live.remote() for actor in self.ranks]
+
+    def _require_reach(self, places: Sequence[Place]) -> None:
+        tries = self.each("unreachable", REACH_S, [(rank, places) for rank in range(len(places))])
+        if words := failures_in_words(places, dict(enumerate(tries))):
+            raise RankLost(words, died=False)
 
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
         """Learn from the kept groups. Returns rank 0's report (metrics are over all ranks) with the slowest rank's
@@ -206,16 +272,33 @@ class LearnerGroup:
         return bundle
 
     def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
-        """Write a checkpoint with the caller's data; see `learner.checkpoint`."""
-        self._all("save", self.config.step_timeout_s, str(path), dict(loop))
-
-    def load(self, path: Path | str) -> dict[str, Any]:
-        """Load a checkpoint on all ranks; returns the caller's data."""
-        return self._all("load", self.config.step_timeout_s, str(path))[0]
+        """Write a checkpoint with the caller's data to the caller's disk; see `learner.checkpoint`."""
+        self._write("save", Path(path), dict(loop))
 
     def export(self, path: Path | str) -> None:
-        """Write the policy as a Hugging Face folder."""
-        self._all("export", self.config.step_timeout_s, str(path))
+        """Write the policy as a Hugging Face folder to the caller's disk."""
+        self._write("export", Path(path))
+
+    def _write(self, method: str, path: Path, *arguments: Any) -> None:
+        bound, nodes = self.config.step_timeout_s, [home.node for home in self.homes]
+        if self._far():
+            staging.write(self, nodes, path, method, bound, *arguments)
+        else:
+            self._all(method, bound, str(path), *arguments)
+
+    def load(self, path: Path | str) -> dict[str, Any]:
+        """Load a checkpoint of the caller's disk on all ranks; returns the caller's data."""
+        bound, far = self.config.step_timeout_s, self._far() and Path(path).is_dir()
+        folder = offer(Path(path), LOADED) if far else str(path)
+        try:
+            return self._all("load", bound, folder)[0]
+        finally:
+            if isinstance(folder, Folder):
+                self.tell("forget", folder)
+
+    def _far(self) -> bool:
+        """Whether a rank runs on another node than the caller."""
+        return any(home.node != own_node()[0] for home in self.homes)
 
     def optimizer_steps(self) -> int:
         """Optimizer steps taken so far, including those before a loaded checkpoint."""
@@ -233,9 +316,11 @@ class LearnerGroup:
         return found
 
     def stop(self) -> None:
-        """Leave the process group, then end the actors in any case; waits at most `STOP_S`."""
-        calls = [actor.stop.remote() for actor in self.ranks]
-        ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
+        """Leave the process group, then end the actors in any case; waits at most `STOP_S`, and not for ranks of which
+        one is lost."""
+        if not self._broken:
+            calls = [actor.stop.remote() for actor in self.ranks]
+            ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
         self.kill()
 
     def kill(self) -> None:
@@ -244,38 +329,66 @@ class LearnerGroup:
             ray.kill(actor)
 
     def _all(self, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
-        calls = [getattr(actor, method).remote(*arguments) for actor in self.ranks]
-        return self._wait(method, calls, timeout_s)
+        """Calls a method of every rank with the same arguments."""
+        return self.each(method, timeout_s, [arguments] * len(self.ranks))
 
-    def _wait(self, method: str, calls: list[Any], timeout_s: float) -> list[Any]:
+    def each(self, method: str, timeout_s: float, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of every rank, each with its own arguments; the results by rank."""
+        pairs = enumerate(zip(self.ranks, arguments, strict=True))
+        calls = {rank: getattr(actor, method).remote(*own) for rank, (actor, own) in pairs}
+        results = self._wait(method, calls, timeout_s)
+        return [results[rank] for rank in sorted(results)]
+
+    def ask(self, rank: int, method: str, timeout_s: float, *arguments: Any) -> Any:
+        """Calls a method of one rank."""
+        call = getattr(self.ranks[rank], method).remote(*arguments)
+        return self._wait(method, {rank: call}, timeout_s)[rank]
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Calls a method of every rank; waits at most `GRACE_S`, and passes over ranks that do not answer."""
+        calls = [getattr(actor, method).remote(*arguments) for actor in self.ranks]
+        ray.wait(calls, num_returns=len(calls), timeout=GRACE_S)
+
+    def _wait(self, method: str, calls: Mapping[int, Any], timeout_s: float) -> dict[int, Any]:
         """Results by rank. The first failure ends the wait: the other ranks may be stuck in a collective."""
         deadline = time.monotonic() + timeout_s
-        waiting = list(calls)
-        results: dict[int, Any] = {}
+        ranks = {call: rank for rank, call in calls.items()}
+        waiting, results = list(ranks), dict[int, Any]()
         while waiting:
             ready, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                late = ", ".join(str(calls.index(call)) for call in waiting)
+                self._broken = True
+                late = ", ".join(f"{ranks[call]}{self.site(ranks[call])}" for call in waiting)
                 raise TimeoutError(f"learner rank {late} did not finish {method} within {timeout_s} s")
             for call in ready:
                 outcome = _outcome(call)
                 if isinstance(outcome, Failure):
-                    raise self._named(method, calls, call, outcome, waiting) from outcome.error
-                results[calls.index(call)] = outcome
-        return [results[rank] for rank in range(len(calls))]
+                    raise self._named(method, ranks, call, outcome, waiting) from outcome.error
+                results[ranks[call]] = outcome
+        return results
 
-    def _named(self, method: str, calls: list[Any], call: Any, first: Failure, waiting: list[Any]) -> Exception:
+    def _named(self, method: str, ranks: dict[Any, int], call: Any, first: Failure, waiting: list[Any]) -> Exception:
         """The error to raise: a ValueError (bad input) unchanged, else a RankLost that names the rank that died or
-        failed."""
-        failures = [(calls.index(call), first)]
-        unclear = waiting and not first.died  # a rank may fail because another has died, whose death is reported later
-        ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if unclear else ([], [])
-        failures += [(calls.index(c), outcome) for c in ended if isinstance(outcome := _outcome(c), Failure)]
+        failed, and those that have not answered either."""
+        failures = [(ranks[call], first)]
+        unclear = waiting and not first.died  # a rank may fail because another died, whose death is reported later
+        ended, silent = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if unclear else ([], [])
+        failures += [(ranks[c], outcome) for c in ended if isinstance(outcome := _outcome(c), Failure)]
         if isinstance(first.cause, ValueError):
             return first.cause
+        self._broken = True
         rank, failure = next(((r, f) for r, f in failures if f.died), failures[0])
-        what = "died" if failure.died else "failed"
-        return RankLost(f"learner rank {rank} {what} in {method}: {failure.cause}", failure.died)
+        how = f"{'died' if failure.died else 'failed'} in {method}{self.site(rank)}"
+        others = ", ".join(f"{ranks[c]}{self.site(ranks[c])}" for c in silent)
+        unheard = f"; without an answer within another {GRACE_S:g} s: rank {others}" if others else ""
+        return RankLost(f"learner rank {rank} {how}: {failure.cause}{unheard}", failure.died)
+
+    def site(self, rank: int) -> str:
+        """The address of a rank, and of its caller, for a message; empty if they share a node."""
+        node, address = own_node()
+        if not self.homes or self.homes[rank].node == node:
+            return ""
+        return f" (on {self.homes[rank].address}, called from {address})"
 
 
 class Failure:

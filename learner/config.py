@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from actors.labels import LabelSelector, require_gpu_share
 from envs.settings import Settings
 from learner.objective.algorithms import ALGORITHMS, with_algorithm
 from learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
@@ -188,7 +189,13 @@ class LearnerConfig(Settings):
     num_cpus: float = Field(0.5, ge=0)
     """Ray CPUs that each rank reserves."""
     num_gpus: float = Field(0.0, ge=0)
-    """Ray GPUs that each rank reserves; with 0, ranks run on CPU and communicate by gloo."""
+    """Ray GPUs that each rank reserves; with 0, ranks run on CPU and communicate by gloo. A fraction shares a GPU with
+    other parties; several ranks need a GPU each."""
+    placement: Literal["pack", "spread"] = "pack"
+    """`pack`: ranks on as few nodes as possible. `spread`: on as many as possible, for nodes whose memory holds one
+    rank only; collectives then cross the network."""
+    label_selector: LabelSelector = Field(default_factory=dict)
+    """Labels of the nodes that may run ranks (`actors.labels`); empty: any node with the resources."""
     num_threads: int = Field(2, ge=1)
     """Torch threads of each rank on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -240,6 +247,16 @@ class LearnerConfig(Settings):
     @classmethod
     def _algorithm_beneath(cls, given: Any) -> Any:
         return with_algorithm(given) if isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _gpus_can_be_given(self) -> "LearnerConfig":
+        require_gpu_share("learner", self.num_gpus)
+        if self.ranks > 1 and 0 < self.num_gpus < 1:
+            raise ValueError(
+                f"learner.num_gpus={self.num_gpus:g} would put several of learner.ranks={self.ranks} on one GPU, which "
+                "NCCL refuses; set learner.num_gpus=1 or learner.ranks=1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _critic_is_used(self) -> "LearnerConfig":

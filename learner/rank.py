@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.utils import logging as hf_logging
 from actors.messages import WeightBundle
 from learner import process_group
 from learner.config import LearnerConfig
+from learner.network import Place
 from learner.trainer import Trainer
 
 DTYPES = {"bfloat16": torch.bfloat16}
@@ -19,19 +21,28 @@ DTYPES = {"bfloat16": torch.bfloat16}
 
 
 def start(
-    model_dir: Path | str, config: LearnerConfig, place: tuple[int, int, str, int], seed: int, temperature: float
+    model_dir: Path | str,
+    config: LearnerConfig,
+    rank: int,
+    places: Sequence[Place],
+    listener: socket.socket,
+    seed: int,
+    temperature: float,
 ) -> Trainer:
     """Joins the process group and loads the model.
 
     Args:
-        place: (rank, number of ranks, address and port of rank 0).
+        places: of all ranks.
+        listener: this rank's socket at `places[rank].store_port`, which only rank 0 needs.
     """
     torch.set_num_threads(config.num_threads)
     hf_logging.disable_progress_bar()
-    rank, world_size, address, port = place
-    device = "cuda" if config.num_gpus > 0 else "cpu"
-    process_group.start(rank, world_size, address, port, config.step_timeout_s, device)
-    return Trainer(model_dir, config, rank, world_size, seed, temperature)
+    if rank > 0 or len(places) == 1:
+        listener.close()
+    first, device = places[0], "cuda" if config.num_gpus > 0 else "cpu"
+    world = (rank, len(places), first.address, first.store_port, config.step_timeout_s, device)
+    process_group.start(*world, places[rank].address, listener)
+    return Trainer(model_dir, config, rank, len(places), seed, temperature)
 
 
 def publish(trainer: Trainer, version: int, put: Callable[[Any], Any], dtype: str) -> WeightBundle | None:

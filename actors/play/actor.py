@@ -2,6 +2,8 @@
 
 | call | waits for | on time-out |
 |---|---|---|
+| creation | model folder, search indices, chunk by chunk | ValueError naming file and host (`process.shipping`) |
+| `ready` | the environment's data and index | the caller's bound |
 | `play`, `evaluate` | the player's tokens and environment calls | the trajectory fails (`player.py`) |
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +23,12 @@ from actors.messages import Completion, GenerationRequest
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationClient, GenerationFailed
 from actors.play.player import EnvironmentPlayer
+from actors.process.shipping import Folder, copy_at, local, own_node
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket, summarise, to_table
 from envs.config import EnvironmentConfig
+from envs.registry import make
+from envs.retrieval.index import cache_folder
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -47,6 +53,12 @@ class _HandlePort:
         await self.handle.abort.remote(client, request_ids)
 
 
+def index_place(index: Folder) -> Path:
+    """Where an index of the driver belongs on this host: its cache folder, or where the option `cache` put it."""
+    path = Path(index.path)
+    return cache_folder() / path.name if index.in_cache else path
+
+
 class EnvironmentActor:
     """The Ray actor, which is asynchronous. The caller owns the groups that `play` returns, so finished groups survive
     this actor's death."""
@@ -54,16 +66,21 @@ class EnvironmentActor:
     def __init__(
         self,
         name: str,
-        model_dir: str | Path,
+        model: Folder | Path | str,
         environment: EnvironmentConfig,
         sampling: SamplingConfig,
         config: EnvironmentActorConfig,
         max_model_len: int,
+        indices: Sequence[Folder] = (),
     ) -> None:
+        """`indices`: the driver's search indices, which become available on this host under the same names."""
+        for index in indices:
+            copy_at(index, index_place(index))
+        self._environment = environment
         self._workers: dict[str, ActorHandle] = {}
         client = GenerationClient(name, self._port)
         self._player = EnvironmentPlayer(
-            ChatCodec(model_dir), environment, sampling, config, max_model_len, client.generate
+            ChatCodec(local(model)), environment, sampling, config, max_model_len, client.generate
         )
 
     def _port(self, worker: str) -> _HandlePort:
@@ -73,7 +90,11 @@ class EnvironmentActor:
         return _HandlePort(self._workers[worker])
 
     async def ready(self) -> bool:
-        """True once the actor is up."""
+        """True once the actor is up. ValueError if this host lacks data that the environment needs."""
+        try:
+            await asyncio.to_thread(make, self._environment.name, "train", self._environment.options)
+        except ValueError as error:
+            raise ValueError(f"environment {self._environment.name} on host {own_node()[1]}: {error}") from error
         gc.freeze()  # objects made by imports live forever, so collections need not visit them
         return True
 

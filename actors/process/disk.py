@@ -24,6 +24,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def partial_path(path: Path) -> Path:
+    """The temporary path at which a file or folder `path` is written, before it is renamed."""
+    return path.with_name(f".{path.name}.partial")
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` only once it is written and synced; after any error `path` is unchanged.

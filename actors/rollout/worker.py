@@ -38,6 +38,7 @@ import numpy as np
 
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, UpdateReport, WeightBundle
+from actors.process.shipping import Folder, local
 from actors.process.spans import Span, Spans
 from actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
 
@@ -320,9 +321,10 @@ class Engine:
 class RolloutWorker:
     """The Ray actor. It is asynchronous; its `max_concurrency` must exceed the number of its clients."""
 
-    def __init__(self, name: str, model_dir: str, config: RolloutConfig) -> None:
+    def __init__(self, name: str, model: Folder | str, config: RolloutConfig) -> None:
         from actors.play.codec import ChatCodec
 
+        model_dir = local(model)
         self._engine = Engine(name, model_dir, config, ChatCodec(model_dir).stop_ids)
         self._update_timeout_s = config.update_timeout_s
         self._started = asyncio.Lock()

@@ -30,6 +30,7 @@ from ray.exceptions import GetTimeoutError
 from actors.config import ScorerConfig
 from actors.messages import WeightBundle
 from actors.model_folder import load_model_folder
+from actors.process.shipping import Folder, local
 from actors.records import Trajectory, from_table
 from actors.scorer.drawing import newest_version
 from actors.scorer.fixed_model import FIXED_VERSION
@@ -72,22 +73,24 @@ class ScorerActor:
 
     def __init__(
         self,
-        model_dir: str,
+        model: Folder | str,
         config: ScorerConfig,
         temperature: float,
         seed: int,
         max_staleness: int = 0,
         kernels: str = "fast",
+        fixed: Folder | str | None = None,
     ) -> None:
+        """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy."""
         from actors.scorer.cross_scoring import CrossScorer  # imports torch, which only this process needs
 
         _step_back()
-        model = load_model(config.model or model_dir, config)
-        self._engine = CrossScorer(model, config.token_budget, temperature, kernels)
+        self._model_dir = str(local(model))
+        scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
+        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
-        self._model_dir = model_dir
         self._codec: ChatCodec | None = None
-        self._fixed = config.model is not None
+        self._fixed = fixed is not None
         self._timeout_s = config.timeout_s
         self._loaded: tuple[int, str] | None = None
         self._parity = 0.0

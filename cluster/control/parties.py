@@ -202,6 +202,9 @@ class Parties(Protocol):
     async def room_for_ranks(self) -> int:
         """Number of learner ranks, at most `learner.ranks`, for which resources are free now."""
 
+    def room(self) -> str:
+        """What is free in the cluster and which parties have no node yet, for the message about a late start."""
+
 
 class Archive(Protocol):
     """A run's groups, figures and spans in its folder; implemented in `actors.archive`."""

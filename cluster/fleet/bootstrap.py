@@ -16,6 +16,8 @@ from actors.process.preparation import HOOK
 from cluster.config import RunConfig
 from cluster.errors import UserError
 from cluster.fleet import local_ray
+from cluster.fleet.demand import needed
+from cluster.fleet.placement import make_room
 from cluster.package import checkout
 from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.episode import Episode
@@ -28,27 +30,12 @@ PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
 
-def needed_cpus(config: RunConfig, learning: bool = True) -> float:
-    """Ray CPUs that all actors of a run need together; without `learning`, only those of the actors that play."""
-    playing = config.rollout.count * config.rollout.num_cpus
-    playing += config.environment_actor.count * config.environment_actor.num_cpus
-    scoring = config.scorer.num_cpus if config.scorer.enabled else 0
-    return playing + (config.learner.ranks * config.learner.num_cpus + scoring if learning else 0)
-
-
-def needed_gpus(config: RunConfig, learning: bool = True) -> float:
-    """As `needed_cpus`, for Ray GPUs."""
-    playing = config.rollout.count * config.rollout.num_gpus
-    scoring = config.scorer.num_gpus if config.scorer.enabled else 0
-    return playing + (config.learner.ranks * config.learner.num_gpus + scoring if learning else 0)
-
-
 def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True) -> None:
     """Joins the cluster at `cluster.address`, or starts a cluster on this machine. Without `learning` the cluster needs
     room only for the actors that play.
 
     Raises:
-        UserError: the cluster cannot be joined, or is too small for the run.
+        UserError: the cluster cannot be joined, or is too small for the run, even after its autoscaler had time.
     """
     address = _address(config)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
@@ -57,10 +44,10 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
         _join(config, options)
         say(f"joined the Ray cluster at {address}")
     else:
-        cpus = config.cluster.num_cpus or max(needed_cpus(config, learning), float(os.cpu_count() or 1))
+        cpus = config.cluster.num_cpus or max(needed(config, "CPU", learning), float(os.cpu_count() or 1))
         store_bytes = config.cluster.object_store_mib * 2**20
         local_ray.start(int(-(-cpus // 1)), store_bytes, PREPARED, **options)
-    _check_size(config, learning)
+    make_room(config, learning, say)
 
 
 def check_address(config: RunConfig) -> None:
@@ -98,21 +85,6 @@ def _unreachable(config: RunConfig, error: Exception) -> UserError:
         f"{key}={_address(config)!r}: {error}. Start a cluster with `ray start --head`, and give its address, or "
         f"{without} to start one on this machine."
     )
-
-
-def _check_size(config: RunConfig, learning: bool) -> None:
-    have, need = ray.cluster_resources(), needed_cpus(config, learning)
-    if have.get("CPU", 0) < need:
-        raise UserError(
-            f"the cluster has {have.get('CPU', 0):g} CPUs and the run needs {need:g}: add nodes (here: "
-            "raise cluster.num_cpus), or lower rollout.count, environment_actor.count, learner.ranks or their num_cpus"
-        )
-    if have.get("GPU", 0) < (gpus := needed_gpus(config, learning)):
-        raise UserError(
-            f"the cluster has {have.get('GPU', 0):g} GPUs and the run needs {gpus:g}: use a larger cluster, lower "
-            "rollout.num_gpus or learner.num_gpus, set scorer.num_gpus=0 (the scorer uses a CPU thread), or set "
-            "scorer.enabled=false"
-        )
 
 
 def disconnect() -> None:

@@ -83,7 +83,10 @@ class Fleet:
         ready: dict[str, Awaitable[Any]] = {member.name: member.party.ready() for member in starting}
         if learning:
             ready |= self._start_learning()
-        await within(ready, self.config.cluster.start_timeout_s, "start")
+        try:
+            await within(ready, self.config.cluster.start_timeout_s, "start")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {self.parties.room()}") from error
         for worker in self.workers.present():
             self.workers.move(worker, State.STALE)
             if not learning:

@@ -1,4 +1,5 @@
-"""The parties of a run as Ray actors: creates them with their resources, and converts Ray's errors to the loop's.
+"""The parties of a run as Ray actors: creates them with their resources on their nodes (`cluster.fleet.placement`),
+with the folders that they need (`actors.process.shipping`), and converts Ray's errors to the loop's.
 
 This is the only module of the fleet that uses Ray's actor handles. `cluster.control.parties` documents the methods.
 Nothing here sets a time-out: callers bound every call (`cluster.fleet.waiting`), and cancelling a call cancels it in
@@ -23,12 +24,15 @@ from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.log import log_variable
 from actors.process.ray_errors import DEAD
+from actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket
 from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Payload, Refused, Worker
+from cluster.fleet.placement import Placement, alive_nodes, autoscales
+from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
 from learner.decomposition.statistics import Decomposition
 from learner.progress import RankProgress
@@ -42,8 +46,24 @@ class RayParties:
     its own file in the folder `logs`."""
 
     def __init__(self, config: RunConfig, model_dir: Path, logs: Path) -> None:
-        self.config, self.model_dir, self.logs = config, str(model_dir), logs
+        self.config, self.model_dir, self.logs = config, model_dir, logs
         self.payloads = RayPayloads()
+        self.placement = Placement(config)
+        self._offers: dict[Path, Folder] = {}
+
+    def _offer(self, path: Path, patterns: Sequence[str]) -> Folder:
+        """The folder for an actor on any node. It is put into the object store once the cluster has another node."""
+        offered = self._offers.get(path)
+        if offered is None or not offered.entries:
+            offered = self._offers[path] = offer(path, patterns, ship=_may_need_shipping(self.config))
+        return offered
+
+    def _model(self) -> Folder:
+        return self._offer(self.model_dir, MODEL_FILES)
+
+    def room(self) -> str:
+        """What is free in the cluster, for the message about a late party."""
+        return self.placement.room()
 
     def _process(self, name: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Ray's runtime environment for the process of the party `name`."""
@@ -53,41 +73,52 @@ class RayParties:
         """An environment actor."""
         config = self.config
         shell = ray.remote(EnvironmentActor).options(
-            num_cpus=config.environment_actor.num_cpus, max_concurrency=1000, runtime_env=self._process(name)
+            num_cpus=config.environment_actor.num_cpus,
+            max_concurrency=1000,
+            runtime_env=self._process(name),
+            **self.placement.player(),
         )
         settings = (config.environment, config.sampling, config.environment_actor, config.rollout.max_model_len)
-        return RayPlayer(shell.remote(name, self.model_dir, *settings))
+        indices = [self._offer(folder, EVERYTHING) for folder in opened()]
+        return RayPlayer(shell.remote(name, self._model(), *settings, indices))
 
     def worker(self, name: str) -> RayWorker:
         """A rollout worker."""
-        rollout = self.config.rollout
+        rollout, place = self.config.rollout, self.placement.worker(name)
         shell = ray.remote(RolloutWorker).options(
             num_cpus=rollout.num_cpus,
             num_gpus=rollout.num_gpus,
             max_concurrency=1000,
             runtime_env=self._process(name),
+            **place.options[0],
         )
-        return RayWorker(shell.remote(name, self.model_dir, rollout))
+        return RayWorker(shell.remote(name, self._model(), rollout), place.release)
 
     def filter(self) -> RayFilter:
         """The filter service, which needs no CPU of its own."""
-        shell = _shell(FilterService).options(num_cpus=0, runtime_env=self._process("filter"))
+        options = self.placement.service()
+        shell = _shell(FilterService).options(num_cpus=0, runtime_env=self._process("filter"), **options)
         return RayFilter(shell.remote(self.config.filter))
 
     def scorer(self) -> RayScorer:
         """The scorer."""
         config, scorer = self.config, self.config.scorer
         shell = _shell(ScorerActor).options(
-            num_cpus=scorer.num_cpus, num_gpus=scorer.num_gpus, runtime_env=self._process("scorer", ALLOCATOR)
+            num_cpus=scorer.num_cpus,
+            num_gpus=scorer.num_gpus,
+            runtime_env=self._process("scorer", ALLOCATOR),
+            **self.placement.scorer(),
         )
         settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
-        return RayScorer(shell.remote(self.model_dir, *settings, config.learner.kernels))
+        fixed = self._offer(Path(scorer.model), MODEL_FILES) if scorer.model is not None else None
+        return RayScorer(shell.remote(self._model(), *settings, config.learner.kernels, fixed))
 
     def learner(self, ranks: int) -> RayLearner:
         """The learner, which creates its ranks."""
-        config = self.config
+        config, place = self.config, self.placement.learner(ranks)
         learner = config.learner.model_copy(update={"ranks": ranks})
-        return RayLearner(LearnerGroup(self.model_dir, learner, config.seed, config.sampling.temperature, self.logs))
+        settings = (learner, config.seed, config.sampling.temperature, self.logs, place.options)
+        return RayLearner(LearnerGroup(self._model(), *settings), place.release)
 
     async def room_for_ranks(self) -> int:
         """As the protocol says, from the sum of the free resources of all nodes."""
@@ -95,6 +126,15 @@ class RayParties:
         learner = self.config.learner
         needs = {"CPU": learner.num_cpus, "GPU": learner.num_gpus}
         return int(min([learner.ranks, *(free.get(name, 0.0) // need for name, need in needs.items() if need > 0)]))
+
+
+def _may_need_shipping(config: RunConfig) -> bool:
+    """Whether actors may run on another node than the driver's, now or later."""
+    return len(alive_nodes()) > 1 or (autoscales() if config.cluster.autoscaler is None else config.cluster.autoscaler)
+
+
+def _nothing() -> None:
+    """Gives nothing back: the party has no bundle of its own."""
 
 
 def _shell(decorated: Any) -> Any:
@@ -125,14 +165,15 @@ async def answered(ref: Any) -> Any:
 
 
 class RayParty:
-    """A party that is one Ray actor."""
+    """A party that is one Ray actor. `release` gives its place back."""
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
+    def __init__(self, handle: Handle, release: Callable[[], None] = _nothing) -> None:
+        self.handle, self.release = handle, release
 
     def kill(self) -> None:
         """Ends the actor's process at once."""
         ray.kill(self.handle)
+        self.release()
 
 
 class RayPlayer(RayParty):
@@ -213,14 +254,15 @@ class RayScorer(RayParty):
 class RayLearner:
     """All learner ranks. `LearnerGroup` blocks with its own time-outs, so each call runs in a thread."""
 
-    def __init__(self, group: LearnerGroup) -> None:
-        self.group = group
+    def __init__(self, group: LearnerGroup, release: Callable[[], None]) -> None:
+        self.group, self.release = group, release
 
     async def start(self) -> None:
         await _ranks(self.group.start)
 
     async def lost(self) -> NoReturn:
-        await asyncio.gather(*(_death(rank, life) for rank, life in enumerate(self.group.lives)))
+        lives = enumerate(self.group.lives)
+        await asyncio.gather(*(_death(f"{rank}{self.group.site(rank)}", life) for rank, life in lives))
         raise RuntimeError("the ranks' lives ended without an error")
 
     async def progress(self, timeout_s: float) -> Sequence[RankProgress | None]:
@@ -246,6 +288,7 @@ class RayLearner:
 
     def kill(self) -> None:
         self.group.kill()
+        self.release()
 
 
 async def _ranks(method: Callable[..., T], *arguments: Any) -> T:
@@ -256,7 +299,7 @@ async def _ranks(method: Callable[..., T], *arguments: Any) -> T:
         raise (Died(str(error)) if error.died else Failed(str(error), error.__cause__ or error)) from error
 
 
-async def _death(rank: int, life: Any) -> None:
+async def _death(rank: str, life: Any) -> None:
     """Waits for the end of a rank's process; raises `Died` with the rank's name."""
     try:
         await life

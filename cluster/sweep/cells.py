@@ -297,15 +297,19 @@ def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[s
     """Joins the cluster briefly; UserError if it cannot be reached or is too small for `parallel` cells."""
     import ray
 
-    from cluster.fleet.bootstrap import connect, disconnect, needed_cpus, needed_gpus
+    from cluster.fleet.bootstrap import connect, disconnect
+    from cluster.fleet.demand import KINDS, needed
 
     try:
-        connect(max(configs, key=needed_cpus), say)
+        connect(max(configs, key=lambda config: needed(config, "CPU")), say)
         resources = ray.cluster_resources()
     finally:
         disconnect()
-    for kind, needed in (("CPU", needed_cpus), ("GPU", needed_gpus)):
-        need, have = min(parallel, len(configs)) * max(needed(config) for config in configs), resources.get(kind, 0)
+    for kind in KINDS:
+        need, have = (
+            min(parallel, len(configs)) * max(needed(config, kind) for config in configs),
+            resources.get(kind, 0),
+        )
         if need > have:
             raise UserError(
                 f"--parallel {parallel}: the cells need {need:g} {kind}s at once and the cluster has {have:g}"

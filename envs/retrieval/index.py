@@ -27,7 +27,6 @@ configuration, before actors start on its host.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -36,7 +35,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -48,8 +46,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from platformdirs import user_cache_path
 
+from envs.file_lock import held
 from envs.retrieval.found import Found
-from envs.untrusted.files import brief, reason, require_output
+from envs.untrusted.files import brief, reason
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index
     import pyarrow as pa
@@ -65,7 +64,6 @@ WORD_BYTES = 32
 MAX_QUERY_WORDS = 64
 """Number of distinct words of a query that are used; further words are ignored."""
 
-_POLL_S = 0.1
 _BATCH = 4096
 _WORD = re.compile(r"[^\W_]+")
 _open: dict[Path, Index] = {}
@@ -181,6 +179,11 @@ def open_index(
         _opening.release()
 
 
+def opened() -> list[Path]:
+    """The folders of the indices that this process has opened."""
+    return list(_open)
+
+
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
     """The folder of indices: `cache`, else the variable `SQUELCH_CACHE`, else the user's cache folder."""
     named = cache or os.environ.get(CACHE_VARIABLE)
@@ -201,38 +204,12 @@ def _ensure(folder: Path, passages: Callable[[], Iterable[Passage]]) -> None:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_name(f"{folder.name}.lock")):
+        with held(folder.with_name(f"{folder.name}.lock"), "building this index", BUILD_WAIT_S):
             if not folder.is_dir():
                 _build(folder, passages())
     except OSError as error:
         where = f"name another with the option `cache` or the variable {CACHE_VARIABLE}"
         raise ValueError(f"{folder}: the index cannot be written ({error}); {where}") from error
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """A lock that one process or thread holds at a time; the kernel releases it if the holder dies."""
-    require_output(path)
-    with path.open("a+") as file:
-        end = time.monotonic() + BUILD_WAIT_S
-        while not _try_lock(file.fileno()):
-            if time.monotonic() > end:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise ValueError(f"{path}: process {holder} has been building this index for {BUILD_WAIT_S:g} s")
-            time.sleep(_POLL_S)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _build(folder: Path, passages: Iterable[Passage]) -> None:

@@ -42,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from actors.process.disk import sync
+from actors.process.disk import partial_path, sync
 from learner.checkpoint import shards
 from learner.checkpoint.export import export
 from learner.checkpoint.manifest import EXPORT, FORMAT, LOOP, MANIFEST, SHARDED, Manifest, read_loop, read_manifest
@@ -64,11 +64,6 @@ from learner.policy.model import Policy
 Others = Mapping[str, tuple[nn.Module, Optimizer]]
 """Trained modules besides the policy, by name: each module under FSDP2, with its AdamW."""
 NOTHING_ELSE: Others = MappingProxyType({})
-
-
-def partial_path(path: Path) -> Path:
-    """Temporary path at which the checkpoint `path` is written."""
-    return path.with_name(f".{path.name}.partial")
 
 
 def save(

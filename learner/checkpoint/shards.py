@@ -105,6 +105,7 @@ def numbered(sizes: Mapping[str, int], most: int) -> dict[str, int]:
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int, part_bytes: int = PART_BYTES) -> None:
     """Writes and syncs this rank's shards. Raises OSError or SafetensorError when it cannot."""
+    folder.mkdir(parents=True, exist_ok=True)  # the disk may be another than rank 0's, which made the folder
     own = {
         name: held(tensor)
         for name, tensor in tensors.items()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,18 @@ class Run:
     """A `squelch` process whose lines can be waited for. Past its bound it is killed and the lines are shown. Its user
     leaves every right to everyone, so that what others may not do is the run's own doing."""
 
-    def __init__(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240.0) -> None:
+    def __init__(
+        self,
+        *words: str,
+        env: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        timeout_s: float = 240.0,
+    ) -> None:
+        """`prefix`: a command that runs the command after it, elsewhere."""
         self.deadline = time.monotonic() + timeout_s
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "cluster.cli", *words],
+            [*prefix, sys.executable, "-u", "-m", "cluster.cli", *words],
             cwd=REPOSITORY,
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,

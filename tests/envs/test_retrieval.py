@@ -1,6 +1,5 @@
 """What holds of the index on disk, of corpora and of retrievers over HTTP."""
 
-import fcntl
 import gzip
 import json
 import multiprocessing
@@ -150,21 +149,6 @@ def test_an_index_that_came_into_being_meanwhile_is_used(tmp_path):
 
     assert len(open_index("meanwhile", "", passages, tmp_path)) == 5
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
-
-
-def test_waiting_for_another_builder_is_bounded_and_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "BUILD_WAIT_S", 0.3)
-    path = tmp_path / "held.lock"
-    path.write_text("4321")
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with (
-            pytest.raises(ValueError, match=r"process 4321 has been building this index for 0\.3 s"),
-            index._lock(path),
-        ):
-            pass
-    with index._lock(path):  # free again, and its holder's name is the new one's
-        assert path.read_text() == str(os.getpid())
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["the of"]])

@@ -427,6 +427,9 @@ class FakeParties:
     async def room_for_ranks(self) -> int:
         return min(self.world.config.learner.ranks, self.world.room(self.made["learner"]))
 
+    def room(self) -> str:
+        return "free in the cluster: 1 of 8 CPU"
+
 
 @dataclass
 class FakeArchive:

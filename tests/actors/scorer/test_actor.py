@@ -160,7 +160,7 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     model.save_pretrained(folder)
     unusable = WeightBundle(3, (), "00", np.zeros(2, dtype=np.int64), np.zeros(1))
     config = CONFIG.model_copy(update={"model": str(folder)})
-    scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1, kernels="plain")
+    scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1, kernels="plain", fixed=str(folder))
     tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(5, 6).items()]
     figures = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
     assert figures["scorer/version"] == -1 and math.isnan(figures["scorer/parity"])

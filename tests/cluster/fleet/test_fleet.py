@@ -95,7 +95,8 @@ def test_an_evaluation_starts_no_learner_and_plays_the_weights_that_workers_were
 
 
 def test_a_party_that_does_not_start_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"^start: rollout-1 did not answer within 30 s$"):
+    late = r"^start: rollout-1 did not answer within 30 s; free in the cluster: 1 of 8 CPU$"
+    with pytest.raises(TimeoutError, match=late):
         run(world(tmp_path, Fault("worker.ready", 2, "hang")), settle)
     with pytest.raises(RuntimeError, match=r"^start: env-0 failed: env-0 is gone$"):
         run(world(tmp_path, Fault("player.ready", 1)), settle)

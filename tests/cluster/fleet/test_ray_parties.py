@@ -90,16 +90,38 @@ def test_the_first_rank_to_die_is_named_while_nothing_is_asked_of_it() -> None:
 
 
 def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, float]] = []
+    asked: list[dict[str, Any]] = []
 
     class Shell:
         @staticmethod
-        def options(runtime_env: dict[str, Any], **resources: float) -> Any:
+        def options(runtime_env: dict[str, Any], **options: Any) -> Any:
             assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
-            asked.append(resources)
-            return SimpleNamespace(remote=lambda *_: "scorer")
+            asked.append(options)
+            return SimpleNamespace(remote=lambda model, *_: f"scorer of {model}")
 
     monkeypatch.setattr(ray_parties, "ScorerActor", Shell)
-    for overrides in ([], ["scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
-        assert RayParties(load("frozenlake", overrides), Path("policy"), Path("log")).scorer().handle == "scorer"
-    assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0}, {"num_cpus": 2.0, "num_gpus": 0.5}]
+    monkeypatch.setattr(ray_parties, "offer", lambda path, patterns, ship: path)
+    monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [None])
+    monkeypatch.setattr(ray_parties, "autoscales", lambda: False)
+    selector = "scorer.label_selector={role: score}"
+    for overrides in ([selector], [selector, "scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
+        parties = RayParties(load("frozenlake", overrides), Path("policy"), Path("log"))
+        assert parties.scorer().handle == "scorer of policy"
+    where = {"label_selector": {"role": "score"}}
+    assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0, **where}, {"num_cpus": 2.0, "num_gpus": 0.5, **where}]
+
+
+@pytest.mark.parametrize(("nodes", "autoscaler", "ships"), [(1, False, False), (2, False, True), (1, True, True)])
+def test_a_folder_is_shipped_once_the_cluster_has_another_node_for_it(monkeypatch, nodes, autoscaler, ships) -> None:
+    offered: list[bool] = []
+
+    def offer(path: Path, patterns: Any, ship: bool) -> Any:
+        offered.append(ship)
+        return SimpleNamespace(entries=(1,) if ship else ())
+
+    monkeypatch.setattr(ray_parties, "offer", offer)
+    monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [None] * nodes)
+    config = load("frozenlake", [f"cluster.autoscaler={autoscaler}"])
+    parties = RayParties(config, Path("policy"), Path("log"))
+    parties._model(), parties._model()
+    assert offered == [True] if ships else [False, False]

@@ -1,0 +1,215 @@
+"""Placement: which node of the Ray cluster each party runs on, and whether the cluster has room for the run at all.
+
+    party               where                                                  how
+    learner ranks       together (`learner.placement: pack`) or apart          one placement group, a bundle a rank
+    rollout worker      a node with all of its CPUs and GPUs                   a placement group of one bundle
+    environment actor   a rollout worker's node, else any with room            node affinity, soft; in turn
+    filter, scorer      the driver's node, else any with room                  node affinity, soft
+    exporter            in the driver's process
+
+`label_selector` of a party restricts its nodes. A bundle of its own keeps all GPUs of a tensor-parallel worker on one
+node, and tells at once where a worker will run, before its process exists.
+
+| waits for | unblocked by | on time-out |
+|---|---|---|
+| `make_room`: nodes that an autoscaler can add | the autoscaler | UserError with the sum, `cluster.start_timeout_s` |
+| `player`: the bundles of new rollout workers | Ray | the actor is placed anywhere, `SETTLE_S` |
+
+A request that exceeds what the cluster has is refused before any actor is created (`cluster.fleet.demand`). One that
+merely finds the resources taken by others waits like any actor, for `cluster.start_timeout_s`; `room` says what is
+free.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import ray
+from ray.autoscaler.sdk import request_resources
+from ray.experimental.internal_kv import _internal_kv_get
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from actors.process.shipping import own_node
+from cluster.config import RunConfig
+from cluster.errors import UserError
+from cluster.fleet.demand import KINDS, Node, needs, shortfall
+
+SETTLE_S = 1.0
+"""Seconds in which Ray reserves a bundle for which there is room."""
+POLL_S = 1.0
+STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
+"""Ray's strategy of each `learner.placement`."""
+NODE_GROUP = "ray.io/node-group"
+"""Label that a node has if an autoscaler, such as KubeRay's, started it."""
+Options = dict[str, Any]
+"""Ray's options for an actor's node."""
+
+
+def alive_nodes() -> list[Node]:
+    """The cluster's nodes that are alive."""
+    found = [node for node in ray.nodes() if node["Alive"]]
+    return [Node(node["NodeManagerAddress"], node["Resources"], node["Labels"]) for node in found]
+
+
+def make_room(config: RunConfig, learning: bool, say: Callable[[str], None]) -> None:
+    """Returns once nothing proves that the cluster is too small for the run, at once on a cluster without autoscaler.
+
+    Raises:
+        UserError: the cluster is too small; the text has the sum.
+    """
+    wanted = needs(config, learning)
+    missing = shortfall(wanted, alive_nodes())
+    if not missing:
+        return
+    autoscaler = autoscales() if config.cluster.autoscaler is None else config.cluster.autoscaler
+    if not autoscaler:
+        raise UserError(missing)
+    bound = config.cluster.start_timeout_s
+    say(f"waiting up to {bound:g} s for the autoscaler: {missing}")
+    bundles = [(_bundle(need.resources["CPU"], need.resources["GPU"]), dict(need.selector)) for need in wanted]
+    copies = [pair for need, pair in zip(wanted, bundles, strict=True) if pair[0] for _ in range(need.count)]
+    request_resources(bundles=[one for one, _ in copies], bundle_label_selectors=[labels for _, labels in copies])
+    try:
+        _await_nodes(lambda: shortfall(wanted, alive_nodes()), bound)
+    finally:
+        request_resources(bundles=[])  # the actors ask by themselves from here on
+
+
+def _await_nodes(missing: Callable[[], str], bound_s: float) -> None:
+    deadline = time.monotonic() + bound_s
+    while text := missing():
+        if time.monotonic() > deadline:
+            raise UserError(f"{text}. The autoscaler did not add it within cluster.start_timeout_s={bound_s:g}")
+        time.sleep(POLL_S)
+
+
+def autoscales() -> bool:
+    """Whether an autoscaler starts nodes of this cluster, as far as the cluster shows it.
+
+    Nodes that an autoscaler of version 2 started (KubeRay's, for one) carry its label of the node's group. The report
+    of version 1 lists nodes by the type in its configuration; without a configuration each node is a type of its own.
+    """
+    if any(NODE_GROUP in node.labels for node in alive_nodes()):
+        return True
+    report = json.loads(_internal_kv_get("__autoscaling_status") or "{}").get("autoscaler_report") or {}
+    return any(not name.startswith("node_") for name in report.get("active_nodes") or {})
+
+
+def _bundle(num_cpus: float, num_gpus: float) -> dict[str, float]:
+    """The bundle of a request; empty if it asks for nothing, which Ray refuses as a bundle."""
+    return {kind: amount for kind, amount in zip(KINDS, (num_cpus, num_gpus), strict=True) if amount > 0}
+
+
+@dataclass
+class Reservation:
+    """The place of one party."""
+
+    party: str
+    options: list[Options]
+    """Of each of its actors."""
+    group: PlacementGroup | None = None
+    """Its bundles; None if it needs none."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ids of the bundles' nodes; empty until Ray has reserved them, and after the release."""
+        return _nodes_of(self.group) if self.group is not None else []
+
+    def release(self) -> None:
+        """Gives the bundles back. A second call does nothing."""
+        if self.group is not None:
+            remove_placement_group(self.group)
+        self.group = None
+
+
+class Placement:
+    """Ray's options for the node of each party of a run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._reserved: list[Reservation] = []
+        self._workers: list[Reservation] = []
+        self._turn = count()
+
+    def learner(self, ranks: int) -> Reservation:
+        """The place of the learner, with options for each rank."""
+        learner = self.config.learner
+        bundles = [_bundle(learner.num_cpus, learner.num_gpus)] * ranks
+        return self._reserve("learner", bundles, STRATEGIES[learner.placement], learner.label_selector)
+
+    def worker(self, name: str) -> Reservation:
+        """The place of a rollout worker."""
+        rollout = self.config.rollout
+        bundle = _bundle(rollout.num_cpus, rollout.num_gpus)
+        place = self._reserve(name, [bundle], "STRICT_PACK", rollout.label_selector)
+        self._workers = [*(worker for worker in self._workers if worker.group is not None), place]
+        return place
+
+    def player(self) -> Options:
+        """Options of an environment actor. Waits up to `SETTLE_S` for the bundles of rollout workers."""
+        if selector := self.config.environment_actor.label_selector:
+            return _labelled(selector)
+        nodes = self._worker_nodes()
+        return _near(nodes[next(self._turn) % len(nodes)]) if nodes else {}
+
+    def scorer(self) -> Options:
+        """Options of the scorer."""
+        selector = self.config.scorer.label_selector
+        return _labelled(selector) if selector else self.service()
+
+    def service(self) -> Options:
+        """Options of a service that speaks to the driver only."""
+        return _near(own_node()[0])
+
+    def room(self) -> str:
+        """What is free in the cluster, and which parties have no node yet; for the message about a late start."""
+        free, total = ray.available_resources(), ray.cluster_resources()
+        shown = [f"{free.get(kind, 0):g} of {total[kind]:g} {kind}" for kind in KINDS if total.get(kind)]
+        waiting = [place.party for place in self._reserved if place.group is not None and not place.nodes]
+        unplaced = f"; without a node: {', '.join(waiting)}" if waiting else ""
+        return f"free in the cluster: {', '.join(shown) or 'nothing'}{unplaced}"
+
+    def _reserve(
+        self, party: str, bundles: list[dict[str, float]], strategy: str, selector: dict[str, str]
+    ) -> Reservation:
+        if not all(bundles):
+            return Reservation(party, [_labelled(selector) for _ in bundles])
+        selectors = [dict(selector)] * len(bundles) if selector else None
+        group = placement_group(bundles, strategy=strategy, bundle_label_selector=selectors)
+        options = [_in_bundle(group, index) for index in range(len(bundles))]
+        self._reserved = [place for place in self._reserved if place.group is not None]
+        self._reserved.append(Reservation(party, options, group))
+        return self._reserved[-1]
+
+    def _worker_nodes(self) -> list[str]:
+        """Ids of the nodes on which rollout workers have their bundles."""
+        deadline = time.monotonic() + SETTLE_S
+        for place in self._workers:
+            if place.group is not None:
+                place.group.wait(max(0.0, deadline - time.monotonic()))
+        return sorted({node for place in self._workers for node in place.nodes})
+
+
+def _nodes_of(group: PlacementGroup) -> list[str]:
+    """The nodes of a placement group's bundles; empty until Ray has reserved them."""
+    table = placement_group_table(group)
+    return list(table["bundles_to_node_id"].values()) if table["state"] == "CREATED" else []
+
+
+def _in_bundle(group: PlacementGroup, index: int) -> Options:
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
+
+
+def _labelled(selector: dict[str, str]) -> Options:
+    return {"label_selector": dict(selector)} if selector else {}
+
+
+def _near(node: str) -> Options:
+    """Prefers a node. Without Ray's private option for the spill, an actor would wait there while others have room."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)}

@@ -1,0 +1,26 @@
+"""Starts a learner on the cluster of this host and prints how that went: `python -m tests.e2e.learner_start MODEL`."""
+
+import sys
+from pathlib import Path
+
+from cluster.config import load
+from cluster.fleet.bootstrap import connect, disconnect
+from cluster.fleet.ray_parties import RayParties
+
+
+def main(model: Path, *overrides: str) -> None:
+    config = load("frozenlake", list(overrides))
+    connect(config, lambda text: None)
+    learner = RayParties(config, model, Path("log")).learner(config.learner.ranks)
+    try:
+        learner.group.start()
+        sys.stdout.write("started\n")
+    except RuntimeError as error:
+        sys.stdout.write(f"{error}\n")
+    finally:
+        learner.kill()
+        disconnect()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
