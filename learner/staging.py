@@ -14,21 +14,25 @@ directly. The mechanism does not depend on what the ranks write: a method that w
 | the method that writes; each list, each chunk of a staging folder | TimeoutError naming the rank, the write's bound |
 
 Invariants: the folder of the final name is complete or absent. A staging folder is removed in any case; that of a
-killed rank is removed by a later rank of its node. This module does not import Ray: `Ranks` makes the calls.
+killed rank is removed by the next write of the same run on its node. This module does not import Ray: `Ranks` makes the
+calls.
 """
 
+import hashlib
 import shutil
-import time
+import socket
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from actors.process.disk import partial_path
-from actors.process.folders import STALE_S, Entry, listing, put_in_place, read_chunk, write_files
+from actors.process.folders import Entry, listing, put_in_place, read_chunk, write_files
 from envs.retrieval.index import cache_folder
 
 LOOK_S = 20.0
+DESTINATION = 16
+"""Characters of a staging folder's name that say where its files go; one driver at a time writes there."""
 
 
 class Ranks(Protocol):
@@ -57,9 +61,8 @@ class Staging:
         """Creates the folder; returns the path to write to. ValueError if the cache cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for left in self.folder.parent.iterdir():
-                if left.stat().st_mtime < time.time() - STALE_S:
-                    shutil.rmtree(left, ignore_errors=True)
+            for left in set(self.folder.parent.glob(f"{self.folder.name[:DESTINATION]}-*")) - {self.folder}:
+                shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             raise ValueError(
                 f"{self.folder} cannot be written ({error}), and this rank does not see the run folder's disk; name "
@@ -135,8 +138,8 @@ def _write_apart(
     timeout_s: float,
     arguments: tuple[Any, ...],
 ) -> None:
-    token = uuid.uuid4().hex
-    aside = path.with_name(f".{path.name}.{token[:8]}.gathering")
+    token = _token(path.parent)
+    aside = path.with_name(f".{path.name}.{token[-8:]}.gathering")
     try:
         staged = ranks.each("stage", LOOK_S, [(token,)] * len(own))
         paths = [str(aside) if seen else far for seen, far in zip(own, staged, strict=True)]
@@ -149,6 +152,12 @@ def _write_apart(
         for folder in (aside, partial_path(aside)):
             shutil.rmtree(folder, ignore_errors=True)
         ranks.tell("unstage", token)
+
+
+def _token(folder: Path) -> str:
+    """A new name for a staging folder. Its first `DESTINATION` characters are the same for all writes to `folder`."""
+    destination = f"{uuid.getnode()} {socket.gethostname()} {folder.resolve()}"
+    return f"{hashlib.sha256(destination.encode()).hexdigest()[:DESTINATION]}-{uuid.uuid4().hex}"
 
 
 def _fetch(ranks: Ranks, rank: int, token: str, into: Path, timeout_s: float) -> None:
