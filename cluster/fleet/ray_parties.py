@@ -254,7 +254,7 @@ class RayScorer(RayParty):
 class RayLearner:
     """All learner ranks. `LearnerGroup` blocks with its own time-outs, so each call runs in a thread."""
 
-    def __init__(self, group: LearnerGroup, release: Callable[[], None]) -> None:
+    def __init__(self, group: LearnerGroup, release: Callable[[], None] = _nothing) -> None:
         self.group, self.release = group, release
 
     async def start(self) -> None:

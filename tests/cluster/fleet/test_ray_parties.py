@@ -83,9 +83,9 @@ def test_the_first_rank_to_die_is_named_while_nothing_is_asked_of_it() -> None:
     async def wait() -> None:
         lives = [asyncio.get_running_loop().create_future() for _ in range(3)]
         asyncio.get_running_loop().call_later(0.01, lives[2].set_exception, RayActorError())
-        await RayLearner(SimpleNamespace(lives=lives)).lost()
+        await RayLearner(SimpleNamespace(lives=lives, site=lambda rank: f" (on 10.0.0.{rank})")).lost()
 
-    with pytest.raises(Died, match=r"^learner rank 2 died: "):
+    with pytest.raises(Died, match=r"^learner rank 2 \(on 10\.0\.0\.2\) died: "):
         asyncio.run(wait())
 
 
