@@ -5,13 +5,14 @@
     rollouts   rollout workers, environment actors                         the rollout workers that a run asks for
     learners   learner ranks                                               the ranks that a run asks for
 
-The autoscaler adds pods of the group whose resources an actor that waits for a place needs. `squelch/role` is a label
-of Ray's nodes, for label selectors. A RayCluster stays until it is deleted and takes runs by `squelch submit`; a RayJob
-makes a cluster for one run, and after a failure another one, on which the run is resumed.
+The autoscaler adds pods of the group whose resources and label an actor that waits for a place needs. `squelch/role` is
+a label of Ray's nodes, for the label selectors of a run. A RayCluster stays until it is deleted and takes runs by
+`squelch submit`; a RayJob makes a cluster for one run, and after a failure another one, on which the run is resumed.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ RAY_VERSION = "2.60.0"
 TOKEN_SECRET = "squelch-ray-token"
 """Secret with Ray's token under the key `auth_token`, which KubeRay prescribes. The user makes it."""
 ROLE = "squelch/role"
+PLACES = (
+    f"rollout.label_selector={{{ROLE}: rollouts}}",
+    f"environment_actor.label_selector={{{ROLE}: rollouts}}",
+    f"learner.label_selector={{{ROLE}: learners}}",
+)
+"""Settings that keep each party to its group of pods."""
 IDLE_S = 300
 ATTEMPTS = 3
 START_LIMIT_S = 1800
@@ -104,7 +111,7 @@ def ray_job(hardware: Hardware) -> dict[str, Any]:
 
 def entrypoint(hardware: Hardware) -> str:
     """The driver's command. It resumes the run if its folder is there, as after the loss of a cluster."""
-    settings = [f"name={hardware.recipe}", f"runs_dir={RUNS}", *hardware.overrides]
+    settings = [f"name={hardware.recipe}", f"runs_dir={RUNS}", *hardware.overrides, *map(shlex.quote, PLACES)]
     resume = f"$(test -e {RUNS}/{hardware.recipe}/config.yaml && echo --resume)"
     return " ".join(["squelch train", hardware.recipe, *settings, "--address auto", resume])
 

@@ -14,7 +14,7 @@ from typing import Any
 USER = 1000
 """User and group of the images (`deploy/Dockerfile`). Kubernetes can verify `runAsNonRoot` for a number only."""
 RUNS, CLAIM = "/runs", "squelch-runs"
-"""Where run folders and models are mounted, and the claim that holds them (`deploy/kubernetes/base/storage.yaml`)."""
+"""Where the head has run folders and models, and the claim that holds them (`deploy/kubernetes/base/storage.yaml`)."""
 GPU = "nvidia.com/gpu"
 HEALTH_PORT, HEALTH_PATH = 52365, "/api/healthz"
 """Ray's agent on every node answers there without a token: for the raylet, and on the head for the GCS too."""
@@ -56,11 +56,14 @@ class Resources:
 def head(image: str, resources: Resources) -> dict[str, Any]:
     """The template of the head: Ray's control plane and, as a Ray job, the driver of a run."""
     container = _container("ray-head", image, resources, HEAD_PORTS, HEALTH_CHECKS)
-    return _template(container, {})
+    mount = {"volumeMounts": [{"name": "runs", "mountPath": RUNS}]}
+    volumes = [{"name": "runs", "persistentVolumeClaim": {"claimName": CLAIM}}]
+    return _template(container | mount, {"volumes": volumes})
 
 
 def worker(image: str, resources: Resources) -> dict[str, Any]:
-    """The template of a worker. It plays programs that a model wrote, so it gets no Kubernetes credentials."""
+    """The template of a worker. It runs programs that a model wrote, so it gets no Kubernetes credentials. It gets
+    models, and hands over checkpoints, through Ray's object store."""
     container = _container("ray-worker", image, resources, WORKER_PORTS, {})
     tolerated = {"tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]} if resources.gpus else {}
     return _template(container, {"automountServiceAccountToken": False, **tolerated})
@@ -78,7 +81,6 @@ def _container(
         "env": [{"name": key, "value": value} for key, value in environment.items()],
         "resources": resources.spec(),
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [{"name": "runs", "mountPath": RUNS}],
         # Generous, because a busy node answers late: Ray's own health check is the fast one.
         "startupProbe": _probe(period_s=5, failures=60),
         "readinessProbe": _probe(period_s=5, failures=3),
@@ -103,6 +105,5 @@ def _template(container: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]
             "securityContext": POD_SECURITY,
             **more,
             "containers": [container],
-            "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": CLAIM}}],
         }
     }

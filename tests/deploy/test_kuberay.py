@@ -191,6 +191,15 @@ def test_the_largest_groups_have_room_for_the_run_of_the_job(name: str) -> None:
     assert config.run_dir == Path(pods.RUNS) / config.name
 
 
+@pytest.mark.parametrize("name", manifests.HARDWARE)
+def test_each_party_of_the_run_is_kept_to_its_group_of_pods(name: str) -> None:
+    config = configuration(manifests.HARDWARE[name])
+    spec = manifests.cluster_spec(manifests.HARDWARE[name])
+    labels = {group["groupName"]: group["labels"] for group in spec["workerGroupSpecs"]}
+    assert config.rollout.label_selector == config.environment_actor.label_selector == labels["rollouts"]
+    assert config.learner.label_selector == labels["learners"]
+
+
 def test_the_entrypoint_resumes_a_run_that_has_started(tmp_path: Path) -> None:
     command = manifests.entrypoint(manifests.HARDWARE["cpu"])
     resume = command[command.index("$(") :].replace(pods.RUNS, str(tmp_path))
