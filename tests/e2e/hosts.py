@@ -144,6 +144,7 @@ class Hosts:
     others: list[Host]
     folder: Path
     env: dict[str, str]
+    logs: Path
 
     def start(self, host: Host, *words: str) -> None:
         """Starts a host's Ray node, the driver's first. `words`: further options of `ray start`."""
@@ -151,7 +152,7 @@ class Hosts:
         if host is not self.driver:
             join = [f"--address={ADDRESS}"]
         options = ["--object-store-memory=150000000", *words]
-        host.boot(*join, *options, log=self.folder.with_name(f"{self.folder.name}-{host.name}.log"), env=self.env)
+        host.boot(*join, *options, log=self.logs / f"{host.name}.log", env=self.env)
 
     def command(self, *words: str) -> list[str]:
         """A command on the driver's host."""
@@ -174,11 +175,12 @@ def _port(host: Host) -> str:
 
 
 @contextmanager
-def hosts(folder: Path, hidden: list[Path], labels: dict[str, dict[str, str]]) -> Iterator[Hosts]:
+def hosts(folder: Path, logs: Path, hidden: list[Path], labels: dict[str, dict[str, str]]) -> Iterator[Hosts]:
     """The driver's host and one for each key of `labels`, connected, without Ray; everything is removed afterwards.
 
     Args:
         folder: for Ray's sessions, short, because sockets lie in it; every host but the driver's has its own there.
+        logs: for the output of each host's Ray.
         hidden: folders that are empty on every host but the driver's.
     """
     need_namespaces()
@@ -192,7 +194,7 @@ def hosts(folder: Path, hidden: list[Path], labels: dict[str, dict[str, str]]) -
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "squelch-test-token-0123456789abcdef", **PATIENCE}
     try:
         _connect(driver, others)
-        yield Hosts(driver, others, folder, env)
+        yield Hosts(driver, others, folder, env, logs)
     finally:
         for host in [*others, driver]:
             host.end()

@@ -39,7 +39,8 @@ def three(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterat
     cache = tmp_path_factory.mktemp("cache")
     hidden = [tmp_path_factory.getbasetemp(), tiny_policy.parent]
     labels = {name: {"role": "far", "host": name} for name in ("a", "b")}
-    with hosts(Path(tempfile.mkdtemp(prefix="sqh-", dir="/tmp")), hidden, labels) as found:
+    short = Path(tempfile.mkdtemp(prefix="sqh-", dir="/tmp"))
+    with hosts(short, tmp_path_factory.mktemp("hosts"), hidden, labels) as found:
         found.env["SQUELCH_CACHE"] = str(cache)
         for host in [found.driver, *found.others]:
             found.start(host, "--num-cpus=2")
