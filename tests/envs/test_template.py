@@ -36,7 +36,7 @@ def test_it_is_found_by_its_path_and_not_registered():
         ("envs.templat:SortWords", "'envs.templat' cannot be imported: No module named"),
         ("envs.template:Sort", "'envs.template' defines no environment class 'Sort'"),
         ("envs.template:WORDS", "defines no environment class 'WORDS'"),
-        (":SortWords", "cannot be imported"),
+        (":SortWords", "not of the form package.module:Class"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_so(name, message):
