@@ -43,6 +43,17 @@ def heavy() -> set[str]:
     return set(sessions) | ({"vllm"} & sys.modules.keys())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment_of_its_own() -> Iterator[None]:
+    """A module's tests leave the environment as it was: an engine in this process sets variables (Gloo's interface)
+    that a later module's processes must not inherit."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """Every process collects every test: none may load vLLM before it is chosen to run."""
