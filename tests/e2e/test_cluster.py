@@ -109,7 +109,7 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
         ("RolloutWorker", 4),
         ("FilterService", 5),
         ("LearnerRank", 6),
-        ("ScorerActor", 6),
+        ("ScorerActor", 7),
     )
     for victim, step in victims:  # a learner rank is frozen: that it may also die is shown in test_stop_and_resume
         found = cluster.parties(victim)
