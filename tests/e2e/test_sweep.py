@@ -62,7 +62,7 @@ def assert_trains_a_critic(run_dir: Path, model: Path, tmp_path: Path) -> None:
     assert all(m["learner/mismatch_abs"] < 1e-4 and m["learner/effective_sample_size"] > 0.99 for m in trained)
     step, saved = checkpoints(run_dir)[-1]
     described = json.loads((saved / "model.json").read_text())
-    assert step == STEPS and described["algorithm"] == "ppo" and described["others"]["critic"]
+    assert step == STEPS and described["algorithm"] == "ppo" and described["modules"]["critic"]["parameters"]
     assert_replays(run_dir, model, 1, STEPS, tmp_path)
 
 
