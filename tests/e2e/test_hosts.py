@@ -82,8 +82,7 @@ def test_a_run_on_three_hosts_outlives_a_cut_and_ends_right(three, tiny_policy, 
     )
     assert "LearnerRank" in b.actors() and not {"RolloutWorker", "EnvironmentActor"} & b.actors()
     seen = {host.name: host.actors() for host in [three.driver, a, b]}
-    # The filter only prefers the driver's node: Ray may place it elsewhere while its nodes get to know one another.
-    assert any("FilterService" in actors for actors in seen.values()) and "LearnerRank" not in seen["driver"], seen
+    assert "FilterService" in seen["driver"] and "LearnerRank" not in seen["driver"], seen
     assert all(len(host.files(f"{three.env['SQUELCH_CACHE']}/folders/tiny-*[0-9a-f]")) == 1 for host in (a, b))
 
     lost = b.processes()
@@ -107,6 +106,7 @@ def test_a_run_on_three_hosts_outlives_a_cut_and_ends_right(three, tiny_policy, 
     assert found["finished"] and found["ledger"]["balanced"] and len(steps(tmp_path / "hosts")) == STEPS
     assert checkpoints(tmp_path / "hosts")[-1][0] == STEPS
     assert not any(host.files(f"{three.env['SQUELCH_CACHE']}/staging/*") for host in (a, b)), "nothing is left staged"
-    assert not [event for event in read_events(tmp_path / "hosts") if event["name"] == "restart"]
+    recovered = [event for event in read_events(tmp_path / "hosts") if event["name"] == "recovered"]
+    assert not recovered, "cluster.max_restarts=0 refuses the learner's restart, and the resumed run needed none"
     assert_replays(tmp_path / "hosts", tiny_policy, STEPS, STEPS, tmp_path)
     shutil.rmtree(tmp_path / "hosts")
