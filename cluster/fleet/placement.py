@@ -161,11 +161,11 @@ class Placement:
     def scorer(self) -> Options:
         """Options of the scorer."""
         selector = self.config.scorer.label_selector
-        return _labelled(selector) if selector else _near(own_node()[0])
+        return _labelled(selector) if selector else self.service()
 
     def service(self) -> Options:
-        """Options of a service that speaks to the driver only and needs no CPU, so that it never waits for room."""
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(own_node()[0], soft=True)}
+        """Options of a service that speaks to the driver only."""
+        return _near(own_node()[0])
 
     def room(self) -> str:
         """What is free in the cluster, and which parties have no node yet; for the message about a late start."""

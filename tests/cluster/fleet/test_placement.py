@@ -52,10 +52,10 @@ def config(*overrides: str) -> RunConfig:
     return load("frozenlake", list(overrides))
 
 
-def near(options: dict[str, Any], needs_room: bool = True) -> str:
-    """The node that the options prefer; an actor may run elsewhere if that is gone or, if it `needs_room`, has none."""
+def near(options: dict[str, Any]) -> str:
+    """The node that the options prefer; an actor may run elsewhere if that has no room."""
     strategy = options["scheduling_strategy"]
-    assert strategy.soft and strategy._spill_on_unavailable == needs_room
+    assert strategy.soft and strategy._spill_on_unavailable
     return strategy.node_id
 
 
@@ -95,7 +95,7 @@ def test_environment_actors_go_to_the_nodes_of_rollout_workers_in_turn(ray) -> N
 
 def test_services_go_with_the_driver_unless_a_label_says_otherwise(ray) -> None:
     places = Placement(config())
-    assert near(places.service(), needs_room=False) == near(places.scorer()) == HOME
+    assert near(places.service()) == near(places.scorer()) == HOME
     assert Placement(config("scorer.label_selector={gpu: small}")).scorer() == {"label_selector": {"gpu": "small"}}
 
 
