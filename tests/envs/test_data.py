@@ -30,6 +30,9 @@ class Question(BaseModel):
     context: Context | None = Field(None, alias="Context")
 
 
+UNTYPED = st.text(max_size=5).filter(lambda name: name not in {"query", "score", "Context"})  # columns Question lacks
+
+
 def rows_of(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [
         {"query": f'q{i} [\\"{{é', "score": i / 2, "Context": {"title": [f"t{i}"]}, "unused": i}
@@ -155,7 +158,7 @@ def test_readers_can_be_shared_between_threads(tmp_path: Path) -> None:
     assert sorted(found) == sorted(expected)
 
 
-@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=8)), max_size=6), st.sampled_from([None, 1]))
+@given(st.lists(st.dictionaries(UNTYPED, st.text(max_size=8)), max_size=6), st.sampled_from([None, 1]))
 def test_rows_of_a_json_array_are_found_whatever_text_they_hold(
     tmp_path_factory: pytest.TempPathFactory, extras: list[dict[str, str]], indent: int | None
 ) -> None:
