@@ -70,6 +70,9 @@ class Membership(Generic[P]):
     def __init__(self, kind: str, moves: Mapping[MemberState, frozenset[MemberState]]) -> None:
         self.kind, self._moves = kind, moves
         self._members: dict[str, Member[P]] = {}
+        self._healthy: list[Member[P]] | None = []
+        self._parties: Mapping[str, P] = {}
+        """The healthy members and their parties; every ticket asks for them, so they are listed once per change."""
         self.changed = asyncio.Event()
 
     def join(self, name: str, party: P) -> Member[P]:
@@ -78,7 +81,7 @@ class Membership(Generic[P]):
         if old is not None and old.state not in FINAL:
             raise RuntimeError(f"{self.kind} {name} joins while another {name} is {old.state}")
         member = self._members[name] = Member(name, party)
-        self.changed.set()
+        self._note_change()
         return member
 
     def move(self, member: Member[P], state: MemberState) -> None:
@@ -86,6 +89,10 @@ class Membership(Generic[P]):
         if state not in self._moves[member.state]:
             raise RuntimeError(f"{self.kind} {member.name} is {member.state} and cannot become {state}")
         member.state = state
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._healthy = None
         self.changed.set()
 
     def current(self, name: str) -> Member[P] | None:
@@ -96,9 +103,21 @@ class Membership(Generic[P]):
         """Members in any of the states (without an argument: all members), in order of joining."""
         return [member for member in self._members.values() if not states or member.state in states]
 
-    def healthy(self) -> dict[str, P]:
+    def _able(self) -> list[Member[P]]:
+        if self._healthy is None:
+            self._healthy = self.members(S.HEALTHY)
+            self._parties = {member.name: member.party for member in self._healthy}
+        return self._healthy
+
+    def healthy(self) -> Mapping[str, P]:
         """The healthy members' parties by name; only they get work."""
-        return {member.name: member.party for member in self.members(S.HEALTHY)}
+        self._able()
+        return self._parties
+
+    def in_turn(self, turn: int) -> Member[P]:
+        """The `turn`-th of the healthy members, modulo their number. There must be one."""
+        able = self._able()
+        return able[turn % len(able)]
 
     def present(self) -> list[Member[P]]:
         """Members that are neither dead nor retired."""

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from actors.messages import UpdateReport, WeightBundle
@@ -273,7 +273,7 @@ class Fleet:
             self.allow_restart(name, cause)
             self._begin_join(name)
 
-    async def need_worker(self) -> dict[str, Worker]:
+    async def need_worker(self) -> Mapping[str, Worker]:
         """The healthy rollout workers by name, as soon as there is one; RuntimeError if none is healthy or joining."""
         while not (healthy := self.workers.healthy()):
             if self._join_fault is not None:
@@ -284,7 +284,7 @@ class Fleet:
             await self.workers.change()
         return healthy
 
-    async def need_player(self) -> dict[str, Player]:
+    async def need_player(self) -> Mapping[str, Player]:
         """The healthy environment actors by name, as soon as there is one; RuntimeError if none is healthy or
         starting."""
         while not (healthy := self.players.healthy()):

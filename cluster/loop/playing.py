@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,14 +24,13 @@ import pyarrow as pa
 from actors.failures import Failure, FailureCause
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
 from cluster.config import RunConfig
-from cluster.control.membership import Member, Membership
+from cluster.control.membership import Member
 from cluster.control.membership import MemberState as State
 from cluster.control.parties import Died, PartyError, Payload, Player, Worker
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 
 FETCH_TIMEOUT_S = 60.0
-P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Play:
         while not (await self.fleet.need_worker() and self.fleet.players.healthy()):
             await self.fleet.need_player()
         turn = next(self._turn)
-        return _in_turn(self.fleet.players, turn), _in_turn(self.fleet.workers, turn)
+        return self.fleet.players.in_turn(turn), self.fleet.workers.in_turn(turn)
 
     async def _worker_is_dead(self, worker: Member[Worker], summary: GroupSummary) -> bool:
         """Whether the group failed because its worker is dead. In that case the fleet has replaced the worker."""
@@ -138,7 +136,7 @@ class Play:
         cause = ""
         for _ in range(self.config.loop.max_attempts):
             await self.fleet.need_player()
-            player = _in_turn(self.fleet.players, index)
+            player = self.fleet.players.in_turn(index)
             try:
                 return await bounded(player.party.evaluate(tickets), self.config.loop.group_timeout_s)
             except Died as error:
@@ -152,9 +150,3 @@ class Play:
     async def rows(self, groups: list[PlayedGroup]) -> list[pa.Table]:
         """The groups' rows; TimeoutError if they do not arrive within `FETCH_TIMEOUT_S`."""
         return await self.fleet.parties.payloads.fetch([g.table for g in groups], FETCH_TIMEOUT_S)
-
-
-def _in_turn(members: Membership[P], turn: int) -> Member[P]:
-    """The `turn`-th of the healthy members, modulo their number."""
-    healthy = members.members(State.HEALTHY)
-    return healthy[turn % len(healthy)]

@@ -88,3 +88,16 @@ def test_a_waiter_is_woken_by_the_next_move() -> None:
         await asyncio.wait_for(waiting, 1)
 
     asyncio.run(wait())
+
+
+def test_work_goes_to_the_healthy_members_in_turn() -> None:
+    members: Membership[str] = Membership("rollout worker", WORKER_MOVES)
+    joined = [members.join(name, name) for name in "abc"]
+    for member in joined:
+        members.move(member, State.STALE)
+        members.move(member, State.HEALTHY)
+    assert [members.in_turn(turn).name for turn in range(4)] == ["a", "b", "c", "a"]
+    members.move(joined[1], State.SUSPECT)
+    assert [members.in_turn(turn).name for turn in range(3)] == ["a", "c", "a"]
+    members.move(joined[1], State.HEALTHY)
+    assert members.in_turn(1) is joined[1] and list(members.healthy()) == ["a", "b", "c"]
