@@ -1,34 +1,38 @@
-"""Measures the control plane at scale: the real coordinator, fleet, filter service, exporter and archive, with
-stand-ins for all parties that generate or train (`benchmarks.control_plane.stand_ins`).
+"""Measures the control plane at scale: the real coordinator, fleet, filter, exporter and archive, with stand-ins for
+all parties that generate or train (`benchmarks.control_plane.stand_ins`).
 
-    python -m benchmarks.control_plane [--groups N] [--quick] [--json]
+    python -m benchmarks.control_plane [--workers N ...] [--groups N] [--prompts P] [--ray] [--quick] [--json]
 
 For 10, 100 and 1,000 rollout workers (and as many environment actors) it plays the same number of groups in steps of
 1,000 groups at staleness 1 and prints
 
-    groups/s          groups from ticket to archive per second of the whole run
-    coordinator       processor milliseconds of the driver's process per group; archive and exporter included
-    filter            the same of the filter service's process
-    p50, p99          milliseconds from the last group of a window to the decision on it
-    MiB at 10%, 100%  resident memory of the driver's process after a tenth of the groups, and at the end
+    groups/s      groups from ticket to archive per second of the whole run
+    coordinator   processor milliseconds of the driver's process per group; archive and exporter included
+    filter        the same of the filter's process
+    stand-ins     the same of the processes that answer for environment actors and rollout workers
+    p50, p99      milliseconds from the last group of a window, or from the end of the step before it if that is later,
+                  to the decision on the window
+    MiB, growth   resident memory of the driver's process at the end, and MiB more per 100,000 groups, from a tenth of
+                  the groups to the end
 
-The stand-ins use the same cores, so the rate is a lower bound. Every wait is bounded as in a real run.
+The stand-ins use the same cores, so the rate is a lower bound. With `--ray` each party is reached by one Ray call, as
+in a run, and Ray's own work is included. Every wait is bounded as in a real run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import ray
 
 from actors.archive.writer import Archive
 from actors.filter.decisions import StepDecision
@@ -36,7 +40,6 @@ from actors.metrics.exporter import Recorder
 from benchmarks.common import print_figures
 from benchmarks.control_plane.stand_ins import StandIns
 from cluster.config import RunConfig, load
-from cluster.fleet import local_ray
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.filtering import Filtering
@@ -59,11 +62,14 @@ OVERRIDES = (
 
 
 class TimedFiltering:
-    """The coordinator's side of the filter, which also notes how long each decision follows its window's last group."""
+    """The coordinator's side of the filter, which also notes how long each decision follows its window's last group, or
+    the end of the step before it if that is later."""
 
     def __init__(self, filtering: Filtering) -> None:
         self._filtering = filtering
         self._last: dict[int, float] = {}
+        self.turn = 0.0
+        """When the last step was recorded."""
         self.waits: list[float] = []
         """Seconds, one per decision."""
 
@@ -84,7 +90,7 @@ class TimedFiltering:
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """As `Filtering.close`."""
         decision = await self._filtering.close(step, final, target)
-        self.waits.append(time.perf_counter() - self._last[step])
+        self.waits.append(time.perf_counter() - max(self._last.pop(step), self.turn))
         return decision
 
 
@@ -100,10 +106,11 @@ class Memory:
         groups = int(sum(coordinator.ledger.counts()[state] for state in ("trained", "dropped", "failed")))
         self.samples.append((groups, psutil.Process().memory_info().rss / 2**20))
 
-    def at(self, share: float) -> float:
-        """MiB once this share of all groups was archived."""
-        total = self.samples[-1][0]
-        return next(mib for groups, mib in self.samples if groups >= share * total)
+    def growth(self) -> float:
+        """MiB more per 100,000 groups, from a tenth of the groups to the end."""
+        groups, mib = self.samples[-1]
+        early, before = next(sample for sample in self.samples if sample[0] >= 0.1 * groups)
+        return 1e5 * (mib - before) / max(1, groups - early)
 
 
 def settings(workers: int, groups: int, prompts: int, folder: Path) -> RunConfig:
@@ -113,63 +120,107 @@ def settings(workers: int, groups: int, prompts: int, folder: Path) -> RunConfig
     return load("frozenlake", [*OVERRIDES, *counts, *steps, f"runs_dir={folder}", "name=run"])
 
 
-async def measure(config: RunConfig) -> dict[str, float]:
+def cpu_seconds(pids: list[int]) -> float:
+    """Processor seconds that these processes have used."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
     """Runs the configuration on stand-ins; returns the figures of the module's head."""
     archive = Archive(config.run_dir)
-    parties = StandIns(config, config.run_dir / "log", DELAY_S, TRAIN_S)
+    parties = stand_ins(config, over_ray)
     fleet, memory = Fleet(config, parties, archive.event), Memory()
     names, actors = party_names(config)
     recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": names, "actor": actors})
     recorder.start()
     try:
+        await parties.connect()
         await fleet.start()
-        coordinator = Coordinator(config, fleet, archive, recorder, LoopState(), lambda _: memory.say(coordinator))
+
+        def recorded(_: str) -> None:
+            timed.turn = time.perf_counter()
+            memory.say(coordinator)
+
+        coordinator = Coordinator(config, fleet, archive, recorder, LoopState(), recorded)
         timed = coordinator.filtering = TimedFiltering(coordinator.filtering)
-        service = psutil.Process(ray.get(fleet.filter.handle.__ray_call__.remote(lambda _: os.getpid())))
-        filter_before, began, cpu = sum(service.cpu_times()[:2]), time.perf_counter(), time.process_time()
+        service, hosts = await parties.pids()
+        before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
+        began = time.perf_counter()
         await coordinator.run()
-        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-        filter_cpu = sum(service.cpu_times()[:2]) - filter_before
+        wall = time.perf_counter() - began
+        after = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
     finally:
         await fleet.stop()
+        parties.end()
         archive.close()
         recorder.close()
     memory.say(coordinator)
     groups = memory.samples[-1][0]
     assert coordinator.ledger.balanced() and groups == config.loop.steps * config.loop.prompts
+    of_filter, of_hosts, of_driver = (1e3 * (b - a) / groups for a, b in zip(before, after, strict=True))
     p50, p99 = np.percentile(1e3 * np.array(timed.waits), [50, 99])
     return {
         "groups": groups,
         "groups_per_second": groups / wall,
-        "coordinator_ms": 1e3 * cpu / groups,
-        "filter_ms": 1e3 * filter_cpu / groups,
+        "coordinator_ms": of_driver,
+        "filter_ms": of_filter,
+        "stand_ins_ms": of_hosts,
         "decision_p50_ms": float(p50),
         "decision_p99_ms": float(p99),
-        "mib_tenth": memory.at(0.1),
         "mib_end": memory.samples[-1][1],
+        "mib_per_100k_groups": memory.growth(),
     }
+
+
+def stand_ins(config: RunConfig, over_ray: bool) -> Any:
+    """The parties; Ray is imported only if it carries the calls."""
+    if over_ray:
+        from benchmarks.control_plane.ray_stand_ins import RayStandIns
+
+        return RayStandIns(config, config.run_dir / "log", DELAY_S, TRAIN_S)
+    return StandIns(config, DELAY_S, TRAIN_S)
+
+
+@contextmanager
+def transport(over_ray: bool) -> Iterator[None]:
+    """Ray on this machine while the block runs, if it carries the calls."""
+    if not over_ray:
+        yield
+        return
+    from cluster.fleet import local_ray
+
+    local_ray.start(4, OBJECT_STORE_BYTES, {}, log_to_driver=False, logging_level="WARNING")
+    try:
+        yield
+    finally:
+        local_ray.stop()
 
 
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=20_000, help="groups for each number of workers")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="groups of a step")
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS))
-    parser.add_argument("--quick", action="store_true", help="2,000 groups in steps of 200 for 10 and 100 workers")
+    parser.add_argument("--ray", action="store_true", help="reach each party by one Ray call, as a run does")
+    parser.add_argument("--quick", action="store_true", help="4,000 groups in steps of 200 for 10 and 100 workers")
     parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
-    workers, groups, prompts = ([10, 100], 2000, 200) if options.quick else (options.workers, options.groups, PROMPTS)
+    if options.quick:
+        options.workers, options.groups, options.prompts = [10, 100], 4000, 200
     found: dict[str, dict[str, float]] = {}
-    local_ray.start(4, OBJECT_STORE_BYTES, {}, log_to_driver=False, logging_level="WARNING")
-    try:
-        for count in workers:
+    with transport(options.ray):
+        for count in options.workers:
             with tempfile.TemporaryDirectory() as folder:
-                found[str(count)] = asyncio.run(measure(settings(count, groups, prompts, Path(folder))))
-    finally:
-        local_ray.stop()
-    columns = ("workers", "groups/s", "coordinator ms", "filter ms", "p50 ms", "p99 ms", "MiB at 10%", "MiB at 100%")
-    keys = ("groups_per_second", "coordinator_ms", "filter_ms", "decision_p50_ms", "decision_p99_ms")
-    rows = [[name, *(f[key] for key in (*keys, "mib_tenth", "mib_end"))] for name, f in found.items()]
-    notes = [f"{groups} groups of {GROUP_SIZE} for each number of workers, {prompts} a step, staleness 1"]
-    print_figures(found, options.json, columns, rows, notes)
+                config = settings(count, options.groups, options.prompts, Path(folder))
+                found[str(count)] = asyncio.run(measure(config, options.ray))
+    columns = ("workers", "groups/s", "coordinator ms", "filter ms", "stand-ins ms", "p50 ms", "p99 ms")
+    keys = ("groups_per_second", "coordinator_ms", "filter_ms", "stand_ins_ms", "decision_p50_ms", "decision_p99_ms")
+    rows = [[name, *(f[key] for key in (*keys, "mib_end", "mib_per_100k_groups"))] for name, f in found.items()]
+    how = "one Ray call each" if options.ray else "one message a tick and process, no Ray"
+    notes = [
+        f"{options.groups} groups of {GROUP_SIZE} for each number of workers, {options.prompts} a step, staleness 1",
+        f"calls to parties: {how}",
+    ]
+    print_figures(found, options.json, (*columns, "MiB", "growth"), rows, notes)
     return 0

@@ -1,102 +1,116 @@
-"""Parties that cost almost nothing, for `benchmarks.control_plane`: they answer through real Ray actors, but neither
-generate nor train.
+"""Parties that cost almost nothing, for `benchmarks.control_plane`: they neither generate nor train.
 
-    party               stand-in                                                     process
-    environment actor   `StandInPlayer`: a group of made-up tokens after a delay      one of at most four `Host` actors
-    rollout worker      `StandInWorker`: answers every call                           one of at most four `Host` actors
-    learner             `SleepingLearner`: sleeps, reports an update                  the driver's
-    filter service      the real one                                                  its own
+    party               stand-in                                          process
+    environment actor   an object; a group of made-up tokens after a delay  one of two of `Host`
+    rollout worker      an object; answers every call                       one of the same two
+    learner             `SleepingLearner`: sleeps, reports an update        the driver's
+    filter service      the real window                                     its own
+
+The stand-ins reach their processes by `benchmarks.control_plane.channel`, one message a tick and process, so that the
+figures are those of the control plane and not of a transport. `benchmarks.control_plane.ray_stand_ins` reaches the same
+objects by one Ray call each, as a run does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-import os
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
-import ray
 
+from actors.filter.decisions import StepDecision
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.process.spans import Span
-from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise, to_table
+from actors.records import GroupSummary, Ticket
+from benchmarks.control_plane.channel import Client
+from benchmarks.control_plane.hosts import FilterHost, Host
 from cluster.config import RunConfig
-from cluster.control.parties import Learner, Payload, Player, Worker
-from cluster.fleet.ray_parties import RayParties, RayPlayer, RayWorker, answered
+from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
+from cluster.fleet.waiting import bounded
 from learner.progress import RankProgress
 
 HOSTS = 2
-"""Processes that play for all stand-ins."""
-PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24
+"""Processes that answer for all environment actors and rollout workers."""
 
 
-class Host:
-    """The Ray actor that answers for many stand-ins. `delay_s`: mean seconds in which a group is played."""
+class _Member:
+    """One of many members of a host."""
 
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s, self.version = delay_s, -1
-        self._random = random.Random(os.getpid())
+    def __init__(self, host: Client, name: str) -> None:
+        self.host, self.name = host, name
 
-    async def ready(self) -> bool:
-        """True once the actor is up."""
-        return True
-
-    async def set_workers(self, workers: Mapping[str, Any]) -> None:
-        """Takes the rollout workers' handles, as an environment actor does."""
-
-    async def update_weights(self, name: str, bundle: WeightBundle) -> UpdateReport:
-        """Notes the version."""
-        self.version = bundle.version
-        return UpdateReport(name, bundle.version, bundle.checksum, 0.0, 0.0, 0.0, 0.0, 0.0)
+    async def ready(self) -> object:
+        """Returns once the process is up."""
+        return await self.host.call("ready")
 
     async def take_spans(self) -> list[Span]:
-        """No span: nothing was worked."""
-        return []
+        """Nothing was worked."""
+        return await self.host.call("take_spans")
 
-    async def stop(self) -> None:
+    async def stop(self) -> object:
         """Nothing is held."""
-
-    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
-        """A group of made-up trajectories after a random delay; call it with `num_returns=2`."""
-        await asyncio.sleep(self._random.uniform(0.0, 2.0 * self.delay_s))
-        members = [self._trajectory(index) for index in range(ticket.group_size)]
-        group = Group(ticket, f"task-{ticket.task.seed}", members)
-        return summarise(group), to_table(group)
-
-    def _trajectory(self, index: int) -> Trajectory:
-        reward, length = float(self._random.random() < 0.5), PROMPT_TOKENS + SAMPLED_TOKENS
-        mask = np.arange(length) >= PROMPT_TOKENS
-        turn = Turn(
-            PROMPT_TOKENS, length, PROMPT_TOKENS, length - 4, reward, 0.0, True, False, 1, self.version, self.version
-        )
-        tokens = np.arange(length, dtype=np.int32)
-        return Trajectory(index, tokens, mask, np.full(length, -0.5, np.float32), [turn], reward > 0, False)
-
-
-class StandInPlayer(RayPlayer):
-    """One of many environment actors of a host."""
+        return None
 
     def kill(self) -> None:
         """Nothing: the host's process serves others."""
 
 
-class StandInWorker(RayWorker):
-    """One of many rollout workers of a host."""
+class StandInPlayer(_Member):
+    """An environment actor."""
 
-    def __init__(self, handle: Any, name: str) -> None:
-        super().__init__(handle)
-        self.name = name
+    async def meet(self, workers: Mapping[str, Worker]) -> None:
+        """It needs no workers."""
+
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
+        """A made-up group; its payload is (host, ticket id)."""
+        return await self.host.call("play_here", ticket), (self.host, ticket.ticket_id)
+
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+        """The benchmark never validates."""
+        raise NotImplementedError
+
+
+class StandInWorker(_Member):
+    """A rollout worker."""
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        return await answered(self.handle.update_weights.remote(self.name, bundle))
+        """Notes the version."""
+        return await self.host.call("update_weights", self.name, bundle)
+
+    async def health(self, timeout_s: float) -> object:
+        """It is always well."""
+        return None
+
+
+class StandInFilter:
+    """The real filter in a process of its own."""
+
+    def __init__(self, host: Client) -> None:
+        self.host = host
+
+    async def admit(self, summaries: list[GroupSummary]) -> object:
+        """As the service."""
+        return await self.host.call("admit", summaries)
+
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+        """As the service."""
+        return await self.host.call("close", step, final, target)
+
+    async def state(self) -> dict[str, Any]:
+        """As the service."""
+        return await self.host.call("state")
+
+    async def restore(self, state: dict[str, Any]) -> object:
+        """As the service."""
+        return await self.host.call("restore", state)
 
     def kill(self) -> None:
-        """Nothing: the host's process serves others."""
+        """The process ends with the benchmark."""
 
 
 class SleepingLearner:
@@ -145,26 +159,74 @@ class SleepingLearner:
         """Nothing runs."""
 
 
-class StandIns(RayParties):
-    """Creates stand-ins, and the real filter service."""
+class StandInPayloads:
+    """The rows, which the hosts keep until they are fetched."""
 
-    def __init__(self, config: RunConfig, logs: Path, delay_s: float, train_s: float) -> None:
-        super().__init__(config, Path(), logs)
-        host = ray.remote(Host).options(num_cpus=0, max_concurrency=10_000)
-        self.hosts = [host.remote(delay_s) for _ in range(HOSTS)]
+    def put(self, table: pa.Table) -> Payload:
+        """The benchmark's groups are all played."""
+        raise NotImplementedError
+
+    async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
+        """The rows of each payload, in order; one message a host."""
+        ids: dict[Client, list[str]] = {}
+        for host, ticket_id in payloads:
+            ids.setdefault(host, []).append(ticket_id)
+        calls = [bounded(host.call("fetch", wanted), timeout_s) for host, wanted in ids.items()]
+        fetched = await asyncio.gather(*calls)
+        tables = dict(zip(itertools.chain(*ids.values()), itertools.chain(*fetched), strict=True))
+        return [tables[ticket_id] for _, ticket_id in payloads]
+
+
+class StandIns:
+    """Creates stand-ins; `connect` must be awaited first, and `end` ends their processes."""
+
+    def __init__(self, config: RunConfig, delay_s: float, train_s: float) -> None:
+        self.payloads = StandInPayloads()
         self.train_s = train_s
+        self._hosts = [Client(Host, seed, delay_s) for seed in range(HOSTS)]
+        self._filter = Client(FilterHost, config.filter)
 
-    def _host(self, name: str) -> Any:
-        return self.hosts[int(name.rpartition("-")[2]) % len(self.hosts)]
+    async def connect(self) -> None:
+        """Connects to every process."""
+        for client in (*self._hosts, self._filter):
+            await client.connect()
+
+    async def pids(self) -> tuple[int, list[int]]:
+        """The ids of the filter's process and of the hosts'."""
+        return self._filter.pid, [host.pid for host in self._hosts]
+
+    def end(self) -> None:
+        """Ends every process."""
+        for client in (*self._hosts, self._filter):
+            client.kill()
+
+    def _host(self, name: str) -> Client:
+        return self._hosts[int(name.rpartition("-")[2]) % len(self._hosts)]
 
     def player(self, name: str) -> Player:
         """One of many environment actors."""
-        return StandInPlayer(self._host(name))
+        return StandInPlayer(self._host(name), name)
 
     def worker(self, name: str) -> Worker:
         """One of many rollout workers."""
         return StandInWorker(self._host(name), name)
 
+    def filter(self) -> Filter:
+        """The filter service."""
+        return StandInFilter(self._filter)
+
+    def scorer(self) -> Scorer:
+        """The benchmark's configuration has none."""
+        raise NotImplementedError
+
     def learner(self, ranks: int) -> Learner:
         """The learner that sleeps."""
         return SleepingLearner(self.train_s)
+
+    async def room_for_ranks(self) -> int:
+        """One rank has room."""
+        return 1
+
+    def room(self) -> str:
+        """Stand-ins need no resources."""
+        return ""

@@ -1,0 +1,91 @@
+"""The objects that the stand-ins' processes serve: made-up play for many environment actors, and the real filter.
+
+Each is served either by a process of `benchmarks.control_plane.channel` or by a Ray actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from actors.config import FilterConfig
+from actors.filter.windows import make_window
+from actors.messages import UpdateReport, WeightBundle
+from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise, to_table
+
+PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24
+
+
+class Host:
+    """Answers for many environment actors and rollout workers. `delay_s`: mean seconds in which a group is played."""
+
+    def __init__(self, seed: int, delay_s: float) -> None:
+        self.delay_s, self.version = delay_s, -1
+        self._random = random.Random(seed)
+        self._tables: dict[str, pa.Table] = {}
+
+    async def ready(self) -> bool:
+        """True once the process is up."""
+        return True
+
+    async def update_weights(self, name: str, bundle: WeightBundle) -> UpdateReport:
+        """Notes the version."""
+        self.version = bundle.version
+        return UpdateReport(name, bundle.version, bundle.checksum, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    async def take_spans(self) -> list[Any]:
+        """No span: nothing was worked."""
+        return []
+
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
+        """A group of made-up trajectories after a random delay."""
+        await asyncio.sleep(self._random.uniform(0.0, 2.0 * self.delay_s))
+        members = [self._trajectory(index) for index in range(ticket.group_size)]
+        group = Group(ticket, f"task-{ticket.task.seed}", members)
+        return summarise(group), to_table(group)
+
+    async def play_here(self, ticket: Ticket) -> GroupSummary:
+        """As `play`; the rows stay in this process until they are fetched, as in an object store."""
+        summary, self._tables[ticket.ticket_id] = await self.play(ticket)
+        return summary
+
+    async def fetch(self, ids: list[str]) -> list[pa.Table]:
+        """The rows of these groups, which are then forgotten."""
+        return [self._tables.pop(ticket_id) for ticket_id in ids]
+
+    def _trajectory(self, index: int) -> Trajectory:
+        reward, length = float(self._random.random() < 0.5), PROMPT_TOKENS + SAMPLED_TOKENS
+        mask = np.arange(length) >= PROMPT_TOKENS
+        turn = Turn(
+            PROMPT_TOKENS, length, PROMPT_TOKENS, length - 4, reward, 0.0, True, False, 1, self.version, self.version
+        )
+        tokens = np.arange(length, dtype=np.int32)
+        return Trajectory(index, tokens, mask, np.full(length, -0.5, np.float32), [turn], reward > 0, False)
+
+
+class FilterHost:
+    """The filter's window behind asynchronous methods, as `actors.filter.service` puts it behind a Ray actor's."""
+
+    def __init__(self, config: FilterConfig) -> None:
+        self._window = make_window(config)
+
+    async def admit(self, summaries: list[GroupSummary]) -> None:
+        """As `FilterWindow.admit`, for several groups."""
+        for summary in summaries:
+            self._window.admit(summary)
+
+    async def close(self, step: int, final: bool, target: int) -> Any:
+        """As `FilterWindow.close`."""
+        return self._window.close(step, final, target)
+
+    async def state(self) -> dict[str, Any]:
+        """As `FilterWindow.state`."""
+        return self._window.state()
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """As `FilterWindow.restore`."""
+        self._window.restore(state)
