@@ -57,6 +57,8 @@ LEDGER_STATES = (
     "cancelled",
 )
 """The counts of `cluster.control.ledger`, in the order of its equation."""
+OPEN_STATES = LEDGER_STATES[1:5]
+"""The states of tickets that have not ended."""
 DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
 
 METRICS: Table = {
@@ -97,6 +99,19 @@ METRICS: Table = {
         ),
         gauge("squelch_validation_step", "validation/step", "Training step that validation measured last"),
         gauge("squelch_collapsed", "collapsed", "1 when validation success fell below 1%, else 0"),
+    ),
+    Section.FILTER: (
+        gauge(
+            "squelch_reward_spread_ratio",
+            "reward_spread_ratio",
+            "Spread of rewards, as the rule for early stop measures it, divided by its mean over the first 10 steps; "
+            "NaN in these",
+        ),
+        gauge(
+            "squelch_low_spread_streak",
+            "low_spread_streak",
+            "Steps in a row whose spread of rewards is below 10% of that mean",
+        ),
     ),
     Section.TIME: (
         MetricSpec(
@@ -141,6 +156,13 @@ METRICS: Table = {
     Section.HEALTH: (
         gauge("squelch_staleness_max_versions", "staleness_max", "Largest staleness among the step's groups, versions"),
         gauge("squelch_staleness_mean_versions", "staleness_mean", "Mean staleness of the step's groups, versions"),
+        MetricSpec("squelch_staleness_limit_versions", "gauge", "The setting loop.max_staleness, versions"),
+        MetricSpec(
+            "squelch_weight_parity_limit_nats",
+            "gauge",
+            "Bound on the parity that a rollout worker accepts, nats",
+            unit="nats",
+        ),
         MetricSpec(
             "squelch_tickets",
             "gauge",
@@ -148,6 +170,14 @@ METRICS: Table = {
             "ledger/{state}",
             ("state",),
             product(LEDGER_STATES),
+        ),
+        MetricSpec(
+            "squelch_oldest_ticket_timestamp_seconds",
+            "gauge",
+            "Unix time since which the oldest ticket of an open state has been in it; NaN if the state has no ticket",
+            labels=("state",),
+            seeds=product(OPEN_STATES),
+            unit="seconds",
         ),
         MetricSpec(
             "squelch_ended_tickets",
@@ -167,6 +197,13 @@ METRICS: Table = {
             open=True,
         ),
         MetricSpec(
+            "squelch_actor_state",
+            "gauge",
+            "1 for the present state of a rollout worker or environment actor, else 0",
+            labels=("actor", "state"),
+            open=True,
+        ),
+        MetricSpec(
             "squelch_actor_restarts_total",
             "counter",
             "Restarts of an actor",
@@ -180,6 +217,10 @@ METRICS: Table = {
             "Training steps that were trained on again because learner ranks were lost",
             "recovery/steps",
         ),
+        MetricSpec(
+            "squelch_disk_free_bytes", "gauge", "Free bytes of the disk that holds the run's folder", unit="bytes"
+        ),
+        MetricSpec("squelch_disk_size_bytes", "gauge", "Size of that disk", unit="bytes"),
         MetricSpec(
             "squelch_build_info", "gauge", "Always 1; the labels say what runs", labels=("version", "python"), open=True
         ),

@@ -1,4 +1,8 @@
-"""Alert rules, as data, checked against the metric registry; `deploy.dashboards` writes them to `deploy/alerts.yml`."""
+"""Alert rules, as data, checked against the metric registry; `deploy.dashboards` writes them to `deploy/alerts.yml`.
+
+Each rule has a section in docs/runbook.md, to which its annotation `runbook_url` leads. A rule names neither run nor
+environment: those are labels of `squelch_run_info`, which the runbook's first section says how to join.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,42 @@ from deploy.boards.panel import selector as series
 
 JOB = "squelch"
 """Name of the scrape job in `deploy/prometheus.yml`."""
+RUNBOOK = "docs/runbook.md"
+"""Path in the repository; whoever serves the docs puts their address before it."""
+STALLED_AFTER_S = 900
 _RETRIEVAL = series("squelch_retrieval_accuracy_ratio", scope="first_turn")
 _CHANCE = series("squelch_retrieval_chance_ratio", scope="first_turn")
-_UNFINISHED = f"{series('squelch_step')} < {series('squelch_planned_steps')}"
+_RUN = "instance, job"
+"""The labels by which series of one run are matched."""
+
+
+def _stalled() -> str:
+    """The party for which the coordinator of a run without progress has waited for longest, as the label `party`. A run
+    that has not finished its first step counts from the start of its process."""
+    waits = series("squelch_wait_seconds_total", waiter="coordinator")
+    parties = f'sum by ({_RUN}, party) (label_replace({waits}, "party", "$1", "waited_for", "(.+)"))'
+    started = f"process_start_time_seconds and on ({_RUN}) {series('squelch_run_info')}"
+    last = f"{series('squelch_last_step_timestamp_seconds')} >= 0 or {started}"
+    late = f"time() - ({last}) > {STALLED_AFTER_S}"
+    over = f"{series('squelch_step')} >= {series('squelch_planned_steps')}"
+    return f"topk by ({_RUN}) (1, {parties}) and on ({_RUN}) ({late} unless {over})"
+
+
+def _weights_differ() -> str:
+    half = f"0.5 * {series('squelch_weight_parity_limit_nats')}"
+    parity = f"{series('squelch_weight_parity_nats')} > on ({_RUN}) group_left () {half}"
+    return f"{series('squelch_weight_checksum_ok')} == 0 or {parity}"
+
+
+def _stale() -> str:
+    limit = series("squelch_staleness_limit_versions")
+    near = f"{series('squelch_staleness_mean_versions')} >= 0.9 * {limit} and {limit} > 0"
+    return f"{near} and {series('squelch_learner_effective_sample_size_ratio')} < 0.9"
+
+
+def _disk() -> str:
+    free = series("squelch_disk_free_bytes")
+    return f"{free} < 0.05 * {series('squelch_disk_size_bytes')} or predict_linear({free}[1h], 4 * 3600) < 0"
 
 
 @dataclass(frozen=True)
@@ -29,6 +66,15 @@ class AlertRule:
 
 
 RULES = (
+    AlertRule(
+        "SquelchTemplateCollapseSuspected",
+        f"{series('squelch_reasoning_regime', scope='first_turn', regime='template_collapse')} == 1",
+        "2m",
+        "critical",
+        "Reasoning has become a template",
+        "The last scoring finds texts that stay diverse and no longer depend on their input (section 2.2), while "
+        "entropy looks healthy. Read a few reasonings of different tasks; go back to the best checkpoint.",
+    ),
     AlertRule(
         "SquelchReasoningIgnoresInput",
         f"{_RETRIEVAL} < 1.5 * {_CHANCE}",
@@ -49,6 +95,16 @@ RULES = (
         "the regime, the filter's kept mass and the regularisers before the reward falls.",
     ),
     AlertRule(
+        "SquelchRewardVarianceCollapsed",
+        f"{series('squelch_low_spread_streak')} >= 5",
+        "0m",
+        "critical",
+        "Reward variance is below 10% of its start for five steps",
+        "The groups' rewards hardly differ, so that the gradient of the task is lost in that of the regularisers. "
+        "The paper stops a run here (validation.early_stop). Check success: near 1 the tasks are too easy, near 0 too "
+        "hard.",
+    ),
+    AlertRule(
         "SquelchNoSignal",
         f"{series('squelch_no_signal_streak')} >= 3",
         "0m",
@@ -63,6 +119,15 @@ RULES = (
         "critical",
         "Validation success fell below the collapse threshold",
         "The policy no longer solves its tasks; go back to the best checkpoint.",
+    ),
+    AlertRule(
+        "SquelchEvaluationRegressed",
+        f"{series('squelch_validation_success_high_ratio')} < {series('squelch_validation_best_ratio')}",
+        "0m",
+        "warning",
+        "Validation success is below its best by more than noise",
+        "The upper end of its 95% interval is below the best validation so far. Compare the curves of reward and "
+        "reasoning since the best step; the best checkpoint is kept.",
     ),
     AlertRule(
         "SquelchFormatInvalid",
@@ -82,20 +147,48 @@ RULES = (
     ),
     AlertRule(
         "SquelchWeightsDiffer",
-        f"{series('squelch_weight_checksum_ok')} == 0",
+        _weights_differ(),
         "0m",
         "critical",
-        "{{ $labels.worker }} did not load the weights that were published",
-        "From then on it samples from another policy than the learner's.",
+        "{{ $labels.worker }} samples from other weights than those that were published",
+        "The checksum of its last update is wrong, or its log-probabilities on the probe differ from the learner's by "
+        "more than half of rollout.parity_bound, above which an update is refused and the run ends.",
+    ),
+    AlertRule(
+        "SquelchStalenessNearLimit",
+        _stale(),
+        "5m",
+        "warning",
+        "Samples are as old as loop.max_staleness allows, and it costs",
+        "The learner's weights of old samples have an effective sample size below 90%: the policy moves too far from "
+        "sampling to learning. Lower loop.max_staleness or the learning rate, or add rollout workers.",
+    ),
+    AlertRule(
+        "SquelchWorkersFlapping",
+        f"increase({series('squelch_actor_restarts_total')}[1h]) > 1.5",
+        "0m",
+        "warning",
+        "{{ $labels.actor }} was restarted more than once within an hour",
+        "After cluster.max_restarts within cluster.restart_window_s the run ends. The causes are in events.jsonl "
+        "(restart) and in the actor's log.",
     ),
     AlertRule(
         "SquelchStalled",
-        f"time() - {series('squelch_last_step_timestamp_seconds')} > 900 and {_UNFINISHED}",
+        _stalled(),
         "0m",
         "warning",
-        "No training step finished in the last 15 minutes",
-        "The log names the party that exceeded its time-out; the panel of waiting times shows which party waits for "
-        "which.",
+        "No training step finished in the last 15 minutes; the run mostly waits for its {{ $labels.party }}",
+        "The label names the party for which the coordinator has waited for longest so far. The panel of queue ages "
+        "shows where tickets are held up now; the log names a party that exceeded its time-out.",
+    ),
+    AlertRule(
+        "SquelchDiskFilling",
+        _disk(),
+        "10m",
+        "warning",
+        "The disk of the run's folder is full, or will be within four hours",
+        "A run whose disk refuses a write ends; its checkpoints stay whole. Free space, or lower "
+        "loop.keep_checkpoints.",
     ),
     AlertRule(
         "SquelchEndpointDown",
@@ -119,7 +212,11 @@ def _rule(rule: AlertRule) -> dict[str, Any]:
         "expr": rule.expr,
         "for": rule.hold,
         "labels": {"severity": rule.severity},
-        "annotations": {"summary": rule.summary, "description": rule.advice},
+        "annotations": {
+            "summary": rule.summary,
+            "description": rule.advice,
+            "runbook_url": f"{RUNBOOK}#{rule.name.lower()}",
+        },
     }
 
 

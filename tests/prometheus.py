@@ -1,4 +1,5 @@
-"""A real Prometheus for tests: starts Debian's on loopback, lets it scrape one endpoint, and asks it questions."""
+"""A real Prometheus and Alertmanager for tests: starts Debian's on loopback, lets Prometheus scrape one endpoint, and
+asks it questions; a webhook keeps what Alertmanager sends."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,7 @@ from deploy.generated import ROOT
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 RATE_WINDOW = "2m"
+ALERTMANAGER = "prometheus-alertmanager"
 Sample = tuple[dict[str, str], float]
 
 
@@ -34,7 +38,8 @@ def need_prometheus(program: str = "prometheus") -> str:
     """The program's path. Without it the test is skipped with the reason; where CI is set, it fails."""
     path = shutil.which(program)
     if path is None:
-        reason = f"{program} is not installed; on Debian and Ubuntu: apt-get install prometheus"
+        package = "prometheus-alertmanager" if program in ("amtool", ALERTMANAGER) else "prometheus"
+        reason = f"{program} is not installed; on Debian and Ubuntu: apt-get install {package}"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -57,35 +62,96 @@ def _concrete(expr: str) -> str:
 
 
 @contextmanager
-def running_prometheus(tmp_path: Path, target_port: int, interval: str = "1s") -> Iterator[str]:
-    """A Prometheus that scrapes 127.0.0.1:`target_port` every `interval` with our alert rules; yields its address."""
+def running_prometheus(
+    tmp_path: Path,
+    target_port: int,
+    interval: str = "1s",
+    rules: Path = ROOT / "deploy" / "alerts.yml",
+    manager: str = "",
+) -> Iterator[str]:
+    """A Prometheus that scrapes 127.0.0.1:`target_port` every `interval` with these alert rules; yields its address.
+    `manager`: HOST:PORT of the Alertmanager to which it sends alerts."""
     program, port = need_prometheus(), _free_port()
     tmp_path.mkdir(parents=True, exist_ok=True)
     config = tmp_path / "prometheus.yml"
-    config.write_text(yaml.safe_dump(_config(target_port, interval)))
+    config.write_text(yaml.safe_dump(_config(target_port, interval, rules, manager)))
     command = [
         program,
         f"--config.file={config}",
         f"--storage.tsdb.path={tmp_path / 'prometheus-data'}",
         f"--web.listen-address=127.0.0.1:{port}",
     ]
-    with open(tmp_path / "prometheus.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    with _running(command, f"http://127.0.0.1:{port}", tmp_path / "prometheus.log") as url:
+        yield url
+
+
+def _config(target_port: int, interval: str, rules: Path, manager: str) -> dict[str, object]:
+    target = {"job_name": JOB, "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
+    alerting = {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]}
+    return {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "rule_files": [str(rules)],
+        "scrape_configs": [target],
+        **({"alerting": alerting} if manager else {}),
+    }
+
+
+@contextmanager
+def running_alertmanager(tmp_path: Path, config: Path) -> Iterator[tuple[str, list[dict]]]:
+    """An Alertmanager with this configuration, whose receiver is a webhook of this process and which sends without
+    delay. Yields its HOST:PORT, and the list to which every page is appended as it arrives."""
+    program, port = need_prometheus(ALERTMANAGER), _free_port()
+    tmp_path.mkdir(parents=True, exist_ok=True)
+    with _webhook() as (address, pages):
+        settings = yaml.safe_load(config.read_text())
+        settings["route"] |= {"group_wait": "0s", "group_interval": "1s"}
+        settings["receivers"][0]["webhook_configs"][0]["url"] = address
+        written = tmp_path / "alertmanager.yml"
+        written.write_text(yaml.safe_dump(settings))
+        command = [
+            program,
+            f"--config.file={written}",
+            f"--storage.path={tmp_path / 'alertmanager-data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--cluster.listen-address=",
+        ]
+        with _running(command, f"http://127.0.0.1:{port}", tmp_path / "alertmanager.log"):
+            yield f"127.0.0.1:{port}", pages
+
+
+@contextmanager
+def _webhook() -> Iterator[tuple[str, list[dict]]]:
+    """The address of a server that appends the JSON of each request to the list."""
+    pages: list[dict] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            pages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
         try:
-            url = f"http://127.0.0.1:{port}"
-            until(lambda: _ready(process, url, tmp_path / "prometheus.log"), "prometheus is ready", READY_TIMEOUT_S)
+            yield f"http://127.0.0.1:{server.server_port}/", pages
+        finally:
+            server.shutdown()
+            thread.join(STOP_TIMEOUT_S)
+
+
+@contextmanager
+def _running(command: list[str], url: str, log: Path) -> Iterator[str]:
+    """Runs a program of Prometheus until the block ends; yields its address once it is ready."""
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            until(lambda: _ready(process, url, log), f"{Path(command[0]).name} is ready", READY_TIMEOUT_S)
             yield url
         finally:
             _stop(process)
-
-
-def _config(target_port: int, interval: str) -> dict[str, object]:
-    target = {"job_name": JOB, "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
-    return {
-        "global": {"scrape_interval": interval, "evaluation_interval": interval},
-        "rule_files": [str(ROOT / "deploy" / "alerts.yml")],
-        "scrape_configs": [target],
-    }
 
 
 def _free_port() -> int:
@@ -95,7 +161,7 @@ def _free_port() -> int:
 
 def _ready(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
     if process.poll() is not None:
-        raise RuntimeError(f"prometheus ended with {process.returncode}: {log.read_text()[-2000:]}")
+        raise RuntimeError(f"{process.args} ended with {process.returncode}: {log.read_text()[-2000:]}")
     try:
         with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as reply:
             return reply.status == 200

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from socketserver import BaseServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from actors.config import RecorderConfig
 from actors.metrics.registry import Registry
 from actors.metrics.series import Flat, MetricStore
-from actors.metrics.specification import MetricSpec
+from actors.metrics.specification import LabelValues, MetricSpec
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -73,6 +73,16 @@ class Recorder:
     def add(self, name: str, amount: float, **labels: str) -> None:
         """Adds to a counter."""
         self._of_kind(name, "counter", amount, labels)
+
+    def replace(self, name: str, values: Mapping[LabelValues, float | None]) -> None:
+        """Sets all series of a gauge at once, by label values in the metric's order; None means "not known"."""
+        with self._lock:
+            self._store.replace(name, values)
+
+    def retain(self, label: str, values: Collection[str]) -> None:
+        """Ends the series of all other values of `label`, e.g. of rollout workers that have left."""
+        with self._lock:
+            self._store.retain(label, values)
 
     def _of_kind(self, name: str, kind: str, value: float | None, labels: Mapping[str, str]) -> None:
         spec = self._store.registry.spec(name)

@@ -12,18 +12,20 @@ Invariants:
 - A gauge holds the last step's value; a counter adds each step's value; a histogram observes each step's value.
 - Seeded series exist from the start.
 - An unknown key, name or label raises a ValueError that names the nearest valid one.
+- Memory does not grow with the keys of workers that come and go: at most `KEYS` keys that were looked up are kept.
 - Nothing here waits, and nothing imports Ray, vLLM, torch or prometheus_client.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from actors.lookup import nearest
 from actors.metrics.specification import LabelValues, MetricSpec, Section, Table
 
 Series = tuple[MetricSpec, LabelValues]
+KEYS = 4096
 
 
 class Registry:
@@ -37,13 +39,18 @@ class Registry:
             if spec.name in self.specs:
                 raise ValueError(f"metric {spec.name} is declared twice")
             self.specs[spec.name] = spec
-        self._found: dict[str, tuple[Series, ...]] = {}
+        self._found = lru_cache(KEYS)(self._series_of)
 
     def spec(self, name: str) -> MetricSpec:
         """The specification of a metric. Raises ValueError for an unknown name."""
         if name not in self.specs:
             raise ValueError(f"unknown metric `{name}`{nearest(name, self.specs)}")
         return self.specs[name]
+
+    def section_of(self, key: str) -> Section:
+        """The section of the first metric that a flat key feeds. Raises ValueError if it feeds none."""
+        name = self.series_of(key)[0][0].name
+        return next(section for section, specs in self.sections.items() if name in {spec.name for spec in specs})
 
     @cached_property
     def known_keys(self) -> dict[str, tuple[Series, ...]]:
@@ -60,9 +67,7 @@ class Registry:
 
     def series_of(self, key: str) -> tuple[Series, ...]:
         """The series that a flat key feeds: (specification, label values). Raises ValueError if it feeds none."""
-        if key not in self._found:
-            self._found[key] = self._series_of(key)
-        return self._found[key]
+        return self._found(key)
 
     def _series_of(self, key: str) -> tuple[Series, ...]:
         series = list(self.known_keys.get(key, ()))

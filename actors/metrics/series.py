@@ -5,6 +5,7 @@ Invariants:
 - Every series with seeded labels exists from the start: a gauge is NaN until it is first set ("not measured" is not
   0), a counter is 0. A null in a step's dict sets a gauge to NaN and leaves a counter unchanged.
 - A step with a wrong key or value raises an error and changes no series.
+- Series of a label value that `retain` does not name end; a later value of it starts a new series.
 - A store is not thread-safe; its owner holds a lock (`actors.metrics.exporter.Recorder`). Nothing waits.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from actors.metrics.registry import Registry
@@ -69,6 +70,22 @@ class MetricStore:
         """Set a gauge, add to a counter, or observe in a histogram."""
         spec = self.registry.spec(name)
         self._apply(spec, spec.label_values(labels), value)
+
+    def replace(self, name: str, values: Mapping[LabelValues, float | None]) -> None:
+        """Sets all series of a gauge: those that `values` lacks are removed."""
+        spec = self.registry.spec(name)
+        self.scalars[name] = {
+            spec.label_values(dict(zip(spec.labels, labels, strict=True))): math.nan if value is None else value
+            for labels, value in values.items()
+        }
+
+    def retain(self, label: str, values: Collection[str]) -> None:
+        """Removes every series whose `label` has none of `values`, of all metrics whose labels are open."""
+        for name, spec in self.registry.specs.items():
+            if spec.open and label in spec.labels:
+                at, series = spec.labels.index(label), self.scalars[name]
+                for gone in [found for found in series if found[at] not in values]:
+                    del series[gone]
 
     def step(self, flat: Flat) -> None:
         """Applies all values of a training step. Raises ValueError, and changes nothing, if a key or value is wrong."""

@@ -152,13 +152,22 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         before = set(multiprocessing.active_children())
-        settings = AsyncEngineArgs(**engine_arguments(self._model_dir, self._config)).create_engine_config()
+        arguments = engine_arguments(self._model_dir, self._config) | {"served_model_name": self.name}
+        settings = AsyncEngineArgs(**arguments).create_engine_config()
         if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
             # vLLM's CPU platform starts a further process only to bind threads, and `nobind` turns binding off.
             settings.parallel_config.distributed_executor_backend = "uni"
-        llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
+        llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=self._reporters())
         self._processes = [process for process in multiprocessing.active_children() if process not in before]
         return llm
+
+    def _reporters(self) -> list[Any] | None:
+        """What reports vLLM's own metrics, labelled with this worker's name, to the Ray of this process."""
+        if not self._config.engine_metrics:
+            return None
+        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+        return [RayPrometheusStatLogger]
 
     async def stop(self) -> None:
         """Shut the engine down and end all its processes."""

@@ -43,15 +43,6 @@ from actors.process.spans import Span, Spans
 from actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
 
 HEALTH_TIMEOUT_S = 30.0
-_FULL_PRECISION_PARITY = 1e-3
-_LOW_PRECISION_PARITY = 0.1  # bfloat16 was seen at 0.015 on sampled text and at 0.032 on random ids
-
-
-def parity_bound(config: RolloutConfig) -> float:
-    """Largest allowed mean |difference| on the probe, nats; the default depends on the rollout weights' dtype."""
-    if config.parity_bound is not None:
-        return config.parity_bound
-    return _FULL_PRECISION_PARITY if config.dtype == "float32" else _LOW_PRECISION_PARITY
 
 
 @dataclass
@@ -275,7 +266,7 @@ class Engine:
                 f"{len(theirs)} log-probabilities; it needs {len(ours)}"
             )
         difference = np.abs(ours - theirs)
-        mean, bound = float(difference.mean()), parity_bound(self._config)
+        mean, bound = float(difference.mean()), self._config.parity_limit
         if not mean <= bound:  # `not <=` also catches NaN
             raise RuntimeError(
                 f"{self._name}: weights of version {bundle.version} failed the parity probe: mean absolute "

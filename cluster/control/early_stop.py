@@ -27,6 +27,8 @@ class EarlyStop:
     baseline: list[float] = field(default_factory=list)
     low_steps: int = 0
     low_validations: int = 0
+    relative: float = math.nan
+    """The last step's spread divided by the mean over the first 10 steps."""
 
     def spread(self, decision: StepDecision, summaries: Sequence[GroupSummary]) -> float:
         """The figure of a step for rule (i): the mean reward variance that the filter reports; with `ragen`, the mean
@@ -45,12 +47,14 @@ class EarlyStop:
 
     def step(self, spread: float) -> str | None:
         """Takes a step's `spread`; returns the reason to stop, or None."""
+        self.relative = math.nan
         if math.isnan(spread):
             return None
         if len(self.baseline) < 10:
             self.baseline.append(spread)
             return None
         mean = sum(self.baseline) / len(self.baseline)
+        self.relative = spread / mean if mean > 0 else math.nan
         self.low_steps = self.low_steps + 1 if spread < 0.1 * mean else 0
         limit = 10 if self.kind == "ragen" else 5
         if self.kind == "off" or self.low_steps < limit:
@@ -63,6 +67,10 @@ class EarlyStop:
         if self.kind == "off" or self.low_validations < 5:
             return None
         return f"validation success below {self.collapse_threshold:.0%} at {self.low_validations} validations in a row"
+
+    def figures(self) -> dict[str, float]:
+        """The flat figures of rule (i) after a step."""
+        return {"reward_spread_ratio": self.relative, "low_spread_streak": float(self.low_steps)}
 
     @property
     def _spread_name(self) -> str:

@@ -12,7 +12,9 @@ when its groups, or the weights that sampled them, were lost. At the end of a ru
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING = "in_flight", "buffered", "kept_waiting", "training"
@@ -32,9 +34,15 @@ REPLAYED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, FAILED}
 
 
 class Ledger:
-    """The states of all tickets of a run, and the counts of the equation, which are kept separately."""
+    """The states of all tickets of a run, and the counts of the equation, which are kept separately.
 
-    def __init__(self) -> None:
+    `now`: the clock (unix seconds) that says since when a ticket is in its state.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._since: dict[str, float] = {}
+        """When each open ticket entered its state."""
         self._state: dict[str, tuple[str, str]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self.issued = 0
@@ -71,10 +79,23 @@ class Ledger:
     def _enter(self, ticket_id: str, state: str, reason: str) -> None:
         self._state[ticket_id] = (state, reason)
         self._counts[state, reason] += 1
+        if state in OPEN:
+            self._since[ticket_id] = self._now()
+        else:
+            self._since.pop(ticket_id, None)
 
     def in_state(self, *states: str) -> list[str]:
         """Ids of the tickets in any of the states, in order of issue."""
         return [ticket_id for ticket_id, (state, _) in self._state.items() if state in states]
+
+    def oldest(self) -> dict[str, float | None]:
+        """When (unix seconds) the ticket that is in each open state for longest entered it; None if it has none."""
+        found: dict[str, float | None] = dict.fromkeys(OPEN)
+        for ticket_id, since in self._since.items():
+            state = self._state[ticket_id][0]
+            earlier = found[state]
+            found[state] = since if earlier is None else min(earlier, since)
+        return found
 
     def count(self, state: str) -> int:
         """Number of tickets in a state, whatever the reason."""

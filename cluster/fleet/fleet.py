@@ -316,6 +316,10 @@ class Fleet:
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
+    def members(self) -> list[Member[Any]]:
+        """The newest member of each name: rollout workers, then environment actors."""
+        return [*self.workers.members(), *self.players.members()]
+
     def take_restarts(self) -> Counter[str]:
         """Number of restarts by party since the last call."""
         news = self.restarts - self._told
@@ -323,8 +327,9 @@ class Fleet:
         return news
 
     def up(self) -> dict[str, bool]:
-        """Whether each party is up, by name; a party that died and was not replaced is down."""
-        members = [*self.workers.members(), *self.players.members()]
+        """Whether each party is up, by name; a party that died and was not replaced is down. A member that left in good
+        order is no party any more."""
+        members = [member for member in self.members() if member.state is not State.RETIRED]
         services = {"filter": self.filter is not None, "learner": self.learner is not None}
         if self.config.scorer.enabled:
             services["scorer"] = self.scorer is not None

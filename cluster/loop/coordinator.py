@@ -204,6 +204,7 @@ class Coordinator:
         flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
         flat["seconds/publish"] = time.time() - trained
         self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
+        flat |= self.early_stop.figures()
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
         drained = await self._drain() if step == self.last_step else 0.0

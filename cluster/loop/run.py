@@ -41,6 +41,7 @@ from cluster.fleet.bootstrap import check_address, connect, disconnect, prepare_
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
+from cluster.loop.pulse import limits, pulse
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
 from cluster.metrics import REGISTRY
 from cluster.package import installed_version
@@ -124,6 +125,7 @@ def _open_recorder(config: RunConfig) -> Recorder:
         raise UserError(str(error)) from error
     names = {"run": config.name, "environment": config.environment.name, "filter": config.filter.rule}
     recorder.set("squelch_run_info", 1, **names)
+    limits(config, recorder)
     recorder.set("squelch_build_info", 1, version=installed_version(), python=platform.python_version())
     return recorder
 
@@ -149,7 +151,8 @@ async def _train(
         coordinator = Coordinator(config, fleet, archive, recorder, state, say)
         _stop_on_signals(coordinator, stop_signal)
         say(f"ready after {time.time() - started:.1f} s")
-        await coordinator.run()
+        async with pulse(fleet, coordinator.ledger, config.run_dir, recorder):
+            await coordinator.run()
     finally:
         await fleet.stop()
         archive.close()

@@ -31,6 +31,8 @@ DOCS = "/public/squelch-docs"
 WIDTH, HEIGHT = 8, 8
 STAT_WIDTH, STAT_HEIGHT = 4, 4
 """Of a panel, in Grafana's grid of 24 columns."""
+STATE_COLORS = ("orange", "yellow", "green", "purple", "blue", "red", "gray")
+"""Of the states of a state timeline, in their order."""
 
 Builder = timeseries.Panel | statistic.Panel | heatmap.Panel | statetimeline.Panel | xychart.Panel
 
@@ -170,21 +172,26 @@ def _heat_map(panel: Panel) -> heatmap.Panel:
 
 
 def _state_timeline(panel: Panel) -> statetimeline.Panel:
-    """Each series is a line of the timeline: coloured while it is 1."""
+    """Each series is a line of the timeline."""
     shown = {"0": dashboard.ValueMappingResult(text=" ", color="transparent", index=0)}
-    shown["1"] = dashboard.ValueMappingResult(text=" ", color="orange", index=1)
+    for index, (state, color) in enumerate(zip(panel.states or (" ",), STATE_COLORS, strict=False), 1):
+        shown[str(index)] = dashboard.ValueMappingResult(text=state, color=color, index=index)
     built = statetimeline.Panel().mappings([dashboard.ValueMap(shown)]).show_value(common.VisibilityMode.NEVER)
-    return built.legend(options.VizLegendOptions().show_legend(False)).row_height(0.8)
+    return built.legend(options.VizLegendOptions().show_legend(bool(panel.states))).row_height(0.8)
 
 
 def _xy_chart(panel: Panel) -> xychart.Panel:
-    """The second query over the first, one point for each time at which both have a value."""
-    across, up = (query.legend for query in panel.queries)
+    """Each further query over the first, one point for each time at which both have a value."""
+    across, *up = (query.legend for query in panel.queries)
+    lines = [_points(across, legend) for legend in up]
+    joined = dashboard.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
+    built = xychart.Panel().mapping(SeriesMapping.MANUAL).series(lines).with_transformation(joined)
+    return built.show(XYShowMode.POINTS).legend(_legend())
+
+
+def _points(across: str, up: str) -> xychart.XYSeriesConfig:
     line = xychart.XYSeriesConfig().x(xychart.XychartXYSeriesConfigX().matcher(_by_name(across)))
-    line = line.y(xychart.XychartXYSeriesConfigY().matcher(_by_name(up)))
-    joined = dashboard.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "inner"})
-    built = xychart.Panel().mapping(SeriesMapping.MANUAL).series([line]).with_transformation(joined)
-    return built.show(XYShowMode.POINTS_AND_LINES).legend(options.VizLegendOptions().show_legend(False))
+    return line.y(xychart.XychartXYSeriesConfigY().matcher(_by_name(up)))
 
 
 def _by_name(legend: str) -> xychart.MatcherConfig:

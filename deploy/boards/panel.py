@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +28,10 @@ class Query:
 @dataclass(frozen=True)
 class Panel:
     """One panel. `unit`: Grafana's name of the unit; `stack`: whether series are stacked; `low`, `high`: limits of the
-    axis. A heat map has one query, whose series are the cumulative counts of a histogram by `le`. An XY chart has two:
-    the legend of the first names the horizontal axis, that of the second the vertical."""
+    axis. A heat map has one query, whose series are the cumulative counts of a histogram by `le`. An XY chart draws
+    the values of each further query over those of the first, at equal times; their legends name axis and points. A
+    state timeline has one line for each series: with `states`, the value i + 1 stands for `states[i]`; without, 1 is
+    shown by a colour. 0 is shown as nothing."""
 
     title: str
     help: str
@@ -38,6 +41,7 @@ class Panel:
     stack: bool = False
     low: float | None = None
     high: float | None = None
+    states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,14 @@ def _family(name: str) -> str:
 def panel_query(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
     """A query for the metric's value."""
     return Query(series(name, **labels), legend, empty_when)
+
+
+def one_of(name: str, label: str, values: Sequence[str]) -> str:
+    """Of a metric with one series for each of `values`, of which one is 1: i + 1 if that is the series of `values[i]`;
+    0 if none is 1."""
+    return f" + ignoring ({label}) ".join(
+        f"{i} * {series(name, **{label: value})}" for i, value in enumerate(values, 1)
+    )
 
 
 def mean_of(name: str) -> str:

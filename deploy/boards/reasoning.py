@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from deploy.boards.panel import Board, Panel, Row
+from actors.diagnosis.metrics import REGIMES
+from deploy.boards.panel import Board, Panel, Query, Row, series
 from deploy.boards.panel import panel_query as _q
 
 SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"
 FEW_PROMPTS = "a step has fewer than 6 distinct prompts"
 NO_ALARM = "input dependence is not falling"
+
+
+def _in_regime(regime: str) -> str:
+    """MI-Est of the first turn while it is in this regime."""
+    present = series("squelch_reasoning_regime", scope="first_turn", regime=regime)
+    return f"{series('squelch_mi_est_nats', scope='first_turn')} and on (instance) {present} == 1"
+
 
 DEPENDENCE = Row(
     "Does reasoning depend on its input",
@@ -113,11 +121,11 @@ REGIME = Row(
         ),
         Panel(
             "Entropy and mutual information",
-            "The plane of Figure 1: H(Z|X) across, MI-Est upwards. In template collapse the path sinks at high "
-            "entropy; in low-entropy collapse it also moves to the left.",
+            "The plane of Figure 1: H(Z|X) across, MI-Est upwards, one colour for each regime. In template collapse "
+            "the points sink at high entropy; in low-entropy collapse they also move to the left.",
             (
                 _q("squelch_conditional_entropy_nats", "H(Z|X)", scope="first_turn"),
-                _q("squelch_mi_est_nats", "MI-Est", scope="first_turn"),
+                *(Query(_in_regime(regime), regime, "the run was in another regime") for regime in REGIMES),
             ),
             unit="suffix: nats",
             kind="xychart",

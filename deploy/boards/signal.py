@@ -28,6 +28,16 @@ VARIANCE = Row(
             low=0,
         ),
         Panel(
+            "Spread of rewards against the start",
+            "Spread of rewards divided by its mean over the first 10 steps; steps in a row below 10% of it, of which 5 "
+            "are a collapse.",
+            (
+                _q("squelch_reward_spread_ratio", "relative spread", "the run has at most 10 steps"),
+                _q("squelch_low_spread_streak", "steps below 10%"),
+            ),
+            low=0,
+        ),
+        Panel(
             "Tasks by reward band",
             "Shares of groups in which no, some or all trajectories succeed. Only mixed groups give a policy gradient.",
             (_q("squelch_tasks_ratio", "{{band}}"),),

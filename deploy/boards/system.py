@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from deploy.boards.panel import INSTANCE, Board, Panel, Query, Row, mean_of, series
+from cluster.control.membership import MemberState
+from deploy.boards.panel import INSTANCE, Board, Panel, Query, Row, mean_of, one_of, series
 from deploy.boards.panel import panel_query as _q
 from deploy.boards.panel import rate_query as _rate
+from deploy.boards.ray_and_vllm import RAY, VLLM
 
 _P90 = f"sum by (le) (rate({series('squelch_step_duration_seconds_bucket')}[$__rate_interval]))"
-NO_RAY = "Prometheus does not scrape Ray"
+STATES = tuple(state.value for state in MemberState)
 
 TIME = Row(
     "Where time goes",
@@ -77,6 +79,14 @@ TICKETS = Row(
             low=0,
         ),
         Panel(
+            "Queue ages",
+            "How long the oldest ticket of each open state has been in it. The state whose age grows is the one that "
+            "the step waits for: in_flight is played, buffered waits for the filter, the others for the learner.",
+            (Query(f"time() - {series('squelch_oldest_ticket_timestamp_seconds')}", "{{state}}", "no ticket is open"),),
+            unit="s",
+            low=0,
+        ),
+        Panel(
             "Tickets that ended untrained",
             "Dropped and failed tickets by reason.",
             (_q("squelch_ended_tickets", "{{state}}: {{reason}}", "every group was kept"),),
@@ -90,8 +100,13 @@ TICKETS = Row(
         ),
         Panel(
             "Staleness",
-            "Learner's version minus the oldest version that sampled a token, largest and mean over the step's groups.",
-            (_q("squelch_staleness_max_versions", "largest"), _q("squelch_staleness_mean_versions", "mean")),
+            "Learner's version minus the oldest version that sampled a token, largest and mean over the step's groups, "
+            "and the limit of the settings.",
+            (
+                _q("squelch_staleness_max_versions", "largest"),
+                _q("squelch_staleness_mean_versions", "mean"),
+                _q("squelch_staleness_limit_versions", "limit"),
+            ),
             low=0,
         ),
         Panel(
@@ -105,6 +120,7 @@ TICKETS = Row(
             (
                 _q("squelch_weight_parity_nats", "{{worker}}, mean"),
                 _q("squelch_weight_parity_max_nats", "{{worker}}, largest"),
+                _q("squelch_weight_parity_limit_nats", "limit of the mean"),
             ),
             unit="suffix: nats",
             low=0,
@@ -127,6 +143,14 @@ ACTORS = Row(
             high=1,
         ),
         Panel(
+            "States of workers and environment actors",
+            "Only a healthy member is given work. A new rollout worker is stale until it has loaded and proved the "
+            "current weights.",
+            (Query(one_of("squelch_actor_state", "state", STATES), "{{actor}}"),),
+            kind="state-timeline",
+            states=STATES,
+        ),
+        Panel(
             "Restarts",
             "Restarts of an actor, and training steps that were trained on again after learner ranks were lost.",
             (
@@ -142,38 +166,16 @@ ACTORS = Row(
             unit="bytes",
             low=0,
         ),
-    ),
-)
-
-RAY = Row(
-    "Ray",
-    "cluster.md",
-    (
         Panel(
-            "Ray's actors",
-            "Actors of the whole Ray cluster by state.",
-            (Query('sum by (State) (ray_actors{Source="gcs"})', "{{State}}", NO_RAY),),
-            low=0,
-        ),
-        Panel(
-            "Memory and CPU of nodes",
-            "Share of each node's memory and CPU that is in use.",
-            (
-                Query("ray_node_mem_used / ray_node_mem_total", "memory, {{instance}}", NO_RAY),
-                Query("ray_node_cpu_utilization / 100", "CPU, {{instance}}", NO_RAY),
-            ),
-            unit="percentunit",
-            low=0,
-            high=1,
-        ),
-        Panel(
-            "Object store",
-            "Bytes in Ray's object store by where they are; spilled ones are on disk and slow.",
-            (Query("sum by (Location) (ray_object_store_memory)", "{{Location}}", NO_RAY),),
+            "Disk of the run's folder",
+            "Free bytes and size of the disk to which groups, checkpoints and logs are written.",
+            (_q("squelch_disk_free_bytes", "free"), _q("squelch_disk_size_bytes", "size")),
             unit="bytes",
             low=0,
         ),
     ),
 )
 
-BOARD = Board("squelch-system", "System", "Who waits for whom, and is everybody well?", (TIME, TICKETS, ACTORS, RAY))
+BOARD = Board(
+    "squelch-system", "System", "Who waits for whom, and is everybody well?", (TIME, TICKETS, ACTORS, RAY, VLLM)
+)

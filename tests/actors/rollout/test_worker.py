@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from actors.messages import Completion
-from actors.rollout.worker import Engine, parity_bound
+from actors.rollout.worker import Engine
 from tests.actors.rollout import vllm_support as support
 
 pytestmark = pytest.mark.ray
@@ -247,9 +247,9 @@ def test_collect_comes_back_empty_when_nothing_has_finished(loop, engine):
 
 
 def test_parity_bound_follows_the_type_of_the_weights_unless_given():
-    assert parity_bound(support.CONFIG) == 1e-3
-    assert parity_bound(support.CONFIG.model_copy(update={"dtype": "bfloat16"})) == 0.1
-    assert parity_bound(support.CONFIG.model_copy(update={"parity_bound": 0.2})) == 0.2
+    assert support.CONFIG.parity_limit == 1e-3
+    assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.1
+    assert support.CONFIG.model_copy(update={"parity_bound": 0.2}).parity_limit == 0.2
 
 
 def test_a_killed_engine_is_reported_by_name_within_a_bound(loop, engine):

@@ -1,0 +1,243 @@
+"""Every alert rule fires on recorded series when it should and is silent when it should not, and has a section in the
+runbook. Once for real: a collapse at the real exporter reaches a webhook through Prometheus and Alertmanager."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from actors.config import RecorderConfig
+from actors.metrics.exporter import Recorder
+from cluster.metrics import REGISTRY
+from deploy.alert_rules import RULES, RUNBOOK
+from deploy.generated import ROOT
+from tests.prometheus import alerts, need_prometheus, running_alertmanager, running_prometheus, until
+
+DEPLOY = ROOT / "deploy"
+LONG = "x90"
+"""Samples of a recorded series, one a minute."""
+FIRST = 'scope="first_turn"'
+RUNNING = {"squelch_step": f"3+0{LONG}", "squelch_planned_steps": f"9+0{LONG}", "squelch_run_info": f"1+0{LONG}"}
+LAST = {"squelch_last_step_timestamp_seconds": f"0+0{LONG}"}
+BEFORE = {"squelch_step": f"NaN+0{LONG}", "squelch_last_step_timestamp_seconds": f"NaN+0{LONG}"}
+WAITS = {
+    'squelch_wait_seconds_total{waiter="coordinator",waited_for="learner"}': f"400+0{LONG}",
+    'squelch_wait_seconds_total{waiter="coordinator",waited_for="environment"}': f"90+0{LONG}",
+    'squelch_wait_seconds_total{waiter="learner",waited_for="environment"}': f"900+0{LONG}",
+}
+CHANCE = {f"squelch_retrieval_chance_ratio{{{FIRST}}}": f"0.1+0{LONG}"}
+RETRIEVAL = f"squelch_retrieval_accuracy_ratio{{{FIRST}}}"
+PARITY = 'squelch_weight_parity_nats{worker="r0"}'
+SOUND = {'squelch_weight_checksum_ok{worker="r0"}': "1+0x9", "squelch_weight_parity_limit_nats": "0.05+0x9"}
+STALE = {
+    "squelch_staleness_limit_versions": "4+0x20",
+    "squelch_staleness_mean_versions": "3.8+0x20",
+    "squelch_learner_effective_sample_size_ratio": "0.7+0x20",
+}
+RESTARTS = 'squelch_actor_restarts_total{actor="rollout-1"}'
+SIZE = {"squelch_disk_size_bytes": f"100+0{LONG}"}
+FREE = "squelch_disk_free_bytes"
+
+CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
+    "SquelchTemplateCollapseSuspected": [
+        (
+            {f'squelch_reasoning_regime{{{FIRST},regime="template_collapse"}}': "0 1 1 1"},
+            "3m",
+            {"scope": "first_turn", "regime": "template_collapse"},
+        ),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="template_collapse"}}': "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="low_entropy_collapse"}}': "1+0x9"}, "5m", None),
+    ],
+    "SquelchReasoningIgnoresInput": [
+        ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "10m", {"scope": "first_turn"}),
+        ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "2m", None),
+        ({RETRIEVAL: f"0.4+0{LONG}", **CHANCE}, "10m", None),
+        ({RETRIEVAL: f"NaN+0{LONG}", **CHANCE}, "10m", None),
+    ],
+    "SquelchDependenceFalling": [
+        ({"squelch_dependence_alarm": "0 0 1"}, "2m", {}),
+        ({"squelch_dependence_alarm": "0 0 1"}, "1m", None),
+    ],
+    "SquelchRewardVarianceCollapsed": [
+        ({"squelch_low_spread_streak": "3 4 5"}, "2m", {}),
+        ({"squelch_low_spread_streak": "3 4 0"}, "2m", None),
+    ],
+    "SquelchNoSignal": [
+        ({"squelch_no_signal_streak": "0 1 2 3"}, "3m", {}),
+        ({"squelch_no_signal_streak": "0 1 2 3"}, "2m", None),
+    ],
+    "SquelchCollapsed": [
+        ({"squelch_collapsed": "0 1"}, "1m", {}),
+        ({"squelch_collapsed": "0 1"}, "0m", None),
+    ],
+    "SquelchEvaluationRegressed": [
+        ({"squelch_validation_success_high_ratio": "0.4", "squelch_validation_best_ratio": "0.6"}, "0m", {}),
+        ({"squelch_validation_success_high_ratio": "0.65", "squelch_validation_best_ratio": "0.6"}, "0m", None),
+        ({"squelch_validation_success_high_ratio": "NaN", "squelch_validation_best_ratio": "NaN"}, "0m", None),
+    ],
+    "SquelchFormatInvalid": [
+        ({"squelch_format_valid_ratio": "0.4+0x20"}, "6m", {}),
+        ({"squelch_format_valid_ratio": "0.6+0x20"}, "6m", None),
+    ],
+    "SquelchActorDown": [
+        ({'squelch_actor_up{actor="env-0"}': "1 0 0 0"}, "3m", {"actor": "env-0"}),
+        ({'squelch_actor_up{actor="env-0"}': "1 0 1 1"}, "3m", None),
+        ({'squelch_actor_up{actor="env-0"}': "1 1 stale stale"}, "3m", None),
+    ],
+    "SquelchWeightsDiffer": [
+        ({'squelch_weight_checksum_ok{worker="r0"}': "1 0"}, "1m", {"worker": "r0"}),
+        ({PARITY: "0.001 0.03", **SOUND}, "1m", {"worker": "r0"}),
+        ({PARITY: "0.001 0.02", **SOUND}, "1m", None),
+    ],
+    "SquelchStalenessNearLimit": [
+        (STALE, "6m", {}),
+        (STALE | {"squelch_staleness_mean_versions": "3+0x20"}, "6m", None),
+        (STALE | {"squelch_learner_effective_sample_size_ratio": "0.99+0x20"}, "6m", None),
+        (
+            STALE | {"squelch_staleness_limit_versions": "0+0x20", "squelch_staleness_mean_versions": "0+0x20"},
+            "6m",
+            None,
+        ),
+    ],
+    "SquelchWorkersFlapping": [
+        ({RESTARTS: f"0x10 1x10 2{LONG}"}, "25m", {"actor": "rollout-1"}),
+        ({RESTARTS: f"0x10 1{LONG}"}, "25m", None),
+        ({RESTARTS: f"0x10 1x10 2{LONG}"}, "95m", None),
+    ],
+    "SquelchStalled": [
+        (RUNNING | LAST | WAITS, "20m", {"party": "learner"}),
+        (RUNNING | LAST | WAITS, "10m", None),
+        (RUNNING | LAST | WAITS | {"squelch_step": f"9+0{LONG}"}, "20m", None),
+        (RUNNING | BEFORE | WAITS | {"process_start_time_seconds": f"0+0{LONG}"}, "20m", {"party": "learner"}),
+        (RUNNING | BEFORE | WAITS | {"process_start_time_seconds": f"600+0{LONG}"}, "20m", None),
+    ],
+    "SquelchDiskFilling": [
+        ({FREE: f"4+0{LONG}", **SIZE}, "15m", {}),
+        ({FREE: f"90-1{LONG}", **SIZE}, "60m", {}),
+        ({FREE: f"50+0{LONG}", **SIZE}, "60m", None),
+        ({FREE: f"90-1x20 70+0{LONG}", **SIZE}, "90m", None),
+    ],
+    "SquelchEndpointDown": [
+        ({'up{job="squelch"}': "0+0x9"}, "3m", {"job": "squelch"}),
+        ({'up{job="squelch"}': "1+0x9"}, "3m", None),
+    ],
+}
+"""By rule: recorded series, the time, and the labels of the alert that then fires; None if none may fire."""
+
+
+def anchor(rule: str) -> str:
+    return f"{RUNBOOK}#{rule.lower()}"
+
+
+def case(name: str, series: dict[str, str], at: str, labels: dict[str, str] | None) -> dict[str, object]:
+    rule = next(rule for rule in RULES if rule.name == name)
+    summary = rule.summary
+    for label, value in (labels or {}).items():
+        summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
+    fired = {
+        "exp_labels": {"severity": rule.severity, **(labels or {})},
+        "exp_annotations": {"summary": summary, "description": rule.advice, "runbook_url": anchor(name)},
+    }
+    return {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": [fired] if labels is not None else []}],
+    }
+
+
+def test_every_rule_is_tried_firing_and_silent() -> None:
+    assert CASES.keys() == {rule.name for rule in RULES}
+    for name, cases in CASES.items():
+        assert {labels is None for _, _, labels in cases} == {True, False}, name
+
+
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    path = tmp_path / "cases.yml"
+    cases = [case(name, *tried) for name, tries in CASES.items() for tried in tries]
+    path.write_text(yaml.safe_dump({"rule_files": [str(DEPLOY / "alerts.yml")], "tests": cases}))
+    run = subprocess.run(
+        [need_prometheus("promtool"), "test", "rules", str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("promtool", ("check", "rules", "alerts.yml")),
+        ("promtool", ("check", "config", "prometheus.yml")),
+        ("amtool", ("check-config", "alertmanager.yml")),
+    ],
+)
+def test_prometheus_and_alertmanager_accept_the_files(program: str, words: tuple[str, ...]) -> None:
+    check = subprocess.run([need_prometheus(program), *words], cwd=DEPLOY, capture_output=True, text=True, timeout=30)
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_every_rule_has_a_section_of_the_runbook_and_every_section_a_rule() -> None:
+    headings = re.findall(r"^## (Squelch\w+)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
+    assert sorted(headings) == sorted(rule.name for rule in RULES)
+    linked = [rule["annotations"]["runbook_url"] for rule in written_rules()]
+    assert linked == [anchor(rule.name) for rule in RULES]
+
+
+def test_every_section_of_the_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
+    for section in re.split(r"^## (?=Squelch)", (ROOT / RUNBOOK).read_text(), flags=re.MULTILINE)[1:]:
+        assert all(f"**{part}**" in section for part in ("Meaning.", "Look at.", "Do.")), section.splitlines()[0]
+
+
+def written_rules() -> list[dict]:
+    return yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+
+
+def impatient(folder: Path) -> Path:
+    """The rules, each of which fires as soon as its expression holds."""
+    path = folder / "alerts.yml"
+    rules = [rule | {"for": "0s"} for rule in written_rules()]
+    path.write_text(yaml.safe_dump({"groups": [{"name": "squelch", "interval": "200ms", "rules": rules}]}))
+    return path
+
+
+HEALTHY = {
+    "first_turn/retrieval_accuracy": 0.7,
+    "first_turn/retrieval_chance": 0.125,
+    "first_turn/regime/diverse": 1.0,
+    "first_turn/regime/template_collapse": 0.0,
+    "no_signal_streak": 0.0,
+    "total_steps": 100.0,
+}
+COLLAPSED = {
+    "first_turn/retrieval_accuracy": 0.13,
+    "first_turn/regime/diverse": 0.0,
+    "first_turn/regime/template_collapse": 1.0,
+}
+
+
+@pytest.mark.slow
+def test_a_collapse_at_the_real_exporter_pages_a_webhook(tmp_path: Path) -> None:
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
+    recorder.start()
+    try:
+        with (
+            running_alertmanager(tmp_path, DEPLOY / "alertmanager.yml") as (manager, pages),
+            running_prometheus(tmp_path, recorder.port, "200ms", rules=impatient(tmp_path), manager=manager) as url,
+        ):
+            recorder.step(1, HEALTHY)
+            until(lambda: alerts(url) == {}, "no alert of the healthy run")
+            recorder.step(2, HEALTHY | COLLAPSED)
+            both = {"SquelchTemplateCollapseSuspected", "SquelchReasoningIgnoresInput"}
+            until(lambda: paged(pages, "firing").keys() == both, "the page of the collapse")
+            page = paged(pages, "firing")["SquelchTemplateCollapseSuspected"]
+            assert page["labels"]["severity"] == "critical" and page["annotations"]["runbook_url"].startswith(RUNBOOK)
+            recorder.step(3, HEALTHY)
+            until(lambda: "SquelchTemplateCollapseSuspected" in paged(pages, "resolved"), "the end of the alarm")
+    finally:
+        recorder.close()
+
+
+def paged(pages: list[dict], status: str) -> dict[str, dict]:
+    """The alerts of all pages so far that have this status, by name."""
+    told = [alert for page in list(pages) for alert in page["alerts"]]
+    return {alert["labels"]["alertname"]: alert for alert in told if alert["status"] == status}
