@@ -9,6 +9,7 @@ crash between the part and the index) is read from its part.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ NEEDED = (
     *("score", "decision", "reason"),
 )
 """Columns of the archive from which a group's row is computed."""
+_LISTS = ("loss_mask", "turns")
+"""The needed columns that hold lists."""
 _SAME = ("step", "environment", "split", "task_seed", "task_key", "task_kind", "decision", "reason", "score", "worker")
 """Columns that all trajectories of a group share."""
 
@@ -39,25 +42,32 @@ def index_rows(table: pa.Table) -> pa.Table:
     """One row per group, in order of first appearance.
 
     Args:
-        table: trajectories with the columns `NEEDED` of the archive.
+        table: trajectories with at least the columns `NEEDED` of the archive.
     Returns:
         A table of `INDEX_SCHEMA`.
     """
     masks = list_column(table, "loss_mask")
-    small = table.drop_columns(["loss_mask"]).to_pylist()
+    small = table.select([name for name in NEEDED if name not in _LISTS]).to_pylist()
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row, mask in zip(small, masks, strict=True):
-        sizes = {"sampled": int(np.count_nonzero(mask)), "tokens": len(mask)}
-        groups.setdefault((row["step"], row["group_id"]), []).append(row | sizes)
+    for row, mask, versions in zip(small, masks, _versions(table["turns"]), strict=True):
+        row |= {"sampled": int(np.count_nonzero(mask)), "tokens": len(mask), "versions": versions}
+        groups.setdefault((row["step"], row["group_id"]), []).append(row)
     ordered = [sorted(rows, key=lambda row: row["trajectory"]) for rows in groups.values()]
     return pa.Table.from_pylist([_row(rows) for rows in ordered], schema=INDEX_SCHEMA)
+
+
+def _versions(turns: pa.ChunkedArray) -> list[list[tuple[int, int]]]:
+    """The oldest and newest policy version of each turn of each trajectory, without a Python object per other field."""
+    flat, lengths = turns.combine_chunks().flatten(), turns.combine_chunks().value_lengths().to_pylist()
+    pairs = iter(zip(flat.field("version_min").to_pylist(), flat.field("version_max").to_pylist(), strict=True))
+    return [list(itertools.islice(pairs, length)) for length in lengths]
 
 
 def _row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The row of one group; `rows`: its trajectories in order."""
     alive = [row for row in rows if row["failure_cause"] is None]
     returns = np.array([row["episode_return"] for row in alive], dtype=np.float64)
-    turns = [turn for row in rows for turn in row["turns"]]
+    versions = [pair for row in rows for pair in row["versions"]]
     return {
         "group_id": rows[0]["group_id"],
         **{name: rows[0][name] for name in _SAME},
@@ -66,14 +76,14 @@ def _row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "returns": [_if_alive(row, "episode_return") for row in rows],
         "successes": [_if_alive(row, "success") for row in rows],
         "lengths": [row["sampled"] for row in rows],
-        "num_turns": [len(row["turns"]) for row in rows],
+        "num_turns": [len(row["versions"]) for row in rows],
         "failure_causes": [row["failure_cause"] for row in rows if row["failure_cause"] is not None],
         "num_trajectories": len(rows),
         "num_failures": len(rows) - len(alive),
         "num_truncated": sum(bool(row["truncated"]) for row in rows),
         "num_tokens": sum(row["tokens"] for row in rows),
-        "version_min": min((turn["version_min"] for turn in turns), default=None),
-        "version_max": max((turn["version_max"] for turn in turns), default=None),
+        "version_min": min((oldest for oldest, _ in versions), default=None),
+        "version_max": max((newest for _, newest in versions), default=None),
     }
 
 

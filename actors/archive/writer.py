@@ -45,7 +45,7 @@ from actors.archive.reader import (
     read_groups,
     read_metrics,
 )
-from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
+from actors.archive.schema import DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
 from actors.archive.store import ArchiveError, LocalStore, Store, writing
 from actors.archive.version import VERSION, VERSION_KEY
 from actors.process.disk import whole_file
@@ -101,8 +101,8 @@ class Archive:
             decisions: by group id; each group needs one.
             filter_text: the rule and its settings, stored in the column `filter`.
         """
-        rows = [_with_decision(table, decisions, filter_text) for table in tables]
-        whole = pa.concat_tables(rows) if rows else ARCHIVE_SCHEMA.empty_table()
+        plain = [_plain_rows(table) for table in tables] or [TRAJECTORY_SCHEMA.empty_table()]
+        whole = _with_decision(pa.concat_tables(plain).combine_chunks(), decisions, filter_text)
         self._write(part_key(step), whole)
         key = block_key(block_of(step))
         block = read_block(self.store, key) if self.store.stat(key) is not None else INDEX_SCHEMA.empty_table()
@@ -237,6 +237,13 @@ def _without_stamp(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("step", "time")}
 
 
+def _plain_rows(table: pa.Table) -> pa.Table:
+    """The columns of `TRAJECTORY_SCHEMA`, in its order and types."""
+    if table.schema.equals(TRAJECTORY_SCHEMA):
+        return table
+    return table.select(TRAJECTORY_SCHEMA.names).cast(TRAJECTORY_SCHEMA)
+
+
 def _with_decision(table: pa.Table, decisions: Mapping[str, DecisionLike], filter_text: str) -> pa.Table:
     ids = table.column("group_id").to_pylist()
     missing = sorted({group_id for group_id in ids if group_id not in decisions})
@@ -249,10 +256,9 @@ def _with_decision(table: pa.Table, decisions: Mapping[str, DecisionLike], filte
         "reason": [d.reason for d in found],
         "filter": [filter_text] * len(ids),
     }
-    plain = table.select(TRAJECTORY_SCHEMA.names).cast(TRAJECTORY_SCHEMA)
     for column in DECISION:
-        plain = plain.append_column(column.field, pa.array(columns[column.name], type=column.type))
-    return plain
+        table = table.append_column(column.field, pa.array(columns[column.name], type=column.type))
+    return table
 
 
 def _metrics_table(records: Sequence[Mapping[str, Any]]) -> pa.Table:

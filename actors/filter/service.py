@@ -6,6 +6,7 @@ coordinator calls `admit` with the groups that have arrived, and `close` once al
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -35,9 +36,9 @@ class FilterService:
         """Totals over the run."""
         return self._window.metrics()
 
-    def state(self) -> dict[str, Any]:
+    def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return self._window.state()
+        return self._window.state(steps)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores the state from a checkpoint."""

@@ -16,6 +16,7 @@ the last `window_size` groups of any step, including itself; no group waits for 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,15 +151,17 @@ class FilterWindow:
         totals = {f"{name}_groups": float(count) for name, count in self._totals.items()}
         return {**totals, "open_steps": float(len(self._steps)), "no_signal_streak": float(self._no_signal.streak)}
 
-    def state(self) -> dict[str, Any]:
-        """Everything that later decisions depend on, as plain JSON."""
-        for found in self._steps.values():
+    def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
+        """Everything that later decisions depend on, as plain JSON; of the open steps only those in `steps`, by default
+        all."""
+        held = {step: found for step, found in self._steps.items() if steps is None or step in steps}
+        for found in held.values():
             self._measure(found)
         return {
             "measured": self._measured_by(),
             "no_signal": self._no_signal.state(),
             "totals": dict(self._totals),
-            "steps": {str(step): _step_state(found) for step, found in self._steps.items()},
+            "steps": {str(step): _step_state(found) for step, found in held.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -251,9 +254,9 @@ class SlidingWindow(FilterWindow):
         entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
         return [entry.decision(summary.step)]
 
-    def state(self) -> dict[str, Any]:
+    def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """As `FilterWindow.state`, with the recent groups."""
-        return {**super().state(), "recent": self._recent.state()}
+        return {**super().state(steps), "recent": self._recent.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; errors as in `FilterWindow.restore`."""

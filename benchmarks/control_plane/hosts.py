@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 from actors.config import FilterConfig
 from actors.filter.windows import make_window
 from actors.messages import UpdateReport, WeightBundle
-from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise, to_table
+from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, packed, summarise, to_table
 
 PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24
 
@@ -26,7 +27,7 @@ class Host:
     def __init__(self, seed: int, delay_s: float) -> None:
         self.delay_s, self.version = delay_s, -1
         self._random = random.Random(seed)
-        self._tables: dict[str, pa.Table] = {}
+        self._rows: dict[str, pa.Buffer] = {}
 
     async def ready(self) -> bool:
         """True once the process is up."""
@@ -50,12 +51,13 @@ class Host:
 
     async def play_here(self, ticket: Ticket) -> GroupSummary:
         """As `play`; the rows stay in this process until they are fetched, as in an object store."""
-        summary, self._tables[ticket.ticket_id] = await self.play(ticket)
+        summary, table = await self.play(ticket)
+        self._rows[ticket.ticket_id] = packed(table)
         return summary
 
-    async def fetch(self, ids: list[str]) -> list[pa.Table]:
-        """The rows of these groups, which are then forgotten."""
-        return [self._tables.pop(ticket_id) for ticket_id in ids]
+    async def fetch(self, ids: list[str]) -> list[pa.Buffer]:
+        """The packed rows of these groups, which are then forgotten."""
+        return [self._rows.pop(ticket_id) for ticket_id in ids]
 
     def _trajectory(self, index: int) -> Trajectory:
         reward, length = float(self._random.random() < 0.5), PROMPT_TOKENS + SAMPLED_TOKENS
@@ -82,9 +84,9 @@ class FilterHost:
         """As `FilterWindow.close`."""
         return self._window.close(step, final, target)
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, steps: Collection[int] | None) -> dict[str, Any]:
         """As `FilterWindow.state`."""
-        return self._window.state()
+        return self._window.state(steps)
 
     async def restore(self, state: dict[str, Any]) -> None:
         """As `FilterWindow.restore`."""

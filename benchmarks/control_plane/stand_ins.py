@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 from actors.filter.decisions import StepDecision
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket
+from actors.records import GroupSummary, Ticket, unpacked
 from benchmarks.control_plane.channel import Client
 from benchmarks.control_plane.hosts import FilterHost, Host
 from cluster.config import RunConfig
@@ -101,9 +101,9 @@ class StandInFilter:
         """As the service."""
         return await self.host.call("close", step, final, target)
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """As the service."""
-        return await self.host.call("state")
+        return await self.host.call("state", steps)
 
     async def restore(self, state: dict[str, Any]) -> object:
         """As the service."""
@@ -173,8 +173,8 @@ class StandInPayloads:
             ids.setdefault(host, []).append(ticket_id)
         calls = [bounded(host.call("fetch", wanted), timeout_s) for host, wanted in ids.items()]
         fetched = await asyncio.gather(*calls)
-        tables = dict(zip(itertools.chain(*ids.values()), itertools.chain(*fetched), strict=True))
-        return [tables[ticket_id] for _, ticket_id in payloads]
+        rows = dict(zip(itertools.chain(*ids.values()), itertools.chain(*fetched), strict=True))
+        return [unpacked(rows[ticket_id]) for _, ticket_id in payloads]
 
 
 class StandIns:

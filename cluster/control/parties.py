@@ -13,7 +13,7 @@ A cancelled call is cancelled in the party too where that is possible; its resul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -110,8 +110,8 @@ class Filter(Party, Protocol):
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """Decides on a step that should train on `target` groups; `final`: no further refill round."""
 
-    async def state(self) -> dict[str, Any]:
-        """The state of the service as JSON-able data."""
+    async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
+        """The state of the service as JSON-able data; of the open steps only those in `steps`, by default all."""
 
     async def restore(self, state: dict[str, Any]) -> object:
         """Replaces the state by that of an earlier service."""

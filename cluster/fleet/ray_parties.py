@@ -9,7 +9,7 @@ its actor too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -228,8 +228,8 @@ class RayFilter(RayParty):
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
         return await answered(self.handle.close.remote(step, final, target))
 
-    async def state(self) -> dict[str, Any]:
-        return await answered(self.handle.state.remote())
+    async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
+        return await answered(self.handle.state.remote(steps))
 
     async def restore(self, state: dict[str, Any]) -> object:
         return await answered(self.handle.restore.remote(state))

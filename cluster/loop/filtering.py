@@ -82,21 +82,20 @@ class Filtering:
 
     async def _close(self, step: int, final: bool, target: int) -> StepDecision:
         decision: StepDecision = await self._ask("close", step, final, target)
-        state = await self._ask("state")
+        state = await self._ask("state", [step])
         decided = frozenset(d.group_id for d in decision.decisions)
+        self._closed, self._within = (step, frozenset()) if decision.closed else (self._closed, decided)
+        self._latest = self._without_open(state)
         if decision.closed:
-            self._closed, self._within = step, frozenset()
-            self.state = self._latest = self._without_open(state, {})
-        else:
-            self._within = decided
-            self._latest = self._without_open(state, {str(step): state["steps"][str(step)]})
+            self.state = self._latest
         return decision
 
-    def _without_open(self, state: dict[str, Any], steps: dict[str, Any]) -> dict[str, Any]:
-        """The state without the groups of steps still open; `steps` replaces its entry `steps`."""
+    def _without_open(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state without recent groups of steps still open."""
+        if "recent" not in state:
+            return state
         gone = {group.ticket.ticket_id for group in self._open()}
-        recent = [item for item in state.get("recent", []) if item[0] not in gone]
-        return {**state, "steps": steps, **({"recent": recent} if "recent" in state else {})}
+        return {**state, "recent": [item for item in state["recent"] if item[0] not in gone]}
 
     def _open(self) -> list[PlayedGroup]:
         """The groups of open steps that arrived after the last close."""

@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -255,8 +255,8 @@ class Filter(Fake):
     async def close(self, step: int, final: bool, target: int) -> Any:
         return await self._call("close", lambda: self.window.close(step, final, target))
 
-    async def state(self) -> dict[str, Any]:
-        return await self._call("state", lambda: json.loads(json.dumps(self.window.state())))
+    async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
+        return await self._call("state", lambda: json.loads(json.dumps(self.window.state(steps))))
 
     async def restore(self, state: dict[str, Any]) -> object:
         return await self._call("restore", lambda: self.window.restore(state))

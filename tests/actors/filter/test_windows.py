@@ -342,3 +342,12 @@ def test_metrics_use_the_registrys_keys_and_tell_the_step() -> None:
     assert (found.metrics["reward_mean_kept"], found.metrics["reward_mean_dropped"]) == (0.5, 0.0)
     assert found.metrics["reward_variance_mean"] == pytest.approx(0.25)
     assert (found.metrics["kept_mass"], found.metrics["zero_variance_groups"]) == (1.0, 1)
+
+
+@pytest.mark.parametrize("kind", ["whole", "sliding"])
+def test_a_state_holds_the_open_steps_that_were_asked_for(kind: str) -> None:
+    window = make_window(FilterConfig(window=kind))
+    for step in (1, 2):
+        window.admit(wins(3, step=step))
+    assert list(window.state([2])["steps"]) == ["2"] and window.state([])["steps"] == {}
+    assert window.state([1, 2]) == window.state()

@@ -125,7 +125,7 @@ def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_any
 
     asyncio.run(die_between_calls())
     summaries = [g.summary for g in opened]
-    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state",)]
+    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state", [3])]
     assert second.calls == wanted
 
 
@@ -135,9 +135,9 @@ def test_a_filter_that_dies_while_it_takes_over_is_replaced_too(dies_at: str) ->
     opened = [group("a")]
     filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened, 1.0)
     asyncio.run(filtering.close(3, True, 2))
-    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2), ("state",)]
+    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2), ("state", [3])]
     assert third.calls == wanted
-    assert filtering.state == {"totals": 6, "steps": {}}
+    assert filtering.state == {"totals": 6}
 
 
 def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
@@ -151,7 +151,7 @@ def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
         await filtering.close(4, True, 2)
 
     asyncio.run(close_then_die())
-    assert second.calls[:2] == [("restore", {"totals": 6, "steps": {}}), ("admit", [played[1].summary])]
+    assert second.calls[:2] == [("restore", {"totals": 6}), ("admit", [played[1].summary])]
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -256,7 +256,7 @@ def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
 
 
 def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() -> None:
-    service = Service(answer={"steps": {"2": {}}, "recent": [["a", 0.1], ["b", 0.2]]})
+    service = Service(answer={"steps": {}, "recent": [["a", 0.1], ["b", 0.2]]})
     filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)], 1.0)
     asyncio.run(filtering.close(1, True, 2))
     assert filtering.state == {"steps": {}, "recent": [["a", 0.1]]}
