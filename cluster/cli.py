@@ -28,6 +28,7 @@ COMMANDS = {
     "score": "the same from prompts and completions of any trainer",
     "gradients": "measure task and regulariser gradients by reward variance (Figure 3)",
     "sweep": "run a recipe over settings and seeds, with one table at the end",
+    "dashboards": "push the dashboards to Grafana, export them, or check them",
     "config": "print all settings of a recipe, or the list of recipes",
     "doctor": "list what this machine lacks, and how to install it",
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from cluster.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
 
@@ -14,6 +18,18 @@ def installed_version() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "source"
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turns a missing package of an optional extra into a UserError with the command that installs it. `what`: the
+    command or setting that needs the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{what} needs the package {error.name}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
+        ) from error
 
 
 def checkout() -> Path | None:

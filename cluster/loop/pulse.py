@@ -42,7 +42,9 @@ def limits(config: RunConfig, gauges: Gauges) -> None:
 def beat(fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
     """Exports the present figures, and ends the series of members that have left."""
     members = [member for member in fleet.members() if member.state is not MemberState.RETIRED]
-    states = {(m.name, state.value): float(m.state is state) for m in members for state in MemberState}
+    states: dict[tuple[str, ...], float | None] = {
+        (m.name, state.value): float(m.state is state) for m in members for state in MemberState
+    }
     gauges.replace("squelch_actor_state", states)
     names = {member.name for member in members}
     gauges.retain("worker", names)

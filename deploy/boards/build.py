@@ -19,7 +19,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common, dashboard
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
-from grafana_foundation_sdk.models.xychart import SeriesMapping, XYShowMode
+from grafana_foundation_sdk.models.xychart import SeriesMapping, XYSeriesConfig, XYShowMode
 
 from deploy.boards.annotations import ANNOTATIONS
 from deploy.boards.panel import Annotation, Board, Kind, Panel, Query
@@ -183,7 +183,7 @@ def _state_timeline(panel: Panel) -> statetimeline.Panel:
 def _xy_chart(panel: Panel) -> xychart.Panel:
     """Each further query over the first, one point for each time at which both have a value."""
     across, *up = (query.legend for query in panel.queries)
-    lines = [_points(across, legend) for legend in up]
+    lines: list[AnyBuilder[XYSeriesConfig]] = [_points(across, legend) for legend in up]
     joined = dashboard.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
     built = xychart.Panel().mapping(SeriesMapping.MANUAL).series(lines).with_transformation(joined)
     return built.show(XYShowMode.POINTS).legend(_legend())

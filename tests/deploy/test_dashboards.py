@@ -15,6 +15,7 @@ from jsonschema import validators
 from actors.config import RecorderConfig
 from actors.diagnosis.metrics import REGIMES
 from actors.metrics.exporter import Recorder
+from cluster.cli import main
 from cluster.config import load
 from cluster.control.ledger import Ledger
 from cluster.control.membership import WORKER_MOVES, Membership
@@ -228,6 +229,7 @@ def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: 
             until(lambda: values(url, "squelch_step") == [2], "the step that was recorded")
             until(lambda: values(url, 'squelch_tokens_total{kind="sampled"}') == [1.0], "the tokens that were sampled")
             until(lambda: alerts(url) == {}, "no alert")
+            assert main(["dashboards", "check", "--prometheus", url]) == 0
             recorder.set("squelch_collapsed", 1)
             until(lambda: alerts(url).get("SquelchCollapsed") == "firing", "the collapse alert fires")
     finally:

@@ -1,0 +1,127 @@
+"""A push: the data source, the folder and the dashboards, each of them only if it has to change.
+
+A push that is repeated changes nothing. What somebody changed on the server is kept unless `overwrite`, with the
+differences listed; so is the folder into which somebody moved a dashboard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import UserError
+from cluster.grafana.boards import Board
+from cluster.grafana.changes import Verdict, differences, message, verdict
+from cluster.grafana.server import Conflict, Server
+
+FOLDER, FOLDER_TITLE = "squelch", "Squelch"
+SOURCE, SOURCE_NAME = "squelch-prometheus", "Squelch"
+SCRAPE_INTERVAL = "5s"
+"""That of deploy/prometheus.yml; Grafana derives the window of rates from it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one object. `kept`: it differs from ours and was left as it is; `lines`: the differences."""
+
+    what: str
+    action: str
+    kept: bool = False
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Push:
+    """How a push is made. `folder`: the folder's uid; `overwrite`: whether changes made by hand are replaced;
+    `dry_run`: whether nothing is changed."""
+
+    server: Server
+    folder: str = FOLDER
+    overwrite: bool = False
+    dry_run: bool = False
+
+    def run(self, boards: Mapping[str, Board], prometheus: str | None) -> list[Outcome]:
+        """Puts everything in place; what became of each object, in order. `prometheus`: its address as Grafana sees it;
+        None if an existing data source is used. Raises UserError."""
+        outcomes = [self._data_source(prometheus), self._folder()]
+        return [*outcomes, *(self._board(name, board) for name, board in boards.items())]
+
+    def _data_source(self, prometheus: str | None) -> Outcome:
+        present = [source for source in self.server.data_sources() if source.get("type") == "prometheus"]
+        if prometheus is None:
+            if not present:
+                raise UserError(
+                    f"Grafana at {self.server.url} has no data source of type Prometheus; give --prometheus the "
+                    "address at which Grafana reaches it, for example http://prometheus:9090"
+                )
+            return Outcome("data source", f"uses {', '.join(str(source.get('name')) for source in present)}")
+        wanted = {
+            "uid": SOURCE,
+            "name": SOURCE_NAME,
+            "type": "prometheus",
+            "access": "proxy",
+            "url": prometheus,
+            "jsonData": {"timeInterval": SCRAPE_INTERVAL},
+        }
+        return self._save_source(wanted, next((source for source in present if source.get("uid") == SOURCE), None))
+
+    def _save_source(self, wanted: dict[str, Any], found: dict[str, Any] | None) -> Outcome:
+        what = f"data source {SOURCE_NAME}"
+        if found is None:
+            return self._do(what, "created", lambda: self.server.save_data_source(wanted, None))
+        lines = differences({key: found.get(key) for key in wanted}, wanted | {"jsonData": _with(found, wanted)})
+        if not lines:
+            return Outcome(what, "unchanged")
+        if found.get("readOnly") or not self.overwrite:
+            return Outcome(what, "kept: it is provisioned" if found.get("readOnly") else "kept", True, lines)
+        merged = found | wanted | {"jsonData": _with(found, wanted)}
+        return self._do(what, "overwritten", lambda: self.server.save_data_source(merged, SOURCE), lines)
+
+    def _folder(self) -> Outcome:
+        title = self.server.folder(self.folder)
+        if title is not None:
+            return Outcome(f"folder {title}", "unchanged")
+        if self.folder != FOLDER:
+            raise UserError(f"Grafana at {self.server.url} has no folder with the uid {self.folder}; create it first")
+        try:
+            return self._do(
+                f"folder {FOLDER_TITLE}", "created", lambda: self.server.create_folder(FOLDER, FOLDER_TITLE)
+            )
+        except Conflict as error:
+            raise UserError(
+                f"Grafana at {self.server.url} has another folder named {FOLDER_TITLE} ({error}); give --folder its "
+                "uid, which is in its address"
+            ) from error
+
+    def _board(self, name: str, ours: Board) -> Outcome:
+        found, what = self.server.board(ours["uid"]), f"dashboard {ours['title']}"
+        state = verdict(ours, found)
+        if state is Verdict.SAME:
+            return Outcome(what, "unchanged")
+        told = found is not None and (self.dry_run or state is not Verdict.OLDER)
+        lines = differences(found.board, ours) if told else []
+        if state is Verdict.PROVISIONED:
+            return Outcome(what, "kept: it comes from a provisioned file; change that file", True, lines)
+        if state is Verdict.CHANGED and not self.overwrite:
+            return Outcome(what, "kept: it was changed by hand (--overwrite replaces it)", True, lines)
+        action = {Verdict.MISSING: "created", Verdict.OLDER: "updated"}.get(state, "overwritten")
+        folder = self.folder if found is None else found.folder
+        version = None if found is None else found.version
+        try:
+            save = self.server.save
+            return self._do(what, action, lambda: save(ours, folder, message(ours), version), lines)
+        except Conflict as error:
+            return Outcome(what, f"kept: somebody changed it during this push ({error}); push again", True)
+
+    def _do(self, what: str, action: str, change: Any, lines: Sequence[str] = ()) -> Outcome:
+        """Makes the change, or says what it would be."""
+        if self.dry_run:
+            return Outcome(what, f"would be {action}", False, lines)
+        change()
+        return Outcome(what, action, False, lines)
+
+
+def _with(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The data source's further settings with ours among them."""
+    return {**(found.get("jsonData") or {}), **wanted["jsonData"]}
