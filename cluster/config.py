@@ -122,11 +122,15 @@ class ClusterConfig(Settings):
     """Number of times within `restart_window_s` that each environment actor, rollout worker, filter service or scorer,
     or the learner with all of its ranks, is replaced after its death. One more death ends the run and names the
     cause."""
+    hung_after_s: float = Field(60.0, gt=0)
+    """Seconds without a sign of progress after which an environment actor, rollout worker, filter service or scorer
+    counts as hung and is replaced, or 10 times the median time of its parts (engine step, environment call, batch of
+    scored tokens) if that is longer. `learner.hung_after_s` is the learner's."""
     restart_window_s: float = Field(3600.0, gt=0)
     """Seconds after which a restart no longer counts against `max_restarts`."""
     restart_backoff_s: float = Field(1.0, ge=0)
-    """Seconds that the learner's second restart within `restart_window_s` waits; each further one waits twice as long
-    as the one before it, at most a minute."""
+    """Seconds that a party's second restart within `restart_window_s` waits; each further one waits twice as long as
+    the one before it, at most a minute."""
 
 
 class RunConfig(Settings):

@@ -212,6 +212,14 @@ METRICS: Table = {
             open=True,
         ),
         MetricSpec(
+            "squelch_seconds_without_progress",
+            "gauge",
+            "Seconds since a party with work to do last showed progress; cluster.hung_after_s ends it",
+            labels=("actor",),
+            open=True,
+            unit="seconds",
+        ),
+        MetricSpec(
             "squelch_recovered_steps_total",
             "counter",
             "Training steps that were trained on again because learner ranks were lost",

@@ -36,6 +36,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from actors.messages import StepReport, WeightBundle
 from actors.process.folders import Entry
 from actors.process.log import log_variable
+from actors.process.progress import WATCHING, Marks, Progress
 from actors.process.ray_errors import DEAD
 from actors.process.shipping import Folder, forget, local, offer, own_node
 from actors.records import from_table
@@ -43,7 +44,6 @@ from learner import staging
 from learner.config import LearnerConfig
 from learner.network import LOOPBACK, Home, Place, failures_in_words, listen, unreachable
 from learner.process_environment import ENVIRONMENT
-from learner.progress import Marks, RankProgress
 from learner.staging import Staging, sees
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ GRACE_S = 5.0
 """Seconds to wait, after a rank has failed, for failures of other ranks, so that the error names a rank that died."""
 STOP_S = 10.0
 """Seconds to wait for the ranks to leave the process group before they are killed."""
-WATCHING = {"watch": 2}
-"""The concurrency group of `live` and `progress`, each with a thread."""
 REACH_S = 20.0
 """Seconds within which every rank must have tried to connect to every other; a cut-off rank is named after them."""
 LOADED = ("*", "sharded/**/*")
@@ -85,7 +83,7 @@ class LearnerRank:
         threading.Event().wait()
 
     @ray.method(concurrency_group="watch")
-    def progress(self) -> RankProgress:
+    def progress(self) -> Progress:
         """The progress marks so far, also in the middle of a step."""
         return self.marks.seen()
 
@@ -304,7 +302,7 @@ class LearnerGroup:
         """Optimizer steps taken so far, including those before a loaded checkpoint."""
         return self._all("optimizer_steps", self.config.step_timeout_s)[0]
 
-    def progress(self, timeout_s: float) -> list[RankProgress | None]:
+    def progress(self, timeout_s: float) -> list[Progress | None]:
         """The progress of each rank, also while another call is under way; None for a rank that does not answer within
         `timeout_s`. Raises RankLost if a rank's process is gone."""
         calls = [actor.progress.remote() for actor in self.ranks]

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from actors.messages import StepReport, WeightBundle
 from actors.model_folder import model_config
+from actors.process.progress import Marks
 from learner import batching, memory
 from learner import publish as publication
 from learner.batching import Groups, MicroBatch, OptimizerStep, Row
@@ -35,7 +36,6 @@ from learner.objective import credit
 from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
 from learner.policy.critic import ValueLearner
 from learner.policy.model import Policy, equip, load_model, local, reshard, shard
-from learner.progress import Marks
 from learner.snapshot import Snapshot
 from learner.tensors import Batch, Inputs, inputs_of, to_batch
 

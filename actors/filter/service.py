@@ -6,6 +6,7 @@ coordinator calls `admit` with the groups that have arrived, and `close` once al
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -14,10 +15,11 @@ import ray
 from actors.config import FilterConfig
 from actors.filter.decisions import Decision, StepDecision
 from actors.filter.windows import make_window
+from actors.process.progress import IDLE, WATCHING, Progress
 from actors.records import GroupSummary
 
 
-@ray.remote
+@ray.remote(concurrency_groups=WATCHING)
 class FilterService:
     """Central filter of a run; see `actors.filter.windows.FilterWindow` for the meaning of each call."""
 
@@ -31,6 +33,16 @@ class FilterService:
     def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
         """Ranks a step once all its tickets have ended."""
         return self._window.close(step, final, target)
+
+    @ray.method(concurrency_group="watch")
+    def live(self) -> None:
+        """Never returns: the call fails when the process ends."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group="watch")
+    def progress(self) -> Progress:
+        """An answer is the only sign of progress: every call is short."""
+        return IDLE
 
     def metrics(self) -> dict[str, float]:
         """Totals over the run."""

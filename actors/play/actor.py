@@ -23,6 +23,7 @@ from actors.messages import Completion, GenerationRequest
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationClient, GenerationFailed
 from actors.play.player import EnvironmentPlayer
+from actors.process.progress import Progress
 from actors.process.shipping import Folder, copy_at, local, own_node
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket, summarise, to_table
@@ -105,6 +106,14 @@ class EnvironmentActor:
     async def take_spans(self) -> list[Span]:
         """Intervals since the last call in which environments were stepped."""
         return self._player.steps.spans.take()
+
+    async def live(self) -> None:
+        """Never returns: the call fails when the process ends."""
+        await asyncio.Event().wait()
+
+    async def progress(self) -> Progress:
+        """A mark for each environment call that ended; it is idle while it waits for tokens only."""
+        return self._player.steps.progress()
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
         """Plays a ticket; returns its group's summary and table. Call it with `num_returns=2`, so that the table stays

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from actors.process.progress import Marks, Progress
 from actors.process.spans import Spans
 
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class StepPool:
         self._timeout_s = timeout_s
         self._num_threads = num_threads
         self._pending: list[_Call] = []
+        self._marks, self._under_way = Marks(), 0
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._started = False
 
@@ -106,7 +108,18 @@ class StepPool:
             loop.call_soon(self._hand_over, loop)
         future: asyncio.Future[T] = loop.create_future()
         self._pending.append(_Call(function, future))
-        return await future
+        if not self._under_way:
+            self._marks.begin()
+        self._under_way += 1
+        try:
+            return await future
+        finally:
+            self._under_way -= 1
+            self._marks.add()
+
+    def progress(self) -> Progress:
+        """A mark for each call that ended; busy while one is under way."""
+        return self._marks.seen(self._under_way > 0)
 
     def close(self) -> None:
         """Let idle threads end; an abandoned thread ends when its call returns."""

@@ -37,6 +37,7 @@ from actors.model_folder import check_model_folder
 from actors.process.allocator import ALLOCATOR
 from actors.process.compile_cache import own_compile_cache
 from actors.process.parent_watch import PARENT_VARIABLE
+from actors.process.progress import Marks
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -133,6 +134,8 @@ class VllmEngine:
         self._stop_ids = [int(index) for index in stop_ids]
         self._llm: AsyncLLM | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
+        self.marks = Marks()
+        """One for each step of the engine, that is, for each token of the running requests."""
 
     # --- life ---
 
@@ -159,6 +162,7 @@ class VllmEngine:
             settings.parallel_config.distributed_executor_backend = "uni"
         llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=self._reporters())
         self._processes = [process for process in multiprocessing.active_children() if process not in before]
+        _mark_steps(llm, self.marks)
         return llm
 
     def _reporters(self) -> list[Any] | None:
@@ -320,6 +324,19 @@ class VllmEngine:
             await llm.resume_generation()
             text = f"rollout worker {self.name}: weights of version {bundle.version} refused: {error}"
             raise (TransferRefused(text) if NOTHING_LOADED in text else RuntimeError(text)) from error
+
+
+def _mark_steps(llm: AsyncLLM, marks: Marks) -> None:
+    """Adds a mark whenever the engine's process has sent the outputs of a step. vLLM's own hook for that, a stat
+    logger, would make it collect statistics for every token."""
+    client, receive = llm.engine_core, llm.engine_core.get_output_async
+
+    async def marked() -> Any:
+        outputs = await receive()
+        marks.add()
+        return outputs
+
+    client.get_output_async = marked
 
 
 def _flat(log_probs: Any) -> list[float]:

@@ -16,7 +16,7 @@ Invariants:
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
 | `ready` | engine process, a first token | engine | RuntimeError naming the worker, `start_timeout_s` |
-| `submit`, `abort`, `stats` | nothing | | |
+| `submit`, `abort`, `stats`, `progress` | nothing | | |
 | `collect` | a finished sequence | engine, or a failure | empty list after `timeout_s` |
 | `update_weights` | chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
 | `health` | one token | engine | RuntimeError naming the worker |
@@ -38,6 +38,7 @@ import numpy as np
 
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, UpdateReport, WeightBundle
+from actors.process.progress import Progress
 from actors.process.shipping import Folder, local
 from actors.process.spans import Span, Spans
 from actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
@@ -136,6 +137,12 @@ class Engine:
         counts = vars(self._usage) | {"seconds_busy": self._usage.seconds_until(time.monotonic())}
         return {name: value for name, value in counts.items() if name != "busy_since"} | {"version": self.version}
 
+    def progress(self) -> Progress:
+        """A mark for each step of the engine; busy while requests run. While weights are loaded, which has a bound of
+        its own, an answer is enough. Raises RuntimeError with the worker's name if the engine has died."""
+        self.vllm.require_alive()
+        return self.vllm.marks.seen(self._usage.in_flight > 0 and self._serving.is_set())
+
     # --- generation ---
 
     def submit(self, client: str, requests: list[GenerationRequest]) -> None:
@@ -184,6 +191,8 @@ class Engine:
                 return
 
     async def _play(self, mailbox: _Mailbox, request: GenerationRequest) -> None:
+        if not self._usage.in_flight:
+            self.vllm.marks.begin()
         self._usage.change_in_flight(1)
         try:
             await self._serving.wait()
@@ -369,6 +378,14 @@ class RolloutWorker:
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""
         return await self._engine.health(timeout_s)
+
+    async def live(self) -> None:
+        """Never returns: the call fails when the process ends."""
+        await asyncio.Event().wait()
+
+    async def progress(self) -> Progress:
+        """As `Engine.progress`."""
+        return self._engine.progress()
 
     async def stats(self) -> dict[str, float]:
         """As `Engine.stats`."""

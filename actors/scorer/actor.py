@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from ray.exceptions import GetTimeoutError
 from actors.config import ScorerConfig
 from actors.messages import WeightBundle
 from actors.model_folder import load_model_folder
+from actors.process.progress import WATCHING, Progress
 from actors.process.shipping import Folder, local
 from actors.records import Trajectory, from_table
 from actors.scorer.drawing import newest_version
@@ -64,7 +66,7 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
     return {group: environment for table in pairs for group, environment in table}
 
 
-@ray.remote(concurrency_groups={"health": 1})
+@ray.remote(concurrency_groups={"health": 1, **WATCHING})
 class ScorerActor:
     """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
 
@@ -127,6 +129,16 @@ class ScorerActor:
         step, since = self._busy or (-1, time.monotonic())
         version = self._loaded[0] if self._loaded else -1
         return {"version": float(version), "busy_step": float(step), "busy_seconds": time.monotonic() - since}
+
+    @ray.method(concurrency_group="watch")
+    def live(self) -> None:
+        """Never returns: the call fails when the process ends."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group="watch")
+    def progress(self) -> Progress:
+        """The progress marks so far, also while a step is scored; it is idle while it waits for weights or groups."""
+        return self._engine.progress()
 
     def _text(self, ids: np.ndarray) -> str:
         """Decodes ids for the judge; the tokenizer is loaded when a grid world is judged for the first time."""

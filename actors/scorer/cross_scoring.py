@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from actors.process.progress import Marks, Progress
 from actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
 from actors.shared_prefix import common_length, distinct
 
@@ -91,6 +92,7 @@ class CrossScorer:
         self.device = next(model.parameters()).device
         self.token_budget = min(token_budget, CPU_TOKENS) if self.device.type == "cpu" else token_budget
         self.context_length = int(model.config.max_position_embeddings)
+        self._marks, self._working = Marks(), False
         self.num_forwarded = 0
         """Tokens forwarded since construction, including padding."""
         self._check(plain)
@@ -118,9 +120,18 @@ class CrossScorer:
             needed[:] = False
             np.logical_or.at(needed, (sample_of[:, None], column_of), wanted)
         shared = common_prefix_length([shown[j] for j in columns])
-        found = self._unique_matrix(_chosen(prompts, columns), _chosen(reasonings, samples), needed, shared)
+        self._marks.begin()
+        self._working = True
+        try:
+            found = self._unique_matrix(_chosen(prompts, columns), _chosen(reasonings, samples), needed, shared)
+        finally:
+            self._working = False
         result = found[np.ix_(sample_of, column_of)]
         return result if wanted is None else np.where(wanted, result, np.nan)
+
+    def progress(self) -> Progress:
+        """A mark for each batch of tokens; busy while a matrix is computed. Any thread may ask."""
+        return self._marks.seen(self._working)
 
     def _unique_matrix(
         self, columns: list[np.ndarray], samples: list[np.ndarray], needed: np.ndarray, shared: int
@@ -175,6 +186,7 @@ class CrossScorer:
             use_cache=False,
             shared_prefix=context,
         )
+        self._marks.add()
         return out.last_hidden_state, context
 
     def _first_log_probs(self, last: Tensor, samples: list[np.ndarray]) -> np.ndarray:

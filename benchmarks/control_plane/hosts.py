@@ -16,6 +16,7 @@ import pyarrow as pa
 from actors.config import FilterConfig
 from actors.filter.windows import make_window
 from actors.messages import UpdateReport, WeightBundle
+from actors.process.progress import IDLE, Progress
 from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, packed, summarise, to_table
 
 PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24
@@ -37,6 +38,14 @@ class Host:
         """Notes the version."""
         self.version = bundle.version
         return UpdateReport(name, bundle.version, bundle.checksum, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    async def live(self) -> None:
+        """Never returns."""
+        await asyncio.Event().wait()
+
+    async def progress(self) -> Progress:
+        """It has nothing that could be late."""
+        return IDLE
 
     async def take_spans(self) -> list[Any]:
         """No span: nothing was worked."""
@@ -79,6 +88,10 @@ class FilterHost:
         """As `FilterWindow.admit`, for several groups."""
         for summary in summaries:
             self._window.admit(summary)
+
+    async def progress(self) -> Progress:
+        """As the service."""
+        return IDLE
 
     async def close(self, step: int, final: bool, target: int) -> Any:
         """As `FilterWindow.close`."""

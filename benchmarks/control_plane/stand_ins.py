@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from actors.filter.decisions import StepDecision
 from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.process.progress import Progress
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket, unpacked
 from benchmarks.control_plane.channel import Client
@@ -32,13 +33,27 @@ from benchmarks.control_plane.hosts import FilterHost, Host
 from cluster.config import RunConfig
 from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
 from cluster.fleet.waiting import bounded
-from learner.progress import RankProgress
 
 HOSTS = 2
 """Processes that answer for all environment actors and rollout workers."""
 
 
-class _Member:
+class _Supervised:
+    """What supervision asks of every party."""
+
+    host: Client
+
+    async def lost(self) -> NoReturn:
+        """It never dies."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def progress(self) -> Progress:
+        """It answers."""
+        return await self.host.call("progress")
+
+
+class _Member(_Supervised):
     """One of many members of a host."""
 
     def __init__(self, host: Client, name: str) -> None:
@@ -87,7 +102,7 @@ class StandInWorker(_Member):
         return None
 
 
-class StandInFilter:
+class StandInFilter(_Supervised):
     """The real filter in a process of its own."""
 
     def __init__(self, host: Client) -> None:
@@ -127,9 +142,9 @@ class SleepingLearner:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def progress(self, timeout_s: float) -> list[RankProgress | None]:
+    async def progress(self, timeout_s: float) -> list[Progress | None]:
         """It has no micro-batches."""
-        return [RankProgress(0, 0.0)]
+        return [Progress(0, 0.0)]
 
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         """An update without work."""

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from actors.filter.decisions import StepDecision
     from actors.messages import StepReport, UpdateReport, WeightBundle
+    from actors.process.progress import Progress
     from actors.process.spans import Span
     from actors.records import GroupSummary, Ticket
     from learner.decomposition.statistics import Decomposition
-    from learner.progress import RankProgress
 
 Payload = Any
 """Reference to a group's rows; `Payloads.fetch` resolves it."""
@@ -62,8 +62,18 @@ class Party(Protocol):
     def kill(self) -> None:
         """Ends the party at once in any state, without waiting for the end. A second call does nothing."""
 
+    async def lost(self) -> NoReturn:
+        """Waits until a process of the party is gone, then raises `Died`; the party has been ready."""
 
-class Player(Party, Protocol):
+
+class Single(Party, Protocol):
+    """A party of one process."""
+
+    async def progress(self) -> Progress:
+        """Its progress, also while another call is under way; Failed if it cannot work any more."""
+
+
+class Player(Single, Protocol):
     """An environment actor."""
 
     async def ready(self) -> object:
@@ -82,7 +92,7 @@ class Player(Party, Protocol):
         """The spans since the last call, which are then forgotten."""
 
 
-class Worker(Party, Protocol):
+class Worker(Single, Protocol):
     """A rollout worker."""
 
     async def ready(self) -> object:
@@ -101,7 +111,7 @@ class Worker(Party, Protocol):
         """Ends the engine; the worker takes no further call."""
 
 
-class Filter(Party, Protocol):
+class Filter(Single, Protocol):
     """The filter service; `actors.filter.windows` documents each call."""
 
     async def admit(self, summaries: list[GroupSummary]) -> object:
@@ -117,7 +127,7 @@ class Filter(Party, Protocol):
         """Replaces the state by that of an earlier service."""
 
 
-class Scorer(Party, Protocol):
+class Scorer(Single, Protocol):
     """The scorer."""
 
     async def health(self) -> object:
@@ -140,10 +150,7 @@ class Learner(Party, Protocol):
     async def start(self) -> None:
         """Returns once every rank has loaded the model."""
 
-    async def lost(self) -> NoReturn:
-        """Waits until a rank's process is gone, then raises `Died`; the ranks have been started."""
-
-    async def progress(self, timeout_s: float) -> Sequence[RankProgress | None]:
+    async def progress(self, timeout_s: float) -> Sequence[Progress | None]:
         """The progress of each rank, also while another call is under way; None for a rank that does not answer within
         `timeout_s`."""
 
@@ -225,7 +232,10 @@ class Archive(Protocol):
 
 
 class MetricsSink(Protocol):
-    """Takes the figures of a step for `/metrics`."""
+    """Takes the figures of a step, and single values in between, for `/metrics`."""
+
+    def set(self, name: str, value: float | None, **labels: str) -> None:
+        """Sets a gauge."""
 
     def step(self, step: int, flat: Mapping[str, Any]) -> None:
         """Exports the flat figures of a step."""

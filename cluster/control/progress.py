@@ -1,63 +1,87 @@
-"""Decides whether learner ranks still make progress while a call to them is under way. Pure.
+"""Decides whether a party still makes progress: whether it is merely slow, or hung. Pure.
 
-A call is hung if it shows no sign of progress for `hung_after_s`, or for `FACTOR` times the median interval between two
-marks, whichever is longer. A sign is
+A party is hung if it shows no sign of progress for `hung_after_s`, or for `FACTOR` times the median interval between
+two of its marks, whichever is longer. It may be one process, or several that work together, such as the learner's
+ranks. A sign is
 
-    a new mark of any rank   in every call. A mark is a micro-batch (`learner.progress`).
-    an answer of every rank  if the call has no micro-batches, or before the first micro-batch of the group's life,
-                             which may compile or load kernels. An answer proves that the processes run.
+    a new mark of any process    always (`actors.process.progress` lists what marks are)
+    an answer of every process   if one of them is idle, if the call has no marks, or before the first mark of the
+                                 party's life, which may compile or load kernels. An answer proves that the processes
+                                 run
 
 Ranks that wait for one another in a collective answer but make no marks; a frozen process, or one behind a cut link,
-does not even answer.
+does not even answer. A new process may take `start_s` until its first answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from learner.progress import RankProgress
+from actors.process.progress import Progress
 
 FACTOR = 10.0
 
 
-class ProgressWatch:
-    """The signs of one call, which began at `now`. `answers_count`: whether an answer of every rank is a sign. All
-    times are seconds of one clock."""
+@dataclass(frozen=True)
+class Patience:
+    """The limit of one kind of party. `mark`: what it should finish, in words; `setting`: the setting of
+    `hung_after_s`; `start_s`: seconds until the first answer if the process may just have been created, else None."""
 
-    def __init__(self, hung_after_s: float, now: float, answers_count: bool) -> None:
-        self.hung_after_s, self.answers_count = hung_after_s, answers_count
+    hung_after_s: float
+    mark: str
+    setting: str
+    start_s: float | None = None
+
+
+class ProgressWatch:
+    """The signs of one party from `now` on. `names`: its processes, for messages. `answers_count`: whether an answer of
+    every process is a sign in any case. All times are seconds of one clock."""
+
+    def __init__(self, names: Sequence[str], patience: Patience, now: float, answers_count: bool = False) -> None:
+        self.names, self.patience, self.answers_count = list(names), patience, answers_count
         self._since = now
-        self._known: dict[int, RankProgress] = {}
+        self._known: dict[int, Progress] = {}
         self._silent: list[int] = []
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a sign after which the call counts as hung."""
+        """Seconds without a sign after which the party counts as hung."""
+        if self.patience.start_s is not None and not self._known:
+            return self.patience.start_s
         slowest = max((progress.median_s for progress in self._known.values()), default=0.0)
-        return max(self.hung_after_s, FACTOR * slowest)
+        return max(self.patience.hung_after_s, FACTOR * slowest)
 
-    def see(self, found: Sequence[RankProgress | None], now: float) -> None:
-        """Takes the progress of each rank; None for a rank that did not answer."""
-        answers = {rank: progress for rank, progress in enumerate(found) if progress is not None}
-        advanced = any(rank not in self._known or p.marks > self._known[rank].marks for rank, p in answers.items())
+    def see(self, found: Sequence[Progress | None], now: float) -> None:
+        """Takes the progress of each process; None for one that did not answer."""
+        answers = {index: progress for index, progress in enumerate(found) if progress is not None}
+        advanced = any(index not in self._known or p.marks > self._known[index].marks for index, p in answers.items())
         self._known |= answers
-        self._silent = [rank for rank, progress in enumerate(found) if progress is None]
-        if advanced or (not self._silent and (self.answers_count or self._unmarked())):
+        self._silent = [index for index, progress in enumerate(found) if progress is None]
+        if advanced or (not self._silent and self._need_only_answer()):
             self._since = now
 
-    def _unmarked(self) -> bool:
-        """Whether no rank has finished a micro-batch since its start."""
-        return all(progress.marks == 0 for progress in self._known.values())
+    def _need_only_answer(self) -> bool:
+        unmarked = all(progress.marks == 0 for progress in self._known.values())
+        return self.answers_count or unmarked or any(not progress.busy for progress in self._known.values())
+
+    def silence_s(self, now: float) -> float:
+        """Seconds since the last sign."""
+        return now - self._since
 
     def hung(self, now: float) -> str | None:
-        """The message that names the ranks that hold the call up; None while it makes progress."""
-        elapsed = now - self._since
-        if elapsed < self.limit_s:
-            return None
+        """The message that names the processes that hold the party up; None while it makes progress."""
+        return self.words(now) if self.silence_s(now) >= self.limit_s else None
+
+    def words(self, now: float) -> str:
+        """Who has not made progress for how long, and the setting of the limit."""
         late = self._silent or self._slowest()
-        what = "did not answer" if self._silent else "finished no micro-batch"
-        return f"learner rank {', '.join(map(str, late))} {what} for {elapsed:.0f} s (learner.hung_after_s)"
+        what = f"finished no {self.patience.mark}" if not self._silent else "did not answer"
+        names = ", ".join(self.names[index] for index in late)
+        return f"{names} {what} for {self.silence_s(now):.0f} s ({self.patience.setting})"
 
     def _slowest(self) -> list[int]:
+        if not self._known:
+            return list(range(len(self.names)))
         fewest = min(progress.marks for progress in self._known.values())
-        return [rank for rank, progress in self._known.items() if progress.marks == fewest]
+        return [index for index, progress in self._known.items() if progress.marks == fewest]

@@ -2,16 +2,17 @@
 
     method             waits for                           unblocked by            on time-out
     `start`            every party to be ready             each party              the run ends; the late are named
-    `update_workers`   every stale or healthy worker       its parity probe        the run ends; the late are named
+    `update_workers`   every stale or healthy worker       its parity probe        the late are named and replaced
     a join (a task)    the new worker, then the boundary   the worker; updates     the worker is ended, another tried
     `need_worker`      a healthy worker                    a join, a health check  RuntimeError if none can become so
     `need_player`      a healthy environment actor         its replacement         RuntimeError if none can become so
 
 The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, and the
-learner with all of its ranks, each as often as the budget allows (`cluster.control.restarts`). Rollout workers join at
-a weight boundary: a new worker is stale until it has loaded the current weights, has passed the checks on them, and is
-known to every environment actor. Only healthy members get work (`cluster.control.membership`). The weights of a new
-learner are made again by `cluster.loop.recovery`. This module does not import Ray: `Parties` creates the parties.
+learner with all of its ranks, each as often as the budget allows, with its back-off (`cluster.control.restarts`).
+`cluster.fleet.supervision` notices the deaths and ends hung parties. Rollout workers join at a weight boundary: a new
+worker is stale until it has loaded the current weights, has passed the checks on them, and is known to every
+environment actor. Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made
+again by `cluster.loop.recovery`. This module does not import Ray: `Parties` creates the parties.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from actors.messages import UpdateReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.membership import PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import Died, Filter, Learner, Parties, Party, PartyError, Player, Scorer, Worker
+from cluster.control.parties import Died, Failed, Filter, Learner, Parties, Party, PartyError, Player, Scorer, Worker
 from cluster.control.restarts import RestartBudget
 from cluster.fleet.waiting import bounded, outcomes, within
 
@@ -37,6 +38,14 @@ HEALTH_TIMEOUT_S = 20.0
 """Seconds a suspect rollout worker may take to generate a token."""
 GRACE_S = 5.0
 """Seconds more for the answer to arrive, so that the worker itself says that it is late."""
+
+
+class UpdateFailed(RuntimeError):
+    """Rollout workers did not get a version. `members`: each with its error."""
+
+    def __init__(self, members: list[tuple[Member[Worker], BaseException]]) -> None:
+        super().__init__("; ".join(f"update_weights: {member.name} failed: {error}" for member, error in members))
+        self.members = members
 
 
 def _retire(members: Membership[P]) -> None:
@@ -55,6 +64,8 @@ class Fleet:
         self.filter: Filter | None = None
         self.scorer: Scorer | None = None
         self.learner: Learner | None = None
+        self.condemned: dict[Party, str] = {}
+        """Services that have been ended because they were lost or hung, with the cause; their next call fails."""
         self.bundle: WeightBundle | None = None
         """The published version; a worker that joins late loads it."""
         self._boundary = asyncio.Lock()
@@ -130,33 +141,35 @@ class Fleet:
         later.
 
         Raises:
-            TimeoutError: a worker is late; the message names it.
-            RuntimeError: a worker refused the weights or failed the checks on them; the message names it.
+            UpdateFailed: workers are late, or refused the weights, or failed the checks on them; all others have them.
         """
         async with self._boundary:
             self.bundle = bundle
             members = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
             calls = {member.name: member.party.update_weights(bundle) for member in members}
-            found = await outcomes(calls, self.config.rollout.update_timeout_s, "update_weights")
+            found = await outcomes(calls, self.config.rollout.update_timeout_s + GRACE_S)
             reports = [self._updated(member, found[member.name]) for member in members]
+        if failed := [(m, found[m.name]) for m in members if isinstance(found[m.name], (Failed, TimeoutError))]:
+            raise UpdateFailed(failed)
         await self.need_worker()
         return [report for report in reports if report is not None]
 
     def _updated(self, member: Member[Worker], outcome: Any) -> UpdateReport | None:
         if isinstance(outcome, Died):
             self.lose_worker(member, str(outcome))
-            return None
-        if isinstance(outcome, BaseException):
-            raise RuntimeError(f"update_weights: {member.name} failed: {outcome}") from outcome
-        if member.state is State.STALE:
-            self.workers.move(member, State.HEALTHY)
-        return outcome
+        elif not isinstance(outcome, BaseException):
+            if member.state is State.STALE:
+                self.workers.move(member, State.HEALTHY)
+            return outcome
+        elif not isinstance(outcome, (Failed, TimeoutError)):
+            raise outcome
+        return None
 
     async def _introduce(self, players: list[Member[Player]], workers: list[Member[Worker]]) -> None:
         """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call."""
         known = {member.name: member.party for member in workers}
         calls = {player.name: player.party.meet(known) for player in players}
-        for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s, "set_workers")).items():
+        for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s)).items():
             if isinstance(outcome, BaseException) and not isinstance(outcome, Died):
                 raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
 
@@ -181,14 +194,18 @@ class Fleet:
             return
         self.players.move(dead, State.DEAD)
         dead.party.kill()
-        self.allow_restart(dead.name, cause)
-        member = self.players.join(dead.name, self.parties.player(dead.name))
-        replacing = asyncio.create_task(self._bring_up(member))
+        replacing = asyncio.create_task(self._bring_up(dead.name, self.allow_restart(dead.name, cause)))
         self._replacing.add(replacing)
-        replacing.add_done_callback(self._replacing.discard)
+        replacing.add_done_callback(self._replaced)
         await asyncio.shield(replacing)  # the caller's ticket may be cancelled; the actor comes up all the same
 
-    async def _bring_up(self, member: Member[Player]) -> None:
+    def _replaced(self, task: asyncio.Task[None]) -> None:
+        self._replacing.discard(task)
+        self.players.changed.set()
+
+    async def _bring_up(self, name: str, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        member = self.players.join(name, self.parties.player(name))
         try:
             await within({member.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
         except (RuntimeError, TimeoutError):
@@ -227,22 +244,23 @@ class Fleet:
             return
         self.workers.move(member, State.DEAD)
         member.party.kill()
-        self.allow_restart(member.name, cause)
-        self._begin_join(member.name)
+        self._begin_join(member.name, self.allow_restart(member.name, cause))
 
-    def _begin_join(self, name: str) -> None:
-        member = self.workers.join(name, self.parties.worker(name))
-        self._joins[name] = asyncio.create_task(self._join(member))
+    def _begin_join(self, name: str, wait_s: float) -> None:
+        self._joins[name] = asyncio.create_task(self._join(name, wait_s))
         self._joins[name].add_done_callback(self._join_ended)
 
     def _join_ended(self, task: asyncio.Task[None]) -> None:
         """Keeps an error that `_join` does not expect, a bug, so that `need_worker` raises it."""
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._join_fault = fault
-            self.workers.changed.set()
+        self.workers.changed.set()
 
-    async def _join(self, member: Member[Worker]) -> None:
-        """Lets a new rollout worker join. A worker that fails is ended, and another is tried if restarts are left."""
+    async def _join(self, name: str, wait_s: float) -> None:
+        """Lets a new rollout worker join after the back-off. A worker that fails is ended, and another is tried if
+        restarts are left."""
+        await asyncio.sleep(wait_s)
+        member = self.workers.join(name, self.parties.worker(name))
         try:
             await self._take_in(member)
         except (RuntimeError, TimeoutError) as error:
@@ -270,15 +288,19 @@ class Fleet:
         self.workers.move(member, State.DEAD)
         member.party.kill()
         if self._budget.left(name, _now()):
-            self.allow_restart(name, cause)
-            self._begin_join(name)
+            self._begin_join(name, self.allow_restart(name, cause))
+
+    @property
+    def joining(self) -> bool:
+        """Whether a rollout worker is on its way in, or waits for its back-off."""
+        return any(not task.done() for task in self._joins.values())
 
     async def need_worker(self) -> Mapping[str, Worker]:
         """The healthy rollout workers by name, as soon as there is one; RuntimeError if none is healthy or joining."""
         while not (healthy := self.workers.healthy()):
             if self._join_fault is not None:
                 raise self._join_fault
-            if not self.workers.present():
+            if not self.workers.present() and not self.joining:
                 cause = f"; the last to start failed: {self._join_failure}" if self._join_failure else ""
                 raise RuntimeError(f"no rollout worker is left, and none is starting{cause}")
             await self.workers.change()
@@ -288,27 +310,40 @@ class Fleet:
         """The healthy environment actors by name, as soon as there is one; RuntimeError if none is healthy or
         starting."""
         while not (healthy := self.players.healthy()):
-            if not self.players.present():
+            if not self.players.present() and not self._replacing:
                 raise RuntimeError("no environment actor is left, and none is starting")
             await self.players.change()
         return healthy
 
     # -- services --------------------------------------------------------------------------------------------------
 
-    def replace_filter(self, cause: str) -> None:
+    def condemn(self, name: str, party: Filter | Scorer, cause: str) -> None:
+        """Ends a filter service or scorer that is lost or hung. It is replaced, with this cause, by whoever calls it
+        next."""
+        self.condemned[party] = cause
+        self.on_event(name, "lost", time.time(), time.time(), cause=cause)
+        log.warning("%s is ended: %s", name, cause)
+        party.kill()
+
+    async def replace_filter(self, cause: str) -> None:
         """Replaces the filter service by a new one, which holds no groups yet."""
-        self.allow_restart("filter", cause)
+        await asyncio.sleep(self.allow_restart("filter", self._cause(self.filter, cause)))
         self.filter = self.parties.filter()
 
-    def replace_scorer(self, cause: str) -> None:
+    async def replace_scorer(self, cause: str) -> None:
         """Replaces the scorer; nothing waits for the new scorer. If no restart is left, the run continues without
         scoring and logs that."""
+        lost, self.scorer = self.scorer, None
+        cause = self._cause(lost, cause)
         if not self._budget.left("scorer", _now()):
             log.error("the scorer died %d times and is not restarted: %s", self.restarts["scorer"] + 1, cause)
-            self.scorer = None
             return
-        self.allow_restart("scorer", cause)
+        await asyncio.sleep(self.allow_restart("scorer", cause))
         self.scorer = self.parties.scorer()
+
+    def _cause(self, party: Party | None, cause: str) -> str:
+        """The cause for which a service was ended, or else `cause`."""
+        return self.condemned.pop(party, cause) if party is not None else cause
 
     def replace_learner(self, ranks: int) -> None:
         """Replaces the ended learner by a new one, which has not been started yet."""

@@ -23,6 +23,7 @@ from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.log import log_variable
+from actors.process.progress import Progress
 from actors.process.ray_errors import DEAD
 from actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
 from actors.process.spans import Span
@@ -35,7 +36,6 @@ from cluster.fleet.placement import Placement, alive_nodes, autoscales
 from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
 from learner.decomposition.statistics import Decomposition
-from learner.progress import RankProgress
 
 T = TypeVar("T")
 Handle = Any  # a Ray actor handle; Ray exports no public type for it
@@ -175,6 +175,13 @@ class RayParty:
         ray.kill(self.handle)
         self.release()
 
+    async def lost(self) -> NoReturn:
+        await answered(self.handle.live.remote())
+        raise RuntimeError("the actor's life ended without an error")
+
+    async def progress(self) -> Progress:
+        return await answered(self.handle.progress.remote())
+
 
 class RayPlayer(RayParty):
     """An environment actor."""
@@ -265,7 +272,7 @@ class RayLearner:
         await asyncio.gather(*(_death(f"{rank}{self.group.site(rank)}", life) for rank, life in lives))
         raise RuntimeError("the ranks' lives ended without an error")
 
-    async def progress(self, timeout_s: float) -> Sequence[RankProgress | None]:
+    async def progress(self, timeout_s: float) -> Sequence[Progress | None]:
         return await _ranks(self.group.progress, timeout_s)
 
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:

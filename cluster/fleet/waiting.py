@@ -19,13 +19,12 @@ async def bounded(call: Awaitable[T], timeout_s: float) -> T:
     return await asyncio.wait_for(call, timeout_s)
 
 
-async def outcomes(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
-    """Result or exception of each named call; after `timeout_s` a TimeoutError names the late parties."""
-    tasks = {name: asyncio.ensure_future(call) for name, call in calls.items()}
-    late = (await asyncio.wait(tasks.values(), timeout=timeout_s))[1] if tasks else set()
-    if late:
-        raise await _late(tasks, late, timeout_s, what)
-    return {name: task.exception() or task.result() for name, task in tasks.items()}
+async def outcomes(calls: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
+    """Result or exception of each named call: a TimeoutError for one that takes longer than `timeout_s`."""
+    found = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
+    late = f"no answer within {timeout_s:g} s"
+    named = [TimeoutError(late) if isinstance(one, TimeoutError) else one for one in found]
+    return dict(zip(calls, named, strict=True))
 
 
 async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from cluster.control.early_stop import EarlyStop
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.control.parties import Archive, MetricsSink
 from cluster.fleet.fleet import Fleet
+from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.archiving import Archiving
 from cluster.loop.checkpointing import Checkpointing
 from cluster.loop.decomposing import Decomposing
@@ -83,7 +84,9 @@ class Coordinator:
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
         self.play = Play(config, fleet)
         self.archiving = Archiving(archive, self.play)
-        self.learning = Learning(config, fleet, self.journal, self.archiving, state, say)
+        watchdog = Watchdog(self.journal.event, recorder.set)
+        self.supervisor = Supervisor(fleet, watchdog)
+        self.learning = Learning(config, fleet, self.journal, self.archiving, state, watchdog, say)
         self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)
         self.validation = Validation(config, self.play, state)
         self.decomposing = Decomposing(config, self.learning, self.play)
@@ -108,6 +111,9 @@ class Coordinator:
 
     async def run(self) -> None:
         """Trains until the last step, an early stop, or `stop()`; leaves a balanced ledger and a checkpoint."""
+        await self.supervisor.beside(self._run())
+
+    async def _run(self) -> None:
         try:
             await self._begin()
             while self.admission.clock < self.config.loop.steps and not self._stop.is_set():

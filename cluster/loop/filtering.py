@@ -7,7 +7,7 @@ Calls are therefore made one at a time: a call that finds the service dead repla
 if that fails no further call is made. Groups that arrive during a call go to the service together in the next one.
 
 The coordinator waits at most `FILTER_TIMEOUT_S` for each answer, and `cluster.start_timeout_s` for the first answers of
-a new service; then a TimeoutError names the filter, and every waiting call fails at once.
+a new service. A service that is late is ended and counts as dead: its successor decides the same.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Filtering:
 
     async def _replace(self) -> None:
         self._admitted = set(self._within)
-        self.fleet.replace_filter(self._death)
+        await self.fleet.replace_filter(self._death)
         if self._latest:
             await self._ask("restore", self._latest, timeout_s=self._start_timeout_s)
         await self._hand_over(self._open(), self._start_timeout_s)
@@ -148,14 +148,16 @@ class Filtering:
         """Makes one call.
 
         Raises:
-            Died: the service's process is gone.
+            Died: the service's process is gone, or did not answer within `timeout_s` and was ended.
             UserError: the filter refused its input; the text says why.
-            TimeoutError: no answer within `timeout_s`.
         """
-        call = getattr(self.fleet.filter, method)(*arguments)
+        service = self.fleet.filter
+        assert service is not None, "a run that trains starts its filter"
         try:
-            return await bounded(call, timeout_s)
+            return await bounded(getattr(service, method)(*arguments), timeout_s)
         except Refused as error:
             raise UserError(f"filter: {error.reason}") from error
         except TimeoutError as error:
-            raise TimeoutError(f"{method}: filter did not answer within {timeout_s:g} s") from error
+            cause = f"{method}: filter did not answer within {timeout_s:g} s"
+            self.fleet.condemn("filter", service, cause)
+            raise Died(cause) from error

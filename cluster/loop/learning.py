@@ -13,8 +13,9 @@ rank is noticed at the next call.
     beside       what it is given                 recovery, while that goes on
 
 A call that fails twice in a row with the same error, and no rank dead, has a cause that no new group mends: the run
-ends with that error. A rollout worker that is late or fails while it loads weights ends the run, unless the weights
-were lost on their way to it because rank 0 died.
+ends with that error. A rollout worker that is late with weights, or fails the checks on them, is replaced, unless the
+weights were lost on their way to it because rank 0 died. If its successors fail too, the budget of restarts ends the
+run.
 
 What is played again (`PlayAgain`)
 ----------------------------------
@@ -42,7 +43,8 @@ from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Payload, Refused
-from cluster.fleet.fleet import Fleet
+from cluster.fleet.fleet import Fleet, UpdateFailed
+from cluster.fleet.supervision import Watchdog
 from cluster.loop.archiving import Archiving
 from cluster.loop.journal import Journal
 from cluster.loop.playing import FETCH_TIMEOUT_S, PlayedGroup
@@ -69,11 +71,12 @@ class Learning:
         journal: Journal,
         archiving: Archiving,
         state: LoopState,
+        watchdog: Watchdog,
         say: Callable[[str], None],
     ) -> None:
         self.config, self.fleet, self.journal, self.say = config, fleet, journal, say
         self.refused_in_a_row = state.bad_steps
-        self.ranks = Ranks(config, fleet)
+        self.ranks = Ranks(config, fleet, watchdog)
         self.recovery = Recovery(config, fleet, self.ranks, archiving, journal, say, state.clock)
 
     @property
@@ -125,9 +128,10 @@ class Learning:
             bundle = await self._ask(lambda: self.ranks.publish(version))
             try:
                 return await self._tell(bundle, started)
-            except (RuntimeError, TimeoutError):
+            except UpdateFailed as failed:
                 if not await self._rank_died():
-                    raise
+                    for member, error in failed.members:
+                        self.fleet.lose_worker(member, f"version {bundle.version} was not loaded: {error}")
 
     async def publish_remade(self) -> dict[str, float]:
         """Publishes weights that were made again under the next higher version, until no loss comes between."""

@@ -21,13 +21,14 @@ from typing import Any, NoReturn, TypeVar
 from actors.messages import StepReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.parties import Learner, Payload
-from cluster.control.progress import ProgressWatch
+from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
+from cluster.fleet.supervision import Watchdog, poll_s
 from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
 GRACE_S = 10.0
-LONGEST_POLL_S = 5.0
+NAME = "learner"
 
 
 class Signs(Enum):
@@ -42,10 +43,10 @@ class Ranks:
     """The fleet's learner. Every call raises `Refused` for bad input, and after any other error (`Died`, `Failed`,
     TimeoutError) the ranks are of no more use."""
 
-    def __init__(self, config: RunConfig, fleet: Fleet) -> None:
-        self.config, self.fleet = config.learner, fleet
+    def __init__(self, config: RunConfig, fleet: Fleet, watchdog: Watchdog) -> None:
+        self.config, self.fleet, self.watchdog = config.learner, fleet, watchdog
         self.dtype = config.rollout.dtype
-        self.poll_s = min(LONGEST_POLL_S, config.learner.hung_after_s / 4)
+        self.poll_s = poll_s(config.learner.hung_after_s)
 
     @property
     def learner(self) -> Learner:
@@ -97,7 +98,9 @@ class Ranks:
     async def _watched(self, what: str, call: Awaitable[T], timeout_s: float, signs: Signs) -> T:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s + GRACE_S
-        watch = ProgressWatch(self.config.hung_after_s, now(), signs is Signs.ANSWERS)
+        patience = Patience(self.config.hung_after_s, "micro-batch", "learner.hung_after_s")
+        names = [f"learner rank {rank}" for rank in range(self.config.ranks)]
+        watch = ProgressWatch(names, patience, now(), signs is Signs.ANSWERS)
         task = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait({task}, timeout=min(self.poll_s, deadline - now())))[0]:
@@ -105,9 +108,11 @@ class Ranks:
                     raise TimeoutError(f"the learner did not finish {what} within {timeout_s:g} s")
                 if signs is not Signs.NONE:
                     watch.see(await self.learner.progress(self.poll_s), now())
+                    self.watchdog.see(NAME, watch, now())
                     if late := watch.hung(now()):
                         raise TimeoutError(f"{what}: {late}")
             return task.result()
         finally:
+            self.watchdog.forget(NAME)
             if not task.cancel() and not task.cancelled():
                 task.exception()  # it may have failed while its ranks were asked for their progress

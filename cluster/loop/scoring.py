@@ -61,7 +61,7 @@ class Scoring:
             self.state = await scorer.state()
         except Died as error:
             self._failed(step, started, error)
-            self.fleet.replace_scorer(str(error))
+            await self.fleet.replace_scorer(str(error))
             await self.restore(self.state)
         except PartyError as error:
             self._failed(step, started, error)

@@ -24,11 +24,11 @@ import numpy as np
 from actors.failures import Failure, FailureCause
 from actors.filter.windows import make_window
 from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.process.progress import Progress
 from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Refused
 from learner.decomposition.statistics import Decomposition
-from learner.progress import RankProgress
 
 NEVER_S = 1e9
 
@@ -116,6 +116,7 @@ class Fake:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.hangs = self.frozen = False
+        self.marks = 1
         self._dead = asyncio.Event()
 
     def kill(self) -> None:
@@ -138,6 +139,18 @@ class Fake:
             for task in tasks:
                 task.cancel()
         self.check_alive()
+
+    async def lost(self) -> NoReturn:
+        await self._dead.wait()
+        raise Died(f"{self.name} is gone")
+
+    async def progress(self) -> Progress:
+        """Of a stalled party: it answers and makes no marks."""
+        self.check_alive()
+        if self.frozen:
+            await self.while_alive(asyncio.sleep(NEVER_S))
+        self.marks += not self.hangs
+        return Progress(self.marks, self.world.mark_s)
 
     async def _call(self, method: str, work: Callable[[], Any] = lambda: None) -> Any:
         return await self.world.call(f"{type(self).__name__.lower()}.{method}", self, work)
@@ -301,13 +314,13 @@ class Learner(Fake):
         await self._dead.wait()
         raise Died(f"{self.name} is gone")
 
-    async def progress(self, timeout_s: float) -> list[RankProgress | None]:
+    async def progress(self, timeout_s: float) -> list[Progress | None]:
         self.check_alive()
         if self.frozen:
             await self.while_alive(asyncio.sleep(timeout_s))
             return [None] * self.ranks
         marks = self._marks + self._passes()
-        return [RankProgress(marks, self.world.mark_s if marks else 0.0)] * self.ranks
+        return [Progress(marks, self.world.mark_s if marks else 0.0)] * self.ranks
 
     def _passes(self) -> int:
         """Micro-batches of the call under way."""
@@ -462,6 +475,11 @@ class FakeArchive:
         assert end >= start
         self.events.append((actor, name))
         self.facts.append(facts)
+
+    def causes(self, actor: str) -> dict[str, str]:
+        """The cause in the last event of each name about this actor."""
+        about = zip(self.events, self.facts, strict=True)
+        return {name: facts["cause"] for (who, name), facts in about if who == actor and "cause" in facts}
 
     def truncate_after(self, step: int) -> None:
         """What a resumed run makes again is forgotten."""

@@ -46,6 +46,9 @@ class Sink:
     figures: dict[int, dict[str, Any]] = field(default_factory=dict)
     store: MetricStore = field(default_factory=lambda: MetricStore(REGISTRY))
 
+    def set(self, name: str, value: float | None, **labels: str) -> None:
+        self.store.observe(name, value, **labels)
+
     def step(self, step: int, flat: Any) -> None:
         self.store.step({**flat, "step": step})
         self.figures[step] = dict(flat)

@@ -12,7 +12,7 @@ import pytest
 
 from actors.messages import WeightBundle
 from cluster.control.membership import MemberState as State
-from cluster.fleet.fleet import Fleet
+from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.waiting import outcomes, within
 from tests.fakes import clock
 from tests.fakes.parties import FakeParties, Fault, World
@@ -54,7 +54,7 @@ async def lose(fleet: Fleet, name: str) -> None:
 
 async def settle(fleet: Fleet) -> None:
     """Until no worker is on its way in."""
-    while any(member.state in (State.STARTING, State.STALE) for member in fleet.workers.members()):
+    while fleet.joining or any(m.state in (State.STARTING, State.STALE) for m in fleet.workers.members()):
         await fleet.workers.change()
 
 
@@ -187,7 +187,9 @@ def test_a_fault_of_ours_in_a_join_ends_the_run_instead_of_leaving_it_waiting(tm
         run(world(tmp_path), steps)
 
 
-def test_a_dead_worker_found_by_an_update_is_replaced_and_a_failed_proof_ends_the_run(tmp_path: Path) -> None:
+def test_a_dead_worker_found_by_an_update_is_replaced_and_one_that_is_late_or_fails_is_named(
+    tmp_path: Path,
+) -> None:
     async def steps(fleet: Fleet) -> None:
         reports = await fleet.update_workers(bundle(2))
         assert [report.worker for report in reports] == ["rollout-1"]
@@ -198,7 +200,7 @@ def test_a_dead_worker_found_by_an_update_is_replaced_and_a_failed_proof_ends_th
     assert told == [("rollout-0", "restart")]
     with pytest.raises(RuntimeError, match=r"^update_weights: rollout-0 failed: worker\.update failed"):
         run(world(tmp_path, Fault("worker.update", 3, "fail")), steps)
-    with pytest.raises(TimeoutError, match=r"^update_weights: rollout-0 did not answer within 30 s"):
+    with pytest.raises(UpdateFailed, match=r"^update_weights: rollout-0 failed: no answer within 35 s"):
         run(world(tmp_path, Fault("worker.update", 3, "hang")), steps)
 
 
@@ -258,14 +260,14 @@ def test_an_environment_actor_comes_up_though_the_ticket_that_waited_for_it_is_c
 
 def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tmp_path: Path) -> None:
     async def scorer(fleet: Fleet) -> None:
-        fleet.replace_scorer("killed")
-        fleet.replace_scorer("killed again")
+        await fleet.replace_scorer("killed")
+        await fleet.replace_scorer("killed again")
         assert fleet.scorer is None and fleet.up()["scorer"] is False
         assert fleet.take_restarts() == {"scorer": 1} and fleet.take_restarts() == {}
 
     async def service(fleet: Fleet) -> None:
-        fleet.replace_filter("killed")
-        fleet.replace_filter("killed again")
+        await fleet.replace_filter("killed")
+        await fleet.replace_filter("killed again")
 
     one = ("cluster.max_restarts=1",)
     run(world(tmp_path, overrides=one), scorer)
@@ -288,9 +290,10 @@ def test_the_late_are_named_and_their_calls_given_up() -> None:
 
     async def main() -> None:
         names = {"a": 1.0, "b": 99.0, "c": 99.0}
-        for wait in (within, outcomes):
-            with pytest.raises(TimeoutError, match=r"^asked: b, c did not answer within 5 s$"):
-                await wait({name: sleep(name, seconds) for name, seconds in names.items()}, 5.0, "asked")
+        with pytest.raises(TimeoutError, match=r"^asked: b, c did not answer within 5 s$"):
+            await within({name: sleep(name, seconds) for name, seconds in names.items()}, 5.0, "asked")
+        found = await outcomes({name: sleep(name, seconds) for name, seconds in names.items()}, 5.0)
+        assert found["a"] == "a" and all(str(found[late]) == "no answer within 5 s" for late in "bc")
         assert await within({"a": sleep("a", 1.0)}, 5.0, "asked") == {"a": "a"}
 
     clock.run(main())

@@ -198,7 +198,7 @@ def test_a_hung_rank_is_noticed_long_before_the_bound_of_its_call(tmp_path: Path
     world.on_call = lambda kind, _: times.setdefault(f"{kind} {world.calls[kind]}", asyncio.get_running_loop().time())
     outcome, archive = made(world)
     assert 60 <= times["learner.start 2"] - times["learner.train 1"] < 75
-    assert "learner rank 0, 1 did not answer" in recoveries(archive)[0]["cause"]
+    assert "learner rank 0, learner rank 1 did not answer" in recoveries(archive)[0]["cause"]
     assert outcome.fleet.restarts == {"learner": 1}
 
 

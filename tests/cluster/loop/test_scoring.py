@@ -112,7 +112,7 @@ class OneScorerFleet:
     def __init__(self) -> None:
         self.scorer, self.causes = OneScorer({"of": "the first"}), list[str]()
 
-    def replace_scorer(self, cause: str) -> None:
+    async def replace_scorer(self, cause: str) -> None:
         self.causes.append(cause)
         self.scorer = OneScorer({"of": "the second"})
 

@@ -75,8 +75,13 @@ class Fleet:
     def __init__(self, *services: Service) -> None:
         self.filter, *self.spares = services
 
-    def replace_filter(self, cause: str) -> None:
+    async def replace_filter(self, cause: str) -> None:
+        if not self.spares:
+            raise RuntimeError(f"filter died too often; last cause: {cause}")
         self.filter = self.spares.pop(0)
+
+    def condemn(self, name: str, party: Service, cause: str) -> None:
+        party.failure = Died(cause)
 
 
 def refused(reason: str) -> Refused:
@@ -209,7 +214,8 @@ def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -
     started = time.monotonic()
     found = asyncio.run(die())
     assert time.monotonic() - started < 1
-    assert isinstance(found[0], TimeoutError) and all("filter has failed earlier" in str(error) for error in found[1:])
+    assert str(found[0]) == "filter died too often; last cause: restore: filter did not answer within 0.05 s"
+    assert all("filter has failed earlier" in str(error) for error in found[1:])
     assert second.calls == [], "nothing was decided by a service that knows nothing"
 
 

@@ -235,10 +235,7 @@ def test_a_success_that_collapses_ends_the_run_before_its_last_step(tmp_path: Pa
     [
         (Fault("learner.train", 2, "refuse"), "learner.train refused"),
         (Fault("learner.save", 2, "refuse"), "learner.save refused"),
-        (Fault("filter.close", 2, "hang"), "close: filter did not answer within 60 s"),
-        (Fault("filter.admit", 2, "hang"), "admit: filter did not answer within 60 s"),
         (Fault("filter.close", 2, "refuse"), "filter: filter.close refused"),
-        (Fault("worker.update", 4, "hang"), "update_weights: rollout-1 did not answer within 30 s"),
     ],
 )
 def test_what_cannot_be_replaced_ends_the_run_by_name_and_the_run_goes_on_when_resumed(
@@ -254,12 +251,58 @@ def test_what_cannot_be_replaced_ends_the_run_by_name_and_the_run_goes_on_when_r
     assert outcome.ledger.counts()["trained"] == 12
 
 
+@pytest.mark.parametrize("kind", [*REPLACED, "scorer.score"])
+@pytest.mark.parametrize("what", ["hang", "stall"])
+def test_a_party_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
+    tmp_path: Path, kind: str, what: str
+) -> None:
+    fault = Fault(kind, FIRST.get(kind, 2), what)
+    words = ("cluster.hung_after_s=20", "loop.steps=8")
+    world = World(configured(tmp_path, *words), (fault,), rewards=lambda t, i: i % 2)
+    outcome, archive = made(world)
+    assert outcome.ledger.counts()["trained"] == 24
+    party = {"player": "env-", "worker": "rollout-", "filter": "filter", "scorer": "scorer"}[kind.partition(".")[0]]
+    ((name, causes),) = [(name, archive.causes(name)) for name in outcome.fleet.restarts]
+    assert name.startswith(party) and "cluster.hung_after_s" in causes["restart"]
+    late = "did not answer" if what == "hang" else "finished no"
+    assert late in causes["restart"] and late in causes["late"], "the watchdog names it before it is ended"
+
+
+def test_a_worker_that_is_late_with_weights_or_fails_their_checks_is_replaced(tmp_path: Path) -> None:
+    for what, cause in (("fail", "worker.update failed"), ("hang", "no answer within 35 s")):
+        words = ("cluster.hung_after_s=500", "loop.steps=8")
+        fault = Fault("worker.update", 4, what)
+        world = World(configured(tmp_path / what, *words), (fault,), rewards=lambda t, i: i % 2)
+        outcome, archive = made(world)
+        assert outcome.ledger.counts()["trained"] == 24 and outcome.fleet.restarts == {"rollout-1": 1}
+        assert archive.causes("rollout-1")["restart"] == f"version 1 was not loaded: {cause}"
+
+
+def test_weights_that_fail_every_workers_checks_end_the_run_and_name_them(tmp_path: Path) -> None:
+    faults = tuple(Fault("worker.update", call, "fail") for call in range(3, 60))
+    world = World(configured(tmp_path), faults, rewards=lambda t, i: i % 2)
+    with pytest.raises(RuntimeError, match=r"rollout-\d died 4 times.*worker\.update failed|no rollout worker is left"):
+        drive(world, FakeArchive())
+
+
+def test_a_party_that_dies_again_and_again_waits_longer_each_time_and_then_ends_the_run_with_the_last_cause(
+    tmp_path: Path,
+) -> None:
+    faults = tuple(Fault("filter.admit", call, "die") for call in range(1, 60))
+    words = ("cluster.max_restarts=3", "cluster.restart_backoff_s=5")
+    world, archive = World(configured(tmp_path, *words), faults, lambda kind: 0.0), FakeArchive()
+    with pytest.raises(RuntimeError, match=r"filter died 4 times within 3600 s .*last cause: filter is gone"):
+        drive(world, archive)
+    assert archive.events.count(("filter", "restart")) == 4
+
+
 def test_an_environment_actor_that_never_answers_costs_its_tickets_attempts_and_then_the_ticket(tmp_path: Path) -> None:
     late = World(configured(tmp_path / "one"), (Fault("player.play", 2, "hang"),), rewards=lambda t, i: i % 2)
     outcome, _ = made(late)
     assert outcome.ledger.counts()["trained"] == 12, "the ticket is played again by the next actor"
     hangs = tuple(Fault("player.play", call, "hang") for call in range(1, 10))
-    never = World(configured(tmp_path / "never", "loop.max_attempts=3"), hangs, rewards=lambda t, i: i % 2)
+    words = ("loop.max_attempts=3", "cluster.hung_after_s=500")
+    never = World(configured(tmp_path / "never", *words), hangs, rewards=lambda t, i: i % 2)
     outcome, _ = made(never)
     assert outcome.ledger.reasons("failed") == {"group_timeout": 3} and outcome.ledger.counts()["trained"] == 9
 

@@ -1,0 +1,174 @@
+"""Supervision: notices every party that dies or hangs while it is up, and ends it, so that it can be replaced.
+
+One task for each party waits for its death and asks for its progress every `poll_s`:
+
+    what is seen                          what is done
+    the process is gone                   a player or worker is replaced at once; a filter service or scorer at its next
+                                          call, which fails with this cause
+    no sign of progress for its limit     the party is ended, and then as above (`cluster.control.progress`)
+    half of that                          the watchdog names the party: a warning, an event, and all the while a gauge
+    it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
+
+Nothing waits for the supervisor. The learner is not among its parties: its calls are watched in
+`cluster.loop.ranks`, because only a call says which signs to expect; the watchdog is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from cluster.control.membership import Member
+from cluster.control.membership import MemberState as State
+from cluster.control.parties import PartyError, Single
+from cluster.control.progress import Patience, ProgressWatch
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.waiting import bounded
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+LONGEST_POLL_S = 5.0
+POLLS = 4
+"""Times that a party is asked within the shortest limit."""
+SUPERVISED = (State.STALE, State.HEALTHY, State.SUSPECT, State.DRAINING)
+"""States in which a member is ready, so that it must answer."""
+SETTING = "cluster.hung_after_s"
+SILENCE = "squelch_seconds_without_progress"
+Show = Callable[..., None]
+"""Sets a gauge: name, value, labels."""
+
+
+def poll_s(hung_after_s: float) -> float:
+    """Seconds between two questions to a party."""
+    return min(LONGEST_POLL_S, hung_after_s / POLLS)
+
+
+class Watchdog:
+    """Names the parties that hold progress. `show` sets a gauge of the exporter."""
+
+    def __init__(self, on_event: Callable[..., None], show: Show) -> None:
+        self.on_event, self.show = on_event, show
+        self._named: set[str] = set()
+
+    def see(self, name: str, watch: ProgressWatch, now: float) -> None:
+        """Takes the present silence of the party `name`; warns once when it reaches half of the limit."""
+        silence = watch.silence_s(now)
+        self.show(SILENCE, silence, actor=name)
+        if silence < watch.limit_s / 2:
+            self._named.discard(name)
+        elif name not in self._named:
+            self._named.add(name)
+            text = f"{watch.words(now)}; it counts as hung after {watch.limit_s:.0f} s"
+            log.warning("waiting: %s", text)
+            self.on_event(name, "late", time.time(), time.time(), cause=text)
+
+    def forget(self, name: str) -> None:
+        """Forgets a party that has ended, or whose call has."""
+        self._named.discard(name)
+        self.show(SILENCE, 0.0, actor=name)
+
+
+class Supervisor:
+    """Supervises the environment actors, the rollout workers, the filter service and the scorer of a fleet."""
+
+    def __init__(self, fleet: Fleet, watchdog: Watchdog) -> None:
+        cluster = fleet.config.cluster
+        self.fleet, self.watchdog = fleet, watchdog
+        self.hung_after_s, self.start_s = cluster.hung_after_s, cluster.start_timeout_s
+        self.poll_s = poll_s(cluster.hung_after_s)
+        self._tasks: dict[Single, asyncio.Task[None]] = {}
+
+    async def beside(self, work: Awaitable[T]) -> T:
+        """Awaits `work` and supervises meanwhile. Raises what supervision raises, such as a budget of restarts that is
+        used up, and cancels the work then."""
+        task, own = asyncio.ensure_future(work), asyncio.ensure_future(self._run())
+        try:
+            await asyncio.wait({task, own}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                own.result()
+            return task.result()
+        finally:
+            doomed = [task, own, *self._tasks.values()]
+            for one in doomed:
+                one.cancel()
+            await asyncio.gather(*doomed, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Keeps a task for each party that is up; raises the first error of one."""
+        while True:
+            for party, begin in self._present().items():
+                if party not in self._tasks:
+                    self._tasks[party] = asyncio.ensure_future(begin())
+            pause = asyncio.ensure_future(asyncio.sleep(self.poll_s))
+            await asyncio.wait({pause, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            pause.cancel()
+            for party in [party for party, task in self._tasks.items() if task.done()]:
+                self._tasks.pop(party).result()
+
+    def _present(self) -> dict[Single, Callable[[], Awaitable[None]]]:
+        """The parties that are up, each with the coroutine that supervises it."""
+        fleet, found = self.fleet, dict[Single, Callable[[], Awaitable[None]]]()
+        for member in fleet.players.members(*SUPERVISED):
+            found[member.party] = lambda m=member: self._member(m, "environment call", fleet.replace_player)
+        for member in fleet.workers.members(*SUPERVISED):
+            found[member.party] = lambda m=member: self._member(m, "step of its engine", self._replace_worker)
+        for name, party in (("filter", fleet.filter), ("scorer", fleet.scorer)):
+            if party is not None and party not in fleet.condemned:
+                found[party] = lambda n=name, p=party: self._service(n, p)
+        return found
+
+    async def _replace_worker(self, member: Member[Any], cause: str) -> None:
+        self.fleet.lose_worker(member, cause)
+
+    async def _member(
+        self, member: Member[Any], mark: str, replace: Callable[[Member[Any], str], Awaitable[None]]
+    ) -> None:
+        patience = Patience(self.hung_after_s, mark, SETTING)
+        cause = await self._cause(member.name, member.party, patience, lambda: member.state in SUPERVISED)
+        if cause and member.state in SUPERVISED:
+            await replace(member, cause)
+
+    async def _service(self, name: str, party: Single) -> None:
+        def current() -> bool:
+            return party in (self.fleet.filter, self.fleet.scorer)
+
+        patience = Patience(self.hung_after_s, "batch of scored tokens", SETTING, self.start_s)
+        cause = await self._cause(name, party, patience, current)
+        if cause and current():
+            self.fleet.condemn(name, party, cause)
+
+    async def _cause(self, name: str, party: Single, patience: Patience, current: Callable[[], bool]) -> str:
+        """Waits until the party is lost; returns the cause, or nothing once it is no longer `current`."""
+        watch = ProgressWatch([name], patience, _now())
+        death = asyncio.ensure_future(party.lost())
+        try:
+            while current():
+                await asyncio.wait({death}, timeout=self.poll_s)
+                if death.done() and (error := death.exception()):
+                    return str(error)
+                if cause := await self._look(party, watch):
+                    return cause
+                self.watchdog.see(name, watch, _now())
+                if cause := watch.hung(_now()):
+                    return cause
+            return ""
+        finally:
+            death.cancel()
+            self.watchdog.forget(name)
+
+    async def _look(self, party: Single, watch: ProgressWatch) -> str:
+        """Asks the party for its progress; the cause if it cannot work any more."""
+        try:
+            watch.see([await bounded(party.progress(), self.poll_s)], _now())
+        except TimeoutError:
+            watch.see([None], _now())
+        except PartyError as error:
+            return str(error)
+        return ""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
