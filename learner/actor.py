@@ -37,7 +37,7 @@ from actors.messages import StepReport, WeightBundle
 from actors.process.folders import Entry
 from actors.process.log import log_variable
 from actors.process.progress import WATCHING, Marks, Progress
-from actors.process.ray_errors import DEAD
+from actors.process.ray_errors import DEAD, cause_of_death
 from actors.process.shipping import Folder, forget, local, offer, own_node
 from actors.records import from_table
 from learner import staging
@@ -310,7 +310,7 @@ class LearnerGroup:
         found = [_outcome(call) if call in ready else None for call in calls]
         for rank, outcome in enumerate(found):
             if isinstance(outcome, Failure):
-                raise RankLost(f"learner rank {rank} died: {outcome.cause}", died=True) from outcome.error
+                raise RankLost(f"learner rank {rank} died: {outcome.words}", died=True) from outcome.error
         return found
 
     def stop(self) -> None:
@@ -379,7 +379,7 @@ class LearnerGroup:
         how = f"{'died' if failure.died else 'failed'} in {method}{self.site(rank)}"
         others = ", ".join(f"{ranks[c]}{self.site(ranks[c])}" for c in silent)
         unheard = f"; without an answer within another {GRACE_S:g} s: rank {others}" if others else ""
-        return RankLost(f"learner rank {rank} {how}: {failure.cause}{unheard}", failure.died)
+        return RankLost(f"learner rank {rank} {how}: {failure.words}{unheard}", failure.died)
 
     def site(self, rank: int) -> str:
         """The address of a rank, and of its caller, for a message; empty if they share a node."""
@@ -396,6 +396,7 @@ class Failure:
         self.error = error
         self.died = isinstance(error, DEAD)
         self.cause: BaseException = error.cause if isinstance(error, RayTaskError) else error
+        self.words = cause_of_death(error) if self.died else str(self.cause)
 
 
 def _outcome(call: Any) -> Any:

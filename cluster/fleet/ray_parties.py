@@ -24,7 +24,7 @@ from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.log import log_variable
 from actors.process.progress import Progress
-from actors.process.ray_errors import DEAD
+from actors.process.ray_errors import DEAD, cause_of_death
 from actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket
@@ -153,7 +153,7 @@ async def answered(ref: Any) -> Any:
     try:
         return await ref
     except DEAD as error:
-        raise Died(str(error)) from error
+        raise Died(cause_of_death(error)) from error
     except RayTaskError as error:
         kind = Refused if isinstance(error.cause, ValueError) else Failed
         raise kind(str(error), error.cause) from error
@@ -311,7 +311,7 @@ async def _death(rank: str, life: Any) -> None:
     try:
         await life
     except DEAD as error:
-        raise Died(f"learner rank {rank} died: {error}") from error
+        raise Died(f"learner rank {rank} died: {cause_of_death(error)}") from error
 
 
 class RayPayloads:

@@ -1,0 +1,48 @@
+"""A death is told in one sentence, and memory is named as its cause where that can be known. The texts are Ray's own."""
+
+from pathlib import Path
+
+import pytest
+from ray.exceptions import OutOfMemoryError, RayActorError
+
+from actors.process.ray_errors import KernelKills, cause_of_death
+
+KILLED = """The actor died unexpectedly before finishing this task.
+\tclass_name: FilterService
+\tactor_id: 46b0b0215716d3c024360d6701000000
+\tpid: 17498
+\tip: 192.0.2.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
+unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed \
+by the OOM killer due to high memory usage, (2) ray stop --force was called"""
+MONITOR = """6 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.77.0.1, ID: \
+96ead4) was 22.61GB used / 23.54GB limit (0.960414)
+OOM kill reason: Memory usage 24026124288B exceeded threshold of 24012677120B (95.0% of 25276502016B limit)"""
+
+
+def kernel(folder: Path, kills: int) -> Path:
+    counts = folder / "vmstat"
+    counts.write_text(f"nr_free_pages 4\noom_kill {kills}\nballoon_inflate 0\n")
+    return counts
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError(MONITOR), RayActorError("ab", MONITOR)])
+def test_rays_memory_monitor_is_named_with_the_memory_in_use(error: Exception, tmp_path: Path) -> None:
+    said = cause_of_death(error, KernelKills(tmp_path / "absent"))
+    assert said == (
+        "out of memory: Ray's memory monitor ended its process, because the node ran low (22.61GB used / 23.54GB limit)"
+    )
+
+
+def test_a_killed_process_is_told_apart_from_one_that_the_kernel_killed_for_memory(tmp_path: Path) -> None:
+    kills = KernelKills(kernel(tmp_path, 2))
+    by_signal = cause_of_death(RayActorError("ab", KILLED), kills)
+    assert by_signal == "its process 17498 on 192.0.2.2 was killed by a signal, or crashed (its own log may say more)"
+    kernel(tmp_path, 3)
+    assert "17498 on 192.0.2.2 was killed, probably out of memory" in cause_of_death(RayActorError("ab", KILLED), kills)
+    assert cause_of_death(RayActorError("ab", KILLED), kills) == by_signal, "an earlier kill is not blamed again"
+
+
+def test_other_deaths_keep_rays_words(tmp_path: Path) -> None:
+    text = "The actor died because of an error raised in its creation task, ValueError: no such model"
+    assert cause_of_death(RayActorError("ab", text), KernelKills(tmp_path)) == text
