@@ -212,7 +212,7 @@ METRICS: Table = {
             open=True,
         ),
         MetricSpec(
-            "squelch_seconds_without_progress",
+            "squelch_without_progress_seconds",
             "gauge",
             "Seconds since a party with work to do last showed progress; cluster.hung_after_s ends it",
             labels=("actor",),

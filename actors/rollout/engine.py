@@ -329,7 +329,8 @@ class VllmEngine:
 def _mark_steps(llm: AsyncLLM, marks: Marks) -> None:
     """Adds a mark whenever the engine's process has sent the outputs of a step. vLLM's own hook for that, a stat
     logger, would make it collect statistics for every token."""
-    client, receive = llm.engine_core, llm.engine_core.get_output_async
+    client: Any = llm.engine_core
+    receive = client.get_output_async
 
     async def marked() -> Any:
         outputs = await receive()

@@ -96,8 +96,9 @@ class Injector:
         victim = self._victim(fault, driver)
         if victim is None:
             return Injected()
+        injected = Injected(_named(victim))
         victim.send_signal(number)
-        return Injected(_named(victim))
+        return injected
 
     def _slow(self, fault: Fault, driver: psutil.Process) -> Injected:
         victim = self._victim(fault, driver)
@@ -112,8 +113,9 @@ class Injector:
         if victim is None:
             return Injected()
         bound = victim.memory_info().vms + MEMORY_LEFT
+        injected = Injected(_named(victim))
         resource.prlimit(victim.pid, resource.RLIMIT_AS, (bound, bound))
-        return Injected(_named(victim))
+        return injected
 
     def _disk(self, fault: Fault, driver: psutil.Process) -> Injected:
         filler = self.disk / "filler"

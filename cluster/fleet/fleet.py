@@ -317,7 +317,7 @@ class Fleet:
 
     # -- services --------------------------------------------------------------------------------------------------
 
-    def condemn(self, name: str, party: Filter | Scorer, cause: str) -> None:
+    def condemn(self, name: str, party: Party, cause: str) -> None:
         """Ends a filter service or scorer that is lost or hung. It is replaced, with this cause, by whoever calls it
         next."""
         self.condemned[party] = cause

@@ -35,6 +35,13 @@ from cluster.package import checkout
 LOOPBACK_ONLY = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 """Variable whose value 0 makes a process of Ray take 127.0.0.1 for the address of its node. Ray has it for systems
 whose firewall asks the user about every program that listens elsewhere."""
+NOTICES_FAILURES = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Variables with which Ray declares a node that is cut off or frozen dead within 10 s; by default after more than a
+minute. The head reads them when it starts."""
 SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -55,7 +62,7 @@ def start(num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any]
     variables = _start_folder() | runtime_env.get("env_vars", {})
     folder = _held.enter_context(_folder())
     _hide_token()
-    with _loopback(), away():
+    with _settings(), away():
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,
@@ -92,18 +99,22 @@ def away() -> Iterator[None]:
 
 
 @contextmanager
-def _loopback() -> Iterator[None]:
-    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only. They read the variable when they import
-    Ray; this process has imported it, so the value that it read is changed too."""
-    variable, value = os.environ.get(LOOPBACK_ONLY), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[LOOPBACK_ONLY], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+def _settings() -> Iterator[None]:
+    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only and notice failures soon. They read the
+    variables when they start; this process has imported Ray, so the value that it read is changed too. A variable of
+    `NOTICES_FAILURES` that the user has set is kept."""
+    before, value = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
+    chosen = {**NOTICES_FAILURES, **before, LOOPBACK_ONLY: "0"}
+    os.environ.update(chosen)
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = value
-        del os.environ[LOOPBACK_ONLY]
-        if variable is not None:
-            os.environ[LOOPBACK_ONLY] = variable
+        for name in (*NOTICES_FAILURES, LOOPBACK_ONLY):
+            del os.environ[name]
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _hide_token() -> None:

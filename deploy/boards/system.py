@@ -160,6 +160,14 @@ ACTORS = Row(
             low=0,
         ),
         Panel(
+            "Without progress",
+            "Seconds since a party that has work last showed progress: a mark, or an answer while it is idle. "
+            "cluster.hung_after_s and learner.hung_after_s end it.",
+            (_q("squelch_without_progress_seconds", "{{actor}}", "no party is up"),),
+            unit="s",
+            low=0,
+        ),
+        Panel(
             "Memory of the coordinator's process",
             "Resident memory in bytes.",
             (Query(f"process_resident_memory_bytes{{{INSTANCE}}}", "resident"),),

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.fleet.local_ray import NOTICES_FAILURES
 from tests.prometheus import until
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -31,12 +32,6 @@ DRIVER = "10.77.0.1"
 ADDRESS = f"{DRIVER}:6379"
 BOOT_S = 60.0
 END_S = 15.0
-PATIENCE = {
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-}
-"""With these, Ray takes about 9 s to declare a host dead that is cut off; by default more than a minute."""
 
 
 def ip(*words: str) -> None:
@@ -191,7 +186,7 @@ def hosts(folder: Path, logs: Path, hidden: list[Path], labels: dict[str, dict[s
         Host(name, f"10.77.0.{number}", f"{base}-{name}", [folder, *hidden], own)
         for number, (name, own) in enumerate(labels.items(), 2)
     ]
-    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "squelch-test-token-0123456789abcdef", **PATIENCE}
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "squelch-test-token-0123456789abcdef", **NOTICES_FAILURES}
     try:
         _connect(driver, others)
         yield Hosts(driver, others, folder, env, logs)

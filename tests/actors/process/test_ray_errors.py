@@ -1,4 +1,4 @@
-"""A death is told in one sentence, and memory is named as its cause where that can be known. The texts are Ray's own."""
+"""A death is told in one sentence; memory is named as its cause where that can be known. The texts are Ray's."""
 
 from pathlib import Path
 

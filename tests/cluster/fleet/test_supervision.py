@@ -1,0 +1,147 @@
+"""Supervision on fakes: who is noticed, how soon, who is named, and that a slow party is never taken for a hung one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.process.progress import Progress
+from cluster.control.parties import Failed
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
+from tests.fakes import clock
+from tests.fakes.parties import FakeParties, World
+from tests.fakes.run import settings as configured
+
+HALF_AN_HOUR_S = 1800.0
+
+
+class Seen:
+    """Events with their time and cause, and the largest value of each gauge by actor."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, str, str, str]] = []
+        self.silence: dict[str, float] = {}
+
+    def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
+        self.events.append((asyncio.get_running_loop().time(), actor, name, facts.get("cause", "")))
+
+    def show(self, name: str, value: float, actor: str) -> None:
+        assert name == SILENCE
+        self.silence[actor] = max(self.silence.get(actor, 0.0), value)
+
+
+def supervised(
+    tmp_path: Path, work: Callable[[Fleet], Awaitable[Any]], *words: str, before: Callable[[Fleet], None] = lambda _: 0
+) -> Seen:
+    """Starts a fleet, and does the work while the fleet is supervised."""
+    seen = Seen()
+
+    async def main() -> None:
+        config = configured(tmp_path, *words)
+        fleet = Fleet(config, FakeParties(World(config, pace=lambda kind: 0.0)), seen.event)
+        try:
+            await fleet.start()
+            before(fleet)
+            await Supervisor(fleet, Watchdog(seen.event, seen.show)).beside(work(fleet))
+        finally:
+            await fleet.stop()
+
+    clock.run(main())
+    return seen
+
+
+def party(fleet: Fleet, name: str) -> Any:
+    services = {"filter": fleet.filter, "scorer": fleet.scorer}
+    member = fleet.players.current(name) or fleet.workers.current(name)
+    return services[name] if member is None else member.party
+
+
+@pytest.mark.parametrize("name", ["env-0", "rollout-1", "filter", "scorer"])
+def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -> None:
+    async def kill(fleet: Fleet) -> None:
+        await asyncio.sleep(100.0)
+        party(fleet, name).kill()
+        await asyncio.sleep(1.0)
+
+    events = supervised(tmp_path, kill).events
+    assert [(when, actor) for when, actor, _, _ in events] == [(100.0, name)]
+
+
+@pytest.mark.parametrize("name", ["env-0", "rollout-1", "filter", "scorer"])
+def test_a_party_that_freezes_is_named_at_half_the_limit_and_ended_at_the_limit(tmp_path: Path, name: str) -> None:
+    async def freeze(fleet: Fleet) -> None:
+        await asyncio.sleep(100.0)
+        frozen = party(fleet, name)
+        frozen.frozen = True
+        await asyncio.sleep(80.0)
+        assert not frozen.alive
+
+    seen = supervised(tmp_path, freeze)
+    ((late_s, who, late, said), (ended_s, actor, _, cause)) = seen.events[:2]
+    assert (who, late, actor) == (name, "late", name) and 125 <= late_s <= 140 and 155 <= ended_s <= 170
+    assert said.endswith("it counts as hung after 60 s") and cause.endswith("(cluster.hung_after_s)")
+    assert 60 <= seen.silence[name] < 75 and all(value <= 15 for who, value in seen.silence.items() if who != name)
+
+
+def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
+    async def engine_dies(fleet: Fleet) -> None:
+        async def progress() -> Progress:
+            raise Failed("rollout-0: its vLLM engine has died", RuntimeError())
+
+        party(fleet, "rollout-0").progress = progress
+        await asyncio.sleep(20.0)
+
+    (_, actor, name, cause), *_ = supervised(tmp_path, engine_dies).events
+    assert (actor, name, cause) == ("rollout-0", "restart", "rollout-0: its vLLM engine has died")
+
+
+def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path: Path) -> None:
+    async def freeze_all(fleet: Fleet) -> None:
+        for name in ("rollout-0", "rollout-1"):
+            party(fleet, name).frozen = True
+        await asyncio.sleep(HALF_AN_HOUR_S)
+
+    cause = r"^rollout-0 died 1 times within .*last cause: rollout-0 did not answer for 6\d s \(cluster.hung_after_s\)$"
+    with pytest.raises(RuntimeError, match=cause):
+        supervised(tmp_path, freeze_all, "cluster.max_restarts=0")
+
+
+class Loaded:
+    """A party's progress on a machine under load: answers and marks come late by recorded delays."""
+
+    def __init__(self, chance: random.Random, answers: list[float], marks: list[float]) -> None:
+        self.chance, self.answers, self.marks = chance, answers, marks
+        self.count, self.next = 1, 0.0
+
+    async def progress(self) -> Progress:
+        await asyncio.sleep(self.chance.choice(self.answers))
+        now = asyncio.get_running_loop().time()
+        while self.next <= now:
+            self.count, self.next = self.count + 1, self.next + self.chance.choice(self.marks)
+        return Progress(self.count, sorted(self.marks)[len(self.marks) // 2])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**9), slow=st.floats(1.0, 3.0))
+def test_no_party_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(
+    tmp_path_factory, recorded_delays: dict[str, list[float]], seed: int, slow: float
+) -> None:
+    chance = random.Random(seed)
+
+    def load(fleet: Fleet) -> None:
+        for name in ("env-0", "env-1", "rollout-0", "rollout-1", "filter", "scorer"):
+            delays = [[slow * s for s in recorded_delays[kind]] for kind in ("answer_s", "mark_s")]
+            party(fleet, name).progress = Loaded(chance, *delays).progress
+
+    async def wait(_: Fleet) -> None:
+        await asyncio.sleep(HALF_AN_HOUR_S)
+
+    assert supervised(tmp_path_factory.mktemp("run"), wait, before=load).events == []
