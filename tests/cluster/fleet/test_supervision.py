@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from actors.process.progress import Progress
 from cluster.control.parties import Failed
@@ -112,36 +109,3 @@ def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path
     cause = r"^rollout-0 died 1 times within .*last cause: rollout-0 did not answer for 6\d s \(cluster.hung_after_s\)$"
     with pytest.raises(RuntimeError, match=cause):
         supervised(tmp_path, freeze_all, "cluster.max_restarts=0")
-
-
-class Loaded:
-    """A party's progress on a machine under load: answers and marks come late by recorded delays."""
-
-    def __init__(self, chance: random.Random, answers: list[float], marks: list[float]) -> None:
-        self.chance, self.answers, self.marks = chance, answers, marks
-        self.count, self.next = 1, 0.0
-
-    async def progress(self) -> Progress:
-        await asyncio.sleep(self.chance.choice(self.answers))
-        now = asyncio.get_running_loop().time()
-        while self.next <= now:
-            self.count, self.next = self.count + 1, self.next + self.chance.choice(self.marks)
-        return Progress(self.count, sorted(self.marks)[len(self.marks) // 2])
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**9), slow=st.floats(1.0, 3.0))
-def test_no_party_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(
-    tmp_path_factory, recorded_delays: dict[str, list[float]], seed: int, slow: float
-) -> None:
-    chance = random.Random(seed)
-
-    def load(fleet: Fleet) -> None:
-        for name in ("env-0", "env-1", "rollout-0", "rollout-1", "filter", "scorer"):
-            delays = [[slow * s for s in recorded_delays[kind]] for kind in ("answer_s", "mark_s")]
-            party(fleet, name).progress = Loaded(chance, *delays).progress
-
-    async def wait(_: Fleet) -> None:
-        await asyncio.sleep(HALF_AN_HOUR_S)
-
-    assert supervised(tmp_path_factory.mktemp("run"), wait, before=load).events == []

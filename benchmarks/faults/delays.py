@@ -1,0 +1,110 @@
+"""How late the parties of a run answer and mark progress on a machine under load.
+
+The parties play tickets while busy processes bring the machine to the load of `BUSY` more runnable threads. What is
+recorded is what supervision sees: seconds until an answer, and seconds between two questions that found a new mark.
+`tests/cluster/fleet/test_supervision.py` replays the file for half an hour of virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from cluster.config import RunConfig
+from cluster.control.admission import validation_tickets
+from cluster.fleet.bootstrap import connect, disconnect
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.ray_parties import RayParties
+from cluster.loop.playing import Play
+
+BUSY = 16
+ASK_EVERY_S = 0.5
+KEPT_LARGEST, KEPT_RANDOM = 40, 80
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Runs `count` processes that never wait."""
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_spin, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def measure(config: RunConfig, model: Path, logs: Path, seconds: float) -> dict[str, Any]:
+    """The delays, in seconds, and the machine's load."""
+    connect(config, lambda _: None, learning=False)
+    try:
+        return asyncio.run(_measure(config, model, logs, seconds))
+    finally:
+        disconnect()
+
+
+async def _measure(config: RunConfig, model: Path, logs: Path, seconds: float) -> dict[str, Any]:
+    parties = RayParties(config, model, logs)
+    fleet = Fleet(config, parties, lambda *_, **__: None)
+    seen: dict[str, list[float]] = {"answer_s": [], "mark_s": []}
+    try:
+        await fleet.start(learning=False)
+        fleet.filter = parties.filter()
+        await fleet.filter.state()
+        with busy(BUSY):
+            playing = asyncio.ensure_future(_play(config, fleet))
+            asked = [*(member.party for member in fleet.members()), fleet.filter]
+            await asyncio.gather(*(_ask(party, seconds, seen) for party in asked))
+            load = os.getloadavg()[0]
+            playing.cancel()
+            with suppress(asyncio.CancelledError):
+                await playing
+    finally:
+        await fleet.stop()
+    delays = {kind: _sample(found) for kind, found in seen.items()}
+    longest = {f"longest_{kind}": max(found) for kind, found in seen.items()}
+    return {**delays, **longest, "load": load, "cores": os.cpu_count(), "seconds": seconds}
+
+
+async def _play(config: RunConfig, fleet: Fleet) -> None:
+    environment = config.environment
+    tickets = validation_tickets(environment.name, environment.options, 0, config.validation.tasks, 0, 1.0)
+    while True:
+        await Play(config, fleet).validate(tickets)
+
+
+async def _ask(party: Any, seconds: float, seen: dict[str, list[float]]) -> None:
+    deadline, marked, marks = time.monotonic() + seconds, time.monotonic(), -1
+    while (asked := time.monotonic()) < deadline:
+        progress = await party.progress()
+        now = time.monotonic()
+        seen["answer_s"].append(now - asked)
+        if progress.busy and progress.marks > marks:
+            if marks >= 0:
+                seen["mark_s"].append(now - marked)
+            marks, marked = progress.marks, now
+        elif not progress.busy:
+            marks, marked = -1, now
+        await asyncio.sleep(ASK_EVERY_S)
+
+
+def _sample(found: list[float]) -> list[float]:
+    """The largest delays and a random choice of the others, so that the replay is no better than the machine was."""
+    ordered = sorted(found)
+    rest = ordered[:-KEPT_LARGEST]
+    chosen = random.Random(0).sample(rest, min(KEPT_RANDOM, len(rest)))
+    return [round(one, 4) for one in sorted([*chosen, *ordered[-KEPT_LARGEST:]])]
