@@ -208,9 +208,11 @@ class ScorerConfig(Settings):
 
 
 class RecorderConfig(Settings):
-    """Archive and metrics endpoint."""
+    """The metrics endpoint, and the report at the end."""
 
     host: str = "127.0.0.1"
     """Address on which the metrics endpoint listens."""
     port: int = Field(9464, ge=0, le=65535)
     """Port of `/metrics`; 0 selects a free port."""
+    report: bool = True
+    """Whether a run that ends writes its report, `report.html` in its folder, which takes some seconds of one core."""

@@ -63,7 +63,7 @@ def run_steps(
 ) -> dict[str, float]:
     """Runs the recipe; returns the CPU seconds of the steps after `warm_up`, by role. `runs_dir` keeps its metrics."""
     words = ["train", recipe, "name=loop", f"runs_dir={runs_dir}", f"loop.steps={steps}", "validation.every=0"]
-    words += ["loop.checkpoint_every=1000000", "recorder.port=0", *overrides]
+    words += ["loop.checkpoint_every=1000000", "recorder.port=0", "recorder.report=false", *overrides]
     command = [sys.executable, "-u", "-m", "cluster.cli", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     try:

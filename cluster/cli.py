@@ -27,6 +27,7 @@ COMMANDS = {
     "mi": "measure whether reasoning depends on its input, from a score matrix",
     "score": "the same from prompts and completions of any trainer",
     "gradients": "measure task and regulariser gradients by reward variance (Figure 3)",
+    "report": "write the paper's figures of one or several runs as an HTML file",
     "sweep": "run a recipe over settings and seeds, with one table at the end",
     "dashboards": "push the dashboards to Grafana, export them, or check them",
     "config": "print all settings of a recipe, or the list of recipes",
@@ -44,6 +45,7 @@ examples:
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer
   squelch gradients runs/frozenlake            task and regulariser gradients by reward variance
+  squelch report runs/frozenlake               the paper's figures of a run; of a sweep: runs/SWEEP
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,12 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise UserError(
             f"{what} needs the package {error.name}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
         ) from error
+
+
+def variables() -> dict[str, str]:
+    """Environment variables with which another Python process finds the same code, whatever its folder is (`-P`)."""
+    paths = filter(None, (str(checkout() or ""), os.environ.get("PYTHONPATH", "")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def checkout() -> Path | None:

@@ -22,6 +22,10 @@ def run(options: argparse.Namespace) -> int:
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
+    from cluster.commands.report import after_the_run
     from cluster.loop.run import train
 
-    return train(config, options.resume, say)
+    code = train(config, options.resume, say)
+    if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
+        after_the_run(config.run_dir, say)
+    return code

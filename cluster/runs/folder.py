@@ -70,6 +70,15 @@ class RunFolder:
             raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
         return validated(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where), list(overrides), where)
 
+    def settings(self) -> dict[str, Any]:
+        """The resolved configuration's values by dotted key, unchecked, so that a run of any version has them."""
+        from cluster.config import flat, read_settings
+
+        where = self.store.where(reader.CONFIG)
+        if self._stat(reader.CONFIG) is None:
+            raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
+        return flat(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where))
+
     def metrics(self) -> list[dict[str, Any]]:
         """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""
         from cluster.runs.shapes import check_metrics

@@ -37,7 +37,7 @@ from actors.process.disk import write_whole
 from cluster.config import RunConfig, dump
 from cluster.errors import UserError
 from cluster.loop.state import check_folder
-from cluster.package import checkout
+from cluster.package import variables
 from cluster.runs.folder import SUMMARY, RunFolder
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
@@ -49,6 +49,8 @@ STOP_TIMEOUT_S = 900.0
 POLL_S = 0.5
 ATTEMPTS = 2
 LOG = "train.log"
+REPORTS = ("report:", "no report:")
+"""Beginnings of the line about a run's report, which says nothing about the run's end."""
 LAST_BYTES = 2**16
 """Bytes at the end of a cell's log in which its last words are looked for."""
 Status = Literal["pending", "running", "finished", "failed", "interrupted", "elsewhere"]
@@ -230,7 +232,6 @@ class ProcessRunner:
             return Ended(code, last_words(log.read().decode(errors="replace")))
 
     async def _start(self, cell: Cell, lock: IO[str], log: IO[bytes]) -> asyncio.subprocess.Process:
-        paths = os.pathsep.join(filter(None, (str(checkout() or ""), os.environ.get("PYTHONPATH", ""))))
         command = ["-u", "-P", "-m", "cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -238,7 +239,7 @@ class ProcessRunner:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, "PYTHONPATH": paths},
+            env=variables(),
             start_new_session=True,
             pass_fds=(lock.fileno(),),
         )
@@ -263,7 +264,8 @@ class ProcessRunner:
 
 def last_words(output: str) -> str:
     """The line of a run's output that says why it ended; else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    stripped = [line.strip() for line in output.splitlines()]
+    lines = [line for line in stripped if line and not line.startswith(REPORTS)]
     told = [line for line in lines if line.startswith(("squelch:", "failed:", "ended after step"))]
     return (told or lines or [""])[-1]
 

@@ -21,7 +21,7 @@ SCRAPE_S = 1.0
 def whole(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Scraped by a Prometheus while it runs, where one is installed."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    run = Run(*compared_run(folder, tiny_policy))
+    run = Run(*compared_run(folder, tiny_policy), "recorder.report=true")
     port = int(re.search(r":(\d+)/metrics", run.until(lambda line: "/metrics" in line))[1])
     installed = shutil.which("prometheus") is not None
     with running_prometheus(folder.parent / "prometheus", port) if installed else nullcontext() as url:

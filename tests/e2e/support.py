@@ -112,6 +112,7 @@ def small_run(tmp_path: Path, model: Path, name: str, *overrides: str) -> list[s
         "validation.every=2",
         "scorer.every=2",
         "recorder.port=0",
+        "recorder.report=false",
         "rollout.kv_cache_gib=0.25",
         "rollout.max_num_seqs=64",
         *overrides,

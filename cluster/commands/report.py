@@ -1,0 +1,76 @@
+"""`squelch report`: writes the paper's figures of runs as one HTML file, with the data beside it.
+
+Every run writes its own report when it ends (`after_the_run`), in a process of its own: a report that fails, or takes
+longer than `TIMEOUT_S`, is said in one line and changes neither the run's files nor its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.errors import UserError
+from cluster.package import variables
+from cluster.terminal import say
+from envs.untrusted.files import require_output
+
+TIMEOUT_S = 90.0
+PAGE = "report.html"
+DESCRIPTION = """\
+Draws the paper's figures of one or several runs: training dynamics, filtering strategies, correlations of every
+diagnostic with success, rewards by phase, gradients and others. It names the figures that these runs cannot fill, with
+what each needs. Runs of one configuration but for the seed form an arm, with intervals over seeds."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description = DESCRIPTION
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder, or a sweep's with its runs")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"the page; by default {PAGE} in RUN, or here for several RUN"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the report, and prints where it is and which figures it lacks."""
+    page = page_of(options.runs, options.out)
+    require_output(page)
+    from cluster.report.page import data_folder_of, make_report, write_report
+    from cluster.report.runs import find_runs, study_of
+
+    study = study_of(find_runs(options.runs))
+    if not any(run.lines for run in study.runs):
+        raise UserError(f"{', '.join(map(str, options.runs))}: no step has been recorded yet; report it after a step")
+    report = make_report(study, data_folder_of(page))
+    write_report(page, report)
+    say(f"{page}: {len(report.drawn)} figures; data in {page.parent / data_folder_of(page)}")
+    for figure in report.missing:
+        say(f"not drawn: {figure.heading}; needs {figure.needs}")
+    return 0
+
+
+def page_of(runs: Sequence[Path], out: Path | None) -> Path:
+    """The page's path. UserError unless it is that of an HTML file."""
+    if out is None:
+        return runs[0] / PAGE if len(runs) == 1 else Path(PAGE)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--out {out}: give the path of an HTML file, e.g. --out report.html")
+    return out
+
+
+def after_the_run(run_dir: Path, say: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
+    """Writes the report of a run that has ended. Whatever goes wrong is said in one line, and nothing is raised."""
+    command = [sys.executable, "-P", "-m", "cluster.cli", "report", str(run_dir.resolve())]
+    again = f"squelch report {run_dir}"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=variables(), check=False)
+    except subprocess.TimeoutExpired:
+        say(f"no report: it was not ready after {timeout_s:g} s; write it with {again}")
+    except OSError as error:
+        say(f"no report: {error}; write it with {again}")
+    else:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        say(f"report: {run_dir / PAGE}" if done.returncode == 0 else f"no report: {reason}; write it with {again}")

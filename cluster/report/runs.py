@@ -1,0 +1,250 @@
+"""The runs of a report, and their arms: runs whose configurations differ in the seed only.
+
+Invariants:
+
+- An arm is found from the resolved configurations, never from folders' names. `NOT_OF_THE_ARM` lists what may differ.
+- Within an arm each seed counts once: of two runs with one seed, the longer one does, and a note names the other.
+- An arm's label names the settings in which arms of its environment differ, and no other arm has it.
+- A run needs a configuration and metrics; of an older version, it lacks the figures that the version did not record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import UserError
+from cluster.runs.folder import RunFolder
+from cluster.terminal import one_line
+from envs.untrusted.files import shortened
+
+NOT_OF_THE_ARM = (
+    *("seed", "name", "runs_dir", "cluster", "recorder", "environment.train_seed", "environment.validation_seed"),
+    "model.cache",
+)
+"""Settings, and blocks of settings, that differ between the runs of one arm."""
+OF_A_SCORING = ("first_turn/", "trajectory/", "judge/", "turn/")
+OF_A_VALIDATION = "validation/"
+MAX_LABEL_SETTINGS = 4
+LONGEST_WORD = 40
+"""Characters of a name or a setting's value in a label. They come from a run's files, so they are made printable."""
+NO_FILTER = "no filter"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `settings`: its configuration by dotted key; `lines`: its metrics, one for each step."""
+
+    folder: str
+    settings: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.settings["seed"])
+
+    @property
+    def environment(self) -> str:
+        """Name of the run's environment."""
+        return shortened(one_line(self.settings["environment.name"]), LONGEST_WORD)
+
+    @property
+    def steps(self) -> int:
+        """The last recorded step."""
+        return max((int(line["step"]) for line in self.lines), default=0)
+
+    def series(self, key: str) -> dict[int, float]:
+        """A figure by the step that it describes: the scored step, the validated step, or the line's own."""
+        found: dict[int, float] = {}
+        for line in self.lines:
+            value = line.get(key)
+            if value is not None:
+                found[_step_of(line, key)] = float(value)
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs of one configuration but for the seed, in order of the seed. `settings`: without `NOT_OF_THE_ARM`."""
+
+    environment: str
+    label: str
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def filtered(self) -> bool:
+        """Whether the filter drops groups."""
+        return self.settings.get("filter.rule") != "none"
+
+    def without(self, keys: Iterable[str]) -> str:
+        """The settings outside the keys, and the blocks, as one comparable text."""
+        keys = tuple(keys)
+        return json.dumps({k: v for k, v in self.settings.items() if not _below(k, keys)}, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Study:
+    """All arms, in order of environment and label, and notes for the reader."""
+
+    arms: tuple[Arm, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run that counts."""
+        return [run for arm in self.arms for run in arm.runs]
+
+    @cached_property
+    def environments(self) -> dict[str, list[Arm]]:
+        """The arms of each environment."""
+        found: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            found.setdefault(arm.environment, []).append(arm)
+        return found
+
+    def families(self, keys: Sequence[str]) -> list[list[Arm]]:
+        """Sets of two arms or more that differ in nothing but these settings (or blocks of settings)."""
+        found: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            if any(_below(key, tuple(keys)) for key in arm.settings):
+                found.setdefault(arm.without(keys), []).append(arm)
+        return [arms for arms in found.values() if len(arms) > 1]
+
+
+def find_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in these folders: each holds a run, or, as a sweep's, the folders of runs.
+
+    Raises:
+        UserError: a folder holds no run, or a file of a run is damaged or of a newer version.
+    """
+    found: dict[str, Run] = {}
+    for folder in folders:
+        inside = [folder] if _holds_run(folder) else sorted(f for f in _folders_in(folder) if _holds_run(f))
+        if not inside:
+            raise UserError(f"{folder} holds no run: neither it nor a folder in it has config.yaml; give runs/NAME")
+        for path in inside:
+            found.setdefault(str(path.resolve()), read_run(path))
+    return list(found.values())
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    RunFolder(folder).require()
+    return [path for path in folder.iterdir() if path.is_dir()]
+
+
+def read_run(folder: Path) -> Run:
+    """The run in its present state, live or finished.
+
+    Raises:
+        UserError: a file is damaged, or of a newer version, or the configuration lacks what every run has.
+    """
+    reader = RunFolder(folder).require()
+    settings = reader.settings()
+    for key, kind in (("seed", int), ("environment.name", str), ("filter.rule", str)):
+        if not isinstance(settings.get(key), kind):
+            raise UserError(f"{folder}/config.yaml is not the resolved configuration of a run: `{key}` is missing")
+    return Run(str(folder), settings, reader.metrics())
+
+
+def study_of(runs: Sequence[Run]) -> Study:
+    """The arms of these runs."""
+    notes: list[str] = []
+    by_arm: dict[tuple[str, str], dict[int, Run]] = {}
+    for run in runs:
+        key = json.dumps(arm_settings(run), sort_keys=True, default=str)
+        seeds = by_arm.setdefault((run.environment, key), {})
+        other = seeds.get(run.seed)
+        kept, left = (run, other) if other is None or run.steps > other.steps else (other, run)
+        seeds[run.seed] = kept
+        if left is not None:
+            notes.append(one_line(f"{left.folder} is left out: {kept.folder} has its settings and seed, and its steps"))
+    groups = [(environment, list(seeds.values())) for (environment, _), seeds in by_arm.items()]
+    labels = _labels(groups)
+    arms = [
+        Arm(environment, label, arm_settings(own[0]), tuple(sorted(own, key=lambda run: run.seed)))
+        for (environment, own), label in zip(groups, labels, strict=True)
+    ]
+    return Study(tuple(sorted(arms, key=_order)), tuple(notes))
+
+
+def arm_settings(run: Run) -> dict[str, Any]:
+    """The settings that define a run's arm."""
+    return {key: value for key, value in run.settings.items() if not _below(key, NOT_OF_THE_ARM)}
+
+
+def differing(arms: Sequence[Arm]) -> dict[str, list[Any]]:
+    """Each setting whose value differs between the arms, with its value in each; None where an arm lacks it."""
+    keys = list(dict.fromkeys(key for arm in arms for key in arm.settings))
+    table = {key: [arm.settings.get(key) for arm in arms] for key in keys}
+    return {key: values for key, values in table.items() if len({json.dumps(v, default=str) for v in values}) > 1}
+
+
+def _order(arm: Arm) -> tuple[Any, ...]:
+    """By environment; the arm without a filter first, which the others are compared with."""
+    return arm.environment, arm.filtered, arm.label
+
+
+def _labels(groups: Sequence[tuple[str, Sequence[Run]]]) -> list[str]:
+    settings = [arm_settings(runs[0]) for _, runs in groups]
+    labels = []
+    for (environment, _), own in zip(groups, settings, strict=True):
+        peers = [other for (theirs, _), other in zip(groups, settings, strict=True) if theirs == environment]
+        labels.append(label_of(own, peers))
+    repeated = {(group[0], label) for group, label in zip(groups, labels, strict=True)}
+    if len(repeated) < len(groups):  # more settings differ than a label names
+        return [f"{label} ({Path(runs[0].folder).name})" for (_, runs), label in zip(groups, labels, strict=True)]
+    return labels
+
+
+def label_of(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> str:
+    """What is different about these settings among the peers (which include them), e.g. `top_p 0.9, entropy 0.1`."""
+    keys = [key for key in own if len({json.dumps(peer.get(key), default=str) for peer in peers}) > 1]
+    words = []
+    if any(key.startswith("filter.") for key in keys) or not keys:
+        words.append(filter_label(own))
+        keys = [key for key in keys if key not in ("filter.rule", "filter.rho")]
+        keys = [key for key in keys if not (key.startswith("filter.") and own.get("filter.rule") == "none")]
+    words += [f"{SHORT.get(key) or _word(key.rsplit('.', 1)[-1])} {_word(own.get(key))}" for key in keys]
+    shown = words[:MAX_LABEL_SETTINGS]
+    return ", ".join(shown) + (", ..." if len(words) > len(shown) else "")
+
+
+SHORT = {
+    "learner.objective.entropy_coefficient": "entropy",
+    "learner.objective.kl.coefficient": "KL",
+    "environment.options.slip_rate": "slip",
+    "learner.optimizer.learning_rate": "learning rate",
+    "loop.max_staleness": "staleness",
+}
+
+
+def filter_label(settings: Mapping[str, Any]) -> str:
+    """The filter in two words, e.g. `top_p 0.9`."""
+    rule = settings.get("filter.rule")
+    return NO_FILTER if rule == "none" else f"{_word(rule)} {_word(settings.get('filter.rho'))}"
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else shortened(one_line(str(value)), LONGEST_WORD)
+
+
+def _below(key: str, places: tuple[str, ...]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
+
+
+def _step_of(line: Mapping[str, Any], key: str) -> int:
+    own = (
+        "scorer/step" if key.startswith(OF_A_SCORING) else "validation/step" if key.startswith(OF_A_VALIDATION) else ""
+    )
+    described = line.get(own) if own else None
+    return int(line["step"] if described is None else described)

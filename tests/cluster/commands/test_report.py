@@ -1,0 +1,96 @@
+"""`squelch report`, and the report that every run writes when it ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.cli import main
+from cluster.commands import report
+from cluster.errors import UserError
+from tests.cluster.report.synthetic import Made, write_run
+
+
+def test_it_writes_into_the_run_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path, Made("a", steps=5))
+    assert main(["report", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder / 'report.html'}: " in said and (folder / "report-data" / "dynamics.csv").is_file()
+    assert "not drawn: Noise of the environment (paper, Figure 9); needs validated runs of FrozenLake" in said
+
+
+def test_several_runs_give_one_page_here_or_where_it_is_asked_for(tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    assert report.page_of(runs[:1], None) == tmp_path / "a" / "report.html"
+    assert report.page_of(runs, None) == Path("report.html")
+    assert report.page_of(runs, tmp_path / "x.html") == tmp_path / "x.html"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["run", "--out", "page.pdf"], "give the path of an HTML file"),
+        (["empty"], "holds no run"),
+        (["fresh"], "no step has been recorded yet"),
+        (["run", "--out", "taken.html"], "taken.html"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path, Made("run", steps=2))
+    write_run(tmp_path, Made("fresh", steps=2)).joinpath("metrics.jsonl").write_text("")
+    for name in ("empty", "taken.html"):
+        (tmp_path / name).mkdir()
+    assert main(["report", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/report.html"))
+
+
+def test_a_run_that_ended_says_where_its_report_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    report.after_the_run(tmp_path / "a", said.append)
+    assert said == [f"report: {tmp_path / 'a' / 'report.html'}"]
+    assert calls[0][0] == sys.executable and calls[0][-2:] == ["report", str(tmp_path / "a")]
+
+
+def test_a_report_that_fails_is_said_and_nothing_is_raised(tmp_path: Path) -> None:
+    said: list[str] = []
+    report.after_the_run(tmp_path / "nowhere", said.append)
+    assert len(said) == 1 and said[0].startswith("no report: squelch: ") and "does not exist" in said[0]
+    assert said[0].endswith(f"write it with squelch report {tmp_path / 'nowhere'}")
+
+
+def test_a_report_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    report.after_the_run(write_run(tmp_path, Made("a", steps=2)), said.append, timeout_s=0.01)
+    assert "not ready after 0.01 s" in said[0] and not (tmp_path / "a" / "report.html").exists()
+
+
+def test_a_run_whose_disk_is_full_keeps_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(subprocess, "run", full)
+    said: list[str] = []
+    report.after_the_run(tmp_path, said.append)
+    assert "No space left on device" in said[0]
+
+
+def test_the_page_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"page\.txt"):
+        report.page_of([tmp_path], tmp_path / "page.txt")
