@@ -157,6 +157,20 @@ class FilterConfig(Settings):
         return self
 
 
+class ProbeConfig(Settings):
+    """The fixed probe: the same validation tasks, sampled and scored again and again (docs/reasoning.md)."""
+
+    every: int = Field(25, ge=0)
+    """Steps between two readings; 0 turns the probe off. The first is before step 1, the last after the last step."""
+    tasks: int | None = Field(None, ge=2)
+    """Number of tasks (N), the first of the fixed validation tasks; unset: 32, or all of them if there are fewer. The
+    estimate cannot exceed log N nats."""
+    samples: int = Field(4, ge=2)
+    """Trajectories of each task (K); the spread between them gives the standard error."""
+    max_others: int | None = Field(None, ge=2)
+    """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
+
+
 class ScorerConfig(Settings):
     """The scorer, which measures how much reasoning depends on its input (paper, section 2.3, appendix F)."""
 
@@ -199,6 +213,8 @@ class ScorerConfig(Settings):
     """Added to the standard deviation in the z-scores, nats per token."""
     timeout_s: float = Field(120.0, gt=0)
     """Seconds after which a scoring is reported as late."""
+    probe: ProbeConfig = ProbeConfig()
+    """The fixed probe."""
 
     @model_validator(mode="after")
     def _budget_is_of_equation_1(self) -> "ScorerConfig":

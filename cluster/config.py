@@ -190,6 +190,16 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _probe_is_of_the_validation_tasks(self) -> RunConfig:
+        probe = self.scorer.probe
+        if probe.tasks is not None and probe.tasks > self.validation.tasks:
+            raise ValueError(
+                f"scorer.probe.tasks={probe.tasks}, but there are validation.tasks={self.validation.tasks}; lower the "
+                "former or raise the latter"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _turns_fit_the_context(self) -> RunConfig:
         sampled = self.sampling.max_tokens_per_turn * (self.environment.format.max_turns or 0)
         if sampled >= self.rollout.max_model_len:

@@ -30,6 +30,8 @@ PARTS = (
     "publish",
     "score",
     "validation",
+    "probe",
+    "probe_score",
     "archive",
     "checkpoint",
     "recovery",

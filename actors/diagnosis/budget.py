@@ -32,7 +32,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.diagnosis.proxies import EmaState
-from actors.diagnosis.uncertainty import LEVEL, MIN_INTERVAL, Interval, t_quantile
+from actors.diagnosis.uncertainty import (
+    LEVEL,
+    MIN_INTERVAL,
+    MIN_PROMPTS,
+    RESAMPLES,
+    Interval,
+    Null,
+    null_of,
+    t_quantile,
+)
 
 MIN_OTHERS = 2
 """Fewest other prompts per reasoning: the jackknife removes one of them."""
@@ -53,15 +62,19 @@ class BudgetFigures:
     share: float
     num_candidates: int
     retrieval_accuracy: float
+    nulls: dict[str, Null]
+    """Of retrieval accuracy and the MI estimates; empty below MIN_PROMPTS prompts."""
 
     def metrics(self, ema: EmaState | None, epsilon: float) -> dict[str, float]:
-        """Flat keys of the metric registry, without the scope and without metrics that need all pairs (recall,
-        p-values, nulls). `ema` is updated in place with the marginals' std."""
+        """Flat keys of the metric registry, without the scope and without recall, which needs all pairs. `ema` is
+        updated in place with the marginals' std."""
         smooth = self.marginal_std if ema is None else ema.update(self.marginal_std)
         names = ("mi_est", "mi_seq_est", "marginal_entropy", "conditional_entropy", "retrieval_accuracy")
         flat = {name: value for name, value in vars(self).items() if name in names}
         for name, found in self.intervals.items():
             flat |= {f"{name}_low": found.low, f"{name}_high": found.high}
+        for name, null in self.nulls.items():
+            flat |= {f"{name}_p_value": null.p_value, f"{name}_null_95": null.point_95}
         if "mi_seq_est" in self.intervals:
             flat["mi_seq_est_standard_error"] = self.intervals["mi_seq_est"].standard_error
         return flat | {
@@ -137,14 +150,18 @@ def _jackknife(
 
 
 def estimate(
-    log_likelihood: np.ndarray, lengths: np.ndarray, source: np.ndarray, column_weights: np.ndarray | None = None
+    log_likelihood: np.ndarray,
+    lengths: np.ndarray,
+    source: np.ndarray,
+    column_weights: np.ndarray | None = None,
+    seed: Sequence[int] = (0,),
 ) -> BudgetFigures:
     """MI-Est, MI-Seq-Est and the entropies of Table 1 (Eq. 1's normalisation) from the scored pairs.
 
     `log_likelihood`: (num_samples, num_columns) nats per sequence, NaN if not scored; `lengths`: (num_samples,) tokens,
     all above 0; `source`: (num_samples,) column of each sample's own prompt; columns are distinct prompts and
-    `column_weights` their masses. Raises ValueError if a reasoning was not scored under its own prompt, or under no
-    other.
+    `column_weights` their masses; `seed`: of the nulls' deals. Raises ValueError if a reasoning was not scored under
+    its own prompt, or under no other.
     """
     matrix, tokens = np.asarray(log_likelihood, np.float64), np.asarray(lengths, np.float64)
     scored = np.isfinite(matrix)
@@ -169,7 +186,46 @@ def estimate(
         share=float(scored.mean()),
         num_candidates=int(scored.sum(axis=1).min()),
         retrieval_accuracy=_hits(np.where(scored, matrix, -np.inf), own),
+        nulls=_nulls(np.where(scored, matrix, np.nan), tokens, source, found.log_mean, seed),
     )
+
+
+def _nulls(
+    matrix: np.ndarray, lengths: np.ndarray, source: np.ndarray, log_mean: np.ndarray, seed: Sequence[int]
+) -> dict[str, Null]:
+    few = len(np.unique(source)) < MIN_PROMPTS
+    return {} if few else candidate_nulls(matrix, lengths, source, log_mean, seed)
+
+
+def candidate_nulls(
+    log_likelihood: np.ndarray, lengths: np.ndarray, source: np.ndarray, log_mean: np.ndarray, seed: Sequence[int]
+) -> dict[str, Null]:
+    """Nulls of `retrieval_accuracy`, `mi_est` and `mi_seq_est` where a part of the pairs is scored, or all of them.
+
+    In each of RESAMPLES deals every reasoning gets a random one of the prompts that it was scored under as its own. If
+    Z does not depend on X, its own prompt is as likely any of them. A prompt that all reasonings like is its own prompt
+    as often as any other in the design, but not in a deal: that makes the null wider and the p-value larger.
+
+    Args:
+        log_likelihood: (n, num_columns) nats per sequence, NaN for pairs that were not scored.
+        lengths: (n,) tokens.
+        source: (n,) column of each reasoning's own prompt.
+        log_mean: (n,) log of each reasoning's mixture, nats; it is the same in every deal.
+        seed: of the deals.
+    """
+    rows, scored = np.arange(len(source)), ~np.isnan(log_likelihood)
+    candidates = np.where(scored, log_likelihood, -np.inf)
+    best = candidates == candidates.max(axis=1, keepdims=True)
+    credit = {
+        "retrieval_accuracy": best / best.sum(axis=1, keepdims=True),
+        "mi_est": (candidates - log_mean[:, None]) / lengths[:, None],
+        "mi_seq_est": candidates - log_mean[:, None],
+    }
+    columns = np.argsort(~scored, axis=1, kind="stable")
+    number = scored.sum(axis=1)
+    picked = columns[rows, np.random.default_rng(seed).integers(number, size=(RESAMPLES, len(rows)))]
+    found = {name: (values[rows, source].mean(), values[rows, picked].mean(axis=1)) for name, values in credit.items()}
+    return {name: null_of(float(true), draws) for name, (true, draws) in found.items()}
 
 
 def _hits(candidates: np.ndarray, own: np.ndarray) -> float:

@@ -282,7 +282,10 @@ def _by_block(values: np.ndarray, block: np.ndarray, num_prompts: int) -> np.nda
 
 def _null(sums: np.ndarray, deals: np.ndarray, num_samples: int) -> Null:
     """sums: (num_prompts, num_prompts), see `_by_block`; deals: (RESAMPLES, num_prompts)."""
-    true = np.trace(sums) / num_samples
-    draws = sums[np.arange(len(sums)), deals].sum(axis=1) / num_samples
+    return null_of(np.trace(sums) / num_samples, sums[np.arange(len(sums)), deals].sum(axis=1) / num_samples)
+
+
+def null_of(true: float, draws: np.ndarray) -> Null:
+    """The null from the values `draws` of random assignments and the `true` value, which is counted as one of them."""
     as_good = int((draws >= true - 1e-9 * (1 + abs(true))).sum())
     return Null((1 + as_good) / (1 + len(draws)), float(np.quantile(np.append(draws, true), LEVEL)))

@@ -19,7 +19,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from actors.process.shipping import Folder, local
 from actors.records import Trajectory, from_table
 from actors.scorer.drawing import newest_version
 from actors.scorer.fixed_model import FIXED_VERSION
+from actors.scorer.probing import FixedProbe
 from actors.scorer.scorer import Scorer
 from actors.weights import checksum
 
@@ -91,6 +93,7 @@ class ScorerActor:
         scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
+        self._probe = FixedProbe(self._engine, config.probe, seed)
         self._codec: ChatCodec | None = None
         self._fixed = fixed is not None
         self._timeout_s = config.timeout_s
@@ -101,27 +104,41 @@ class ScorerActor:
     def score(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
         """Metrics of the step whose groups `table_refs` refer to, under the bundle's weights (which are fetched here if
         they are not loaded), or under the fixed model."""
-        _step_back()
-        self._busy = (step, time.monotonic())
-        try:
-            if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
-                self._load(bundle)
+        with self._working(step, bundle):
             tables = self._fetch(table_refs, f"groups of step {step}")
             groups, environments = by_group(tables), environments_of(tables)
             if self._fixed:
                 figures = self._scorer.score(step, max(newest_version(groups), 0), groups, environments)
                 return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
             return self._scorer.score(step, bundle.version, groups, environments) | {"scorer/parity": self._parity}
+
+    def probe(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
+        """A reading of the fixed probe, whose groups `table_refs` refer to; weights as in `score`."""
+        with self._working(step, bundle):
+            groups = by_group(self._fetch(table_refs, f"the probe's groups after step {step}"))
+            version = max(newest_version(groups), 0) if self._fixed else bundle.version
+            return self._probe.read(step, version, groups)
+
+    @contextmanager
+    def _working(self, step: int, bundle: WeightBundle) -> Iterator[None]:
+        """The time in which the actor is busy with a step under the bundle's weights, or under the fixed model."""
+        _step_back()
+        self._busy = (step, time.monotonic())
+        try:
+            if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
+                self._load(bundle)
+            yield
         finally:
             self._busy = None
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return self._scorer.state()
+        return self._scorer.state() | {"probe": self._probe.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores the state from a checkpoint."""
         self._scorer.restore(state)
+        self._probe.restore(state.get("probe"))
 
     @ray.method(concurrency_group="health")
     def health(self) -> dict[str, float]:

@@ -84,7 +84,7 @@ def draw_first_turn(
         if len({sample.key for sample in samples}) >= max_prompts:
             break
         ordered = sorted(groups[name], key=lambda t: t.index)
-        reasons = [_unusable(trajectory, 0, oldest_version) for trajectory in ordered]
+        reasons = [unusable(trajectory, 0, oldest_version) for trajectory in ordered]
         excluded.update(reason for reason in reasons if reason is not None)
         usable = [t for t, reason in zip(ordered, reasons, strict=True) if reason is None]
         size = min(samples_per_prompt, len(usable))
@@ -103,7 +103,7 @@ def draw_trajectory(groups: Groups, draws: int, seed: Sequence[int], oldest_vers
     samples: list[_Sample] = []
     for name, trajectory in (population[i] for i in (rng.integers(len(population), size=draws) if population else ())):
         turn = int(rng.integers(len(trajectory.turns)))
-        reason = _unusable(trajectory, turn, oldest_version)
+        reason = unusable(trajectory, turn, oldest_version)
         if reason is None:
             samples.append(_sample(name, trajectory, turn, 1.0))
         else:
@@ -144,7 +144,17 @@ def version_mismatch(draw: Draw, version: int) -> float:
     return float(sizes[other].sum() / sizes.sum()) if len(sizes) else 0.0
 
 
-def _unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
+def refuse_pictures(step: int, groups: Groups) -> None:
+    """Raises ValueError for trajectories with pictures, which the scorer's model cannot be fed."""
+    for name, trajectories in groups.items():
+        if any(trajectory.pictures for trajectory in trajectories):
+            raise ValueError(
+                f"step {step} is not scored: group {name} shows pictures, and the scorer's model is fed token ids "
+                "alone; set scorer.enabled=false for this environment"
+            )
+
+
+def unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
     """The reason, one of `actors.scorer.metrics.EXCLUSIONS`, why that turn's reasoning cannot be scored, or None."""
     if trajectory.failure is not None:
         return "failed"

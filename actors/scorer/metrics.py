@@ -17,8 +17,80 @@ PART_FIGURES = (
 """Metrics of a part of a matrix: of one turn, or of one environment."""
 
 
+def _probe_bounds(name: str, key: str, figure: str) -> MetricSpec:
+    """The 95% interval of a figure of the fixed probe, with one series per end."""
+    ends, help = product(("low", "high")), f"95% interval of {figure}, from the spread between a task's reasonings"
+    return MetricSpec(name, "gauge", help, f"probe/{key}_{{bound}}", ("bound",), ends, unit="nats")
+
+
+PROBE = (
+    gauge("squelch_probe_mi_nats", "probe/mi", "Fixed probe: MI of task and first reasoning, nats", unit="nats"),
+    _probe_bounds("squelch_probe_mi_interval_nats", "mi", "squelch_probe_mi_nats"),
+    gauge(
+        "squelch_probe_mi_standard_error_nats",
+        "probe/mi_standard_error",
+        "Standard error of squelch_probe_mi_nats for its fixed tasks",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_probe_mi_upper_nats",
+        "probe/mi_upper",
+        "Fixed probe: the form that leaves the own prompt out of the mixture, an upper bound in expectation",
+        unit="nats",
+    ),
+    _probe_bounds("squelch_probe_mi_upper_interval_nats", "mi_upper", "squelch_probe_mi_upper_nats"),
+    gauge(
+        "squelch_probe_mi_upper_standard_error_nats",
+        "probe/mi_upper_standard_error",
+        "Standard error of squelch_probe_mi_upper_nats for its fixed tasks",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_probe_mi_null_nats",
+        "probe/mi_null_95",
+        "95% point of the null distribution of squelch_probe_mi_nats",
+        unit="nats",
+    ),
+    gauge("squelch_probe_p_value", "probe/mi_p_value", "p-value of squelch_probe_mi_nats against its null, 0.001 to 1"),
+    gauge("squelch_probe_ceiling_nats", "probe/ceiling", "Largest possible MI of the probe: log(tasks)", unit="nats"),
+    gauge("squelch_probe_saturated", "probe/saturated", "1 while the probe's MI is within 0.25 nats of its ceiling"),
+    gauge(
+        "squelch_probe_mi_change_nats",
+        "probe/mi_change",
+        "Change of the probe's MI since the first reading, paired by task",
+        unit="nats",
+    ),
+    _probe_bounds("squelch_probe_mi_change_interval_nats", "mi_change", "squelch_probe_mi_change_nats"),
+    gauge(
+        "squelch_probe_mi_change_standard_error_nats",
+        "probe/mi_change_standard_error",
+        "Standard error of squelch_probe_mi_change_nats",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_probe_conditional_entropy_nats",
+        "probe/conditional_entropy",
+        "H(Z|X) of the probe's reasonings, nats per token",
+        unit="nats",
+    ),
+    gauge("squelch_probe_tasks", "probe/tasks", "Tasks of the probe with a usable reasoning"),
+    gauge("squelch_probe_reasonings", "probe/samples", "Usable reasonings of the probe"),
+    gauge("squelch_probe_excluded_reasonings", "probe/num_excluded", "Reasonings of the probe that were left out"),
+    gauge("squelch_probe_pairs_ratio", "probe/pairs_ratio", "Share of the probe's (reasoning, prompt) pairs scored"),
+    gauge("squelch_probe_step", "probe/step", "Training step after which the probe was read last"),
+    gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last reading"),
+    gauge("squelch_probe_cpu_seconds", "probe/cpu_seconds", "CPU seconds of the probe's last scoring", unit="seconds"),
+)
+"""Metrics of the fixed probe (`actors.diagnosis.fixed_probe`)."""
+
 METRICS: Table = {
     Section.REASONING: (
+        *PROBE,
+        scoped(
+            "squelch_mi_saturated",
+            "mi_saturated",
+            "1 while MI-Seq-Est is within 0.25 nats of its upper bound: too few prompts to see more",
+        ),
         scoped("squelch_scored_prompts", "num_prompts", "Distinct prompts in the score matrix"),
         scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out, for any reason"),
         scoped(

@@ -24,6 +24,7 @@ import numpy as np
 
 from actors.config import ScorerConfig
 from actors.diagnosis.budget import draw_pairs, estimate, others_within
+from actors.diagnosis.fixed_probe import saturated
 from actors.diagnosis.grounding import JUDGED, judge_of
 from actors.diagnosis.metrics import SCOPES
 from actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
@@ -36,6 +37,7 @@ from actors.scorer.drawing import (
     draw_first_turn,
     draw_trajectory,
     newest_version,
+    refuse_pictures,
     subset,
     version_mismatch,
     within_context,
@@ -43,7 +45,7 @@ from actors.scorer.drawing import (
 from actors.scorer.metrics import EXCLUSIONS, PART_FIGURES
 
 UNKNOWN = (
-    dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed"), math.nan)
+    dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed", "mi_saturated"), math.nan)
     | Uncertainty(0, {}, {}).metrics()
     | {"num_samples": 0.0, "pairs_ratio": math.nan}
 )
@@ -103,7 +105,7 @@ class Scorer:
                 f"step {step} is not scored: its newest tokens have version {newest} and the scorer's weights have "
                 f"version {version}, which is more than max_staleness={self.max_staleness} apart"
             )
-        _refuse_pictures(step, groups)
+        refuse_pictures(step, groups)
         figures = {"scorer/version": float(version)}
         for index, (scope, draw) in enumerate(self._draws(step, version, groups).items()):
             seed = (self.seed, step, len(SCOPES) + index)
@@ -175,7 +177,7 @@ class Scorer:
         """Table 1, intervals and nulls of a matrix (num_samples, num_prompts); `num_excluded` counts non-finite
         rows."""
         if np.ma.is_masked(matrix):
-            return self._estimate(matrix, draw, ema)
+            return self._estimate(matrix, draw, ema, seed)
         matrix = matrix.data
         lengths = np.array([len(z) for z in draw.reasonings])
         scores = usable(matrix, lengths, draw.source, draw.weights)
@@ -184,9 +186,13 @@ class Scorer:
         sure = uncertainty(scores, report, compat=compat, epsilon=epsilon, seed=seed)
         needed = sure.prompts_needed("mi_est", self.config.half_width)
         counts = {"prompts_needed": math.nan if needed is None else float(needed)}
+        if report.mi_seq_est is not None and report.upper_bound is not None:
+            counts["mi_saturated"] = float(saturated(report.mi_seq_est, report.upper_bound))
         return report.metrics() | sure.metrics() | counts | {"num_samples": float(report.num_samples)}
 
-    def _estimate(self, matrix: np.ma.MaskedArray, draw: Draw, ema: EmaState | None) -> dict[str, float]:
+    def _estimate(
+        self, matrix: np.ma.MaskedArray, draw: Draw, ema: EmaState | None, seed: tuple[int, ...]
+    ) -> dict[str, float]:
         """As `_measure`, but from the pairs that are not masked, and without metrics that need all pairs. Reasonings
         that were scored under no other prompt are not used."""
         known = np.where(np.isfinite(matrix.data), True, matrix.mask).all(axis=1)
@@ -196,11 +202,12 @@ class Scorer:
             return counts
         lengths = np.array([len(z) for z in draw.reasonings])[used]
         values = np.where(matrix.mask, np.nan, matrix.data)[used]
-        found = estimate(values, lengths, draw.source[used], draw.weights)
+        found = estimate(values, lengths, draw.source[used], draw.weights, seed)
         counts |= {"num_prompts": float(len(draw.prompts)), "upper_bound": math.log(draw.weights.sum())}
         if (interval := found.intervals.get("mi_est")) is not None:
             share = (interval.half_width / self.config.half_width) ** 2
             counts["prompts_needed"] = float(max(MIN_INTERVAL, math.ceil(len(draw.prompts) * share)))
+        counts["mi_saturated"] = float(saturated(found.mi_seq_est, counts["upper_bound"]))
         return found.metrics(ema, self.config.zscore_epsilon) | counts
 
     def _by_part(
@@ -249,12 +256,3 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
-
-
-def _refuse_pictures(step: int, groups: Groups) -> None:
-    for name, trajectories in groups.items():
-        if any(trajectory.pictures for trajectory in trajectories):
-            raise ValueError(
-                f"step {step} is not scored: group {name} shows pictures, and the scorer's model is fed token ids "
-                "alone; set scorer.enabled=false for this environment"
-            )

@@ -136,6 +136,9 @@ class Scorer(Single, Protocol):
     async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
         """The flat figures of a step's groups; `bundle`: the weights of the policy that is scored."""
 
+    async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
+        """The flat figures of a reading of the fixed probe after a step; `payloads`: the groups of its tasks."""
+
     async def state(self) -> dict[str, Any]:
         """The state of the scorer as JSON-able data."""
 

@@ -251,6 +251,9 @@ class RayScorer(RayParty):
     async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
         return await answered(self.handle.score.remote(step, bundle, payloads))
 
+    async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
+        return await answered(self.handle.probe.remote(step, bundle, payloads))
+
     async def state(self) -> dict[str, Any]:
         return await answered(self.handle.state.remote())
 

@@ -9,6 +9,7 @@ The parts of one step, and the parties for which the coordinator waits:
     publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
+    probe      the probe's tasks           environment actors          replayed, or fails (cluster.loop.playing)
     record     spans of players, workers   the same actors             the run ends; the late actor is named
     archive    rows of the previous step   object store, disk          the run ends; the path is named
     checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
@@ -50,6 +51,7 @@ from cluster.loop.filtering import Filtering
 from cluster.loop.journal import Journal
 from cluster.loop.learning import Learning, PlayAgain, learner_figures
 from cluster.loop.playing import Play, PlayedGroup
+from cluster.loop.probing import Probing
 from cluster.loop.scoring import Scoring
 from cluster.loop.state import LoopState, pack_ticket
 from cluster.loop.validation import Validation
@@ -89,6 +91,7 @@ class Coordinator:
         self.learning = Learning(config, fleet, self.journal, self.archiving, state, watchdog, say)
         self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)
         self.validation = Validation(config, self.play, state)
+        self.probing = Probing(config, self.play)
         self.decomposing = Decomposing(config, self.learning, self.play)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, self.journal.event, say)
@@ -150,6 +153,8 @@ class Coordinator:
         await self.learning.publish(self.admission.version)
         if self.validation.due(0, last=False) and self.admission.clock == 0:
             await self._validate(0)
+        if self.probing.due(0, last=False) and self.admission.clock == 0:
+            await self._until_stopped(self._probe(0))
         self._reissue(self.state.tickets(self.config.environment))
         self._issue()
 
@@ -213,6 +218,8 @@ class Coordinator:
         flat |= self.early_stop.figures()
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
+        if self.probing.due(step, last=step == self.config.loop.steps):
+            flat |= await self._probe(step)
         drained = await self._drain() if step == self.last_step else 0.0
         await self.journal.collect_spans(self.fleet)
         self._record(step, flat, began + drained)
@@ -361,6 +368,15 @@ class Coordinator:
         interval = f"[{flat['validation/success_low']:.3f}, {flat['validation/success_high']:.3f}]"
         self.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
         return flat
+
+    async def _probe(self, step: int) -> dict[str, float]:
+        """Plays the fixed probe's tasks and hands them to the scorer; the flat figures of the play."""
+        started = time.time()
+        groups = await self.probing.groups()
+        assert self.fleet.bundle is not None, "a version is published before the probe is read"
+        self.scoring.probe(step, self.fleet.bundle, groups)
+        self.journal.busy(started, time.time())
+        return {"seconds/probe": time.time() - started}
 
     def _stop_early(self, step: int, reason: str | None) -> None:
         if reason:

@@ -29,7 +29,9 @@ def evaluate(
     run_dir: Path, checkpoint: str, tasks: int, temperature: float, as_json: bool, say: Callable[[str], None]
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
-    config = RunFolder(run_dir).config([f"validation.tasks={tasks}", f"validation.temperature={temperature}"])
+    config = RunFolder(run_dir).config(
+        [f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
+    )
     with quiet() as output:
         told = _silent if as_json else output.aloud(say)
         model_dir, step = _weights(config, run_dir, checkpoint, told)

@@ -85,7 +85,8 @@ class Journal:
         spans = [*self._spans, *scoring.spans(ended)]
         busy = union_seconds(clip_intervals(spans, began, ended))
         self._spans.clear()
-        flat["seconds/step"] = ended - began - flat.get("seconds/validation", 0.0)
+        beside = flat.get("seconds/validation", 0.0) + flat.get("seconds/probe", 0.0)
+        flat["seconds/step"] = ended - began - beside
         flat["seconds/orchestration"] = ended - began - busy
         flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
         flat["total_steps"] = float(self.steps)

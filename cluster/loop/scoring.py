@@ -42,7 +42,10 @@ class Scoring:
         self._figures: deque[dict[str, float]] = deque()
         """Figures of the scorings that no step has recorded yet, oldest first."""
         self._told: Counter[str] = Counter()
+        self._probes: deque[dict[str, float]] = deque()
+        """Figures of the readings of the fixed probe that no step has recorded yet, oldest first."""
         self._task: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
         self._started = 0.0
         self._span = (0.0, 0.0)
 
@@ -61,8 +64,7 @@ class Scoring:
             self.state = await scorer.state()
         except Died as error:
             self._failed(step, started, error)
-            await self.fleet.replace_scorer(str(error))
-            await self.restore(self.state)
+            await self._succeed(scorer, error)
         except PartyError as error:
             self._failed(step, started, error)
         else:
@@ -70,6 +72,34 @@ class Scoring:
             self._figures.append(figures | {"scorer/step": float(step), "seconds/score": time.time() - started})
             self._span = (started, time.time())
             self.on_event("scorer", "score", *self._span, step=step)
+
+    def probe(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
+        """Starts a reading of the fixed probe, unless the one before is still under way; `groups`: its tasks'."""
+        scorer = self.fleet.scorer
+        if self._probe is not None and not self._probe.done():
+            log.warning("the fixed probe is not read after step %d: the reading before is still under way", step)
+        elif scorer is not None:
+            self._probe = asyncio.create_task(self._read_probe(scorer, step, bundle, groups))
+
+    async def _read_probe(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
+        started, bound = time.time(), 2 * self.timeout_s  # a scoring may be under way before it
+        try:
+            self._probes.append(await bounded(scorer.probe(step, bundle, [g.table for g in groups]), bound))
+            self.state = await scorer.state()
+        except (PartyError, TimeoutError) as error:
+            cause = str(error) or f"no answer within {bound:g} s"
+            log.error("the fixed probe was not read after step %d: %s", step, cause)
+            self.on_event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
+            if isinstance(error, Died):
+                await self._succeed(scorer, error)
+        else:
+            self.on_event("scorer", "probe", started, time.time(), step=step)
+
+    async def _succeed(self, dead: Scorer, error: Died) -> None:
+        """Puts a successor in the place of a dead scorer, with the state of the last finished scoring."""
+        if self.fleet.scorer is dead:
+            await self.fleet.replace_scorer(str(error))
+            await self.restore(self.state)
 
     def spans(self, now: float) -> list[tuple[float, float]]:
         """The (start, end) of the last scoring, and of the scoring under way until `now`, unix seconds."""
@@ -89,6 +119,8 @@ class Scoring:
         news = self.pace.outcomes - self._told
         self._told = Counter(self.pace.outcomes)
         taken = self._figures.popleft() if self._figures else {}
+        while self._probes:  # of two readings that ended since the last record the newer one is recorded
+            taken |= self._probes.popleft()
         self.alarm.reward(step, reward_mean)
         self._watch(taken)
         return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | self.alarm.figures()
@@ -106,16 +138,17 @@ class Scoring:
 
     async def drain(self) -> None:
         """Waits at most `DRAIN_TIMEOUT_S` for the scoring under way, before the last record and at the end of a run."""
-        if self._task is None:
+        under_way = {task for task in (self._task, self._probe) if task is not None}
+        if not under_way:
             return
-        _, late = await asyncio.wait({self._task}, timeout=DRAIN_TIMEOUT_S)
+        _, late = await asyncio.wait(under_way, timeout=DRAIN_TIMEOUT_S)
         for task in late:
             task.cancel()
             log.warning("the scorer did not finish its last step within %g s", DRAIN_TIMEOUT_S)
 
     def pending(self) -> list[dict[str, float]]:
-        """Figures of finished scorings that no step has recorded yet, oldest first."""
-        return list(self._figures)
+        """Figures of finished scorings and readings that no step has recorded yet, oldest first."""
+        return [*self._figures, *self._probes]
 
     async def restore(
         self,
@@ -126,7 +159,8 @@ class Scoring:
         """Restores the scorer's state of an earlier process. `pending`: that process's figures that no step has
         recorded yet; `alarm`: the state of its alarm."""
         self.state = state
-        self._figures.extend(pending)
+        self._probes.extend(figures for figures in pending if "probe/step" in figures)
+        self._figures.extend(figures for figures in pending if "probe/step" not in figures)
         if alarm is not None:
             self.alarm.restore(alarm)
         if state is not None and self.fleet.scorer is not None:

@@ -18,7 +18,7 @@ from cluster.config import RunConfig
 from cluster.control.ledger import Ledger
 from cluster.runs.ending import Ending
 
-PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "archive", "checkpoint", "step")
+PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "kept_groups_mean": _mean(metrics, "kept_groups"),
         "success": _success(outcome),
         "reasoning": _reasoning(metrics),
+        "probe": _probe(metrics),
         "scorer": dict(outcome.scorings),
         "ledger": _ledger(config.run_dir, outcome.ledger),
     }
@@ -101,6 +102,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             f"retrieval      {reasoning['retrieval_accuracy']:.3f} against chance {reasoning['retrieval_chance']:.3f}, "
             f"H(Z|X) {reasoning['conditional_entropy']:.2f} nats per token"
         )
+    lines += _probe_lines(summary["probe"])
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items() if value)
     lines.append(f"seconds        {seconds}")
     lines.append(
@@ -129,6 +131,22 @@ def _success(outcome: Outcome) -> dict[str, Any]:
         }
         result["gain"] = {"mean": last["gain"], "low": last["gain_low"], "high": last["gain_high"]}
     return result
+
+
+def _probe(metrics: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The figures of the last reading of the fixed probe, None for unknown ones; empty if none was recorded."""
+    read = [m for m in metrics if m.get("probe/mi") is not None]
+    names = ("step", "mi", "mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "mi_change", "mi_change_low")
+    return {name: read[-1].get(f"probe/{name}") for name in (*names, "mi_change_high")} if read else {}
+
+
+def _probe_lines(probe: dict[str, float | None]) -> list[str]:
+    if not probe:
+        return []
+    change, full = probe["mi_change"], "  SATURATED" if probe["saturated"] else ""
+    interval = f"[{_text(probe['mi_low'])}, {_text(probe['mi_high'])}]"
+    since = "" if change is None else f", {change:+.2f} since the first reading"
+    return [f"probe MI       {_text(probe['mi'])}  {interval} of {_text(probe['ceiling'])} nats{full}{since}"]
 
 
 def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:

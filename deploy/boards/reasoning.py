@@ -89,6 +89,77 @@ DEPENDENCE = Row(
     ),
 )
 
+PROBE = Row(
+    "Fixed probe",
+    "reasoning.md",
+    (
+        Panel(
+            "MI on the fixed probe",
+            "The same validation tasks at every reading, sampled with the same seeds: MI with its 95% interval, the "
+            "upper bound that leaves the own prompt out, the null, and the ceiling log(tasks).",
+            (
+                _q("squelch_probe_mi_nats", "MI"),
+                _q("squelch_probe_mi_interval_nats", "MI, {{bound}}"),
+                _q("squelch_probe_mi_upper_nats", "own left out"),
+                _q("squelch_probe_mi_upper_interval_nats", "own left out, {{bound}}"),
+                _q("squelch_probe_mi_null_nats", "null"),
+                _q("squelch_probe_ceiling_nats", "ceiling"),
+                _q("squelch_probe_mi_standard_error_nats", "standard error"),
+                _q("squelch_probe_mi_upper_standard_error_nats", "own left out, standard error"),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Change of the probe's MI",
+            "Since the first reading, paired by task, with its 95% interval. An interval below 0 says that reasoning "
+            "tells less about its task than before training.",
+            (
+                _q("squelch_probe_mi_change_nats", "change"),
+                _q("squelch_probe_mi_change_interval_nats", "change, {{bound}}"),
+                _q("squelch_probe_mi_change_standard_error_nats", "change, standard error"),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Does the probe tell enough",
+            "p-value against reasoning that ignores its task; 1 where an estimate is within 0.25 nats of its ceiling: "
+            "more tasks would be needed to see more, for the probe and for the step's own matrix.",
+            (
+                _q("squelch_probe_p_value", "p-value"),
+                _q("squelch_probe_saturated", "probe saturated"),
+                _q("squelch_mi_saturated", f"saturated, {SCOPE}"),
+            ),
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Entropy on the fixed probe",
+            "H(Z|X) of the probe's reasonings, nats per token: how much they vary, whatever it depends on.",
+            (_q("squelch_probe_conditional_entropy_nats", "H(Z|X)"),),
+            unit="suffix: nats",
+            low=0,
+        ),
+        Panel(
+            "Size of the probe",
+            "Tasks and reasonings of the last reading, those left out, the share of pairs scored, and its cost.",
+            (
+                _q("squelch_probe_tasks", "tasks"),
+                _q("squelch_probe_reasonings", "reasonings"),
+                _q("squelch_probe_excluded_reasonings", "left out"),
+                _q("squelch_probe_pairs_ratio", "share of the pairs"),
+                _q("squelch_probe_cpu_seconds", "CPU seconds"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Last reading of the probe",
+            "The step after which the probe was read last, and the policy version that was read.",
+            (_q("squelch_probe_step", "step"), _q("squelch_probe_version", "version")),
+            low=0,
+        ),
+    ),
+)
+
 REGIME = Row(
     "Entropy and regime",
     "reasoning.md",
@@ -226,5 +297,5 @@ SCORER = Row(
 )
 
 BOARD = Board(
-    "squelch-reasoning", "Reasoning", "Does reasoning depend on its input?", (DEPENDENCE, REGIME, PARTS, SCORER)
+    "squelch-reasoning", "Reasoning", "Does reasoning depend on its input?", (DEPENDENCE, PROBE, REGIME, PARTS, SCORER)
 )

@@ -107,3 +107,9 @@ def test_the_resolved_configuration_holds_the_environments_own_turn_limits():
         load("countdown", ["environment.name=envs.template:SortWords", "environment.options={}"]).environment.options
         == {}
     )
+
+
+def test_a_probe_larger_than_the_validation_set_is_refused_and_an_unset_one_fits_it():
+    with pytest.raises(UserError, match=r"scorer\.probe\.tasks=64, but there are validation\.tasks=16"):
+        load("frozenlake", ["scorer.probe.tasks=64", "validation.tasks=16"])
+    assert load("frozenlake", ["validation.tasks=16"]).scorer.probe.tasks is None

@@ -100,6 +100,15 @@ def test_the_scorer_reports_the_proxies(whole: Finished) -> None:
         assert math.isclose(total, m["first_turn/marginal_entropy"], abs_tol=1e-6)
 
 
+def test_the_fixed_probe_is_read_before_training_and_after_the_last_step(whole: Finished) -> None:
+    read = [m for m in read_metrics(whole.folder) if m.get("probe/mi") is not None]
+    assert (read[0]["probe/step"], read[-1]["probe/step"]) == (0, STEPS)
+    for m in read:
+        assert m["probe/mi"] <= m["probe/ceiling"] == pytest.approx(math.log(4)) and m["probe/samples"] <= 8
+    assert read[0]["probe/mi_change"] == 0 != read[-1]["probe/mi_change"]
+    assert summary(whole.folder)["probe"]["step"] == STEPS
+
+
 def test_prometheus_fills_every_panel_that_a_run_must_fill(whole: Finished) -> None:
     need_prometheus()
     assert len(dashboard_queries()) > 20 and whole.unfilled == []

@@ -70,6 +70,8 @@ class World:
     """Number of learner ranks that fit, by the number of learners made so far."""
     drifts: bool = False
     """Whether a learner makes other weights than its predecessor from the same groups."""
+    probed: dict[int, list[str]] = field(default_factory=dict)
+    """Tasks of each reading of the fixed probe, by the step after which it was read."""
     lost_rows: set[str] = field(default_factory=set)
     """Tickets whose rows the object store has lost, until they are played again."""
     mark_s: float = 1.0
@@ -283,6 +285,14 @@ class Scorer(Fake):
 
     async def score(self, step: int, bundle: WeightBundle, payloads: list[Any]) -> dict[str, float]:
         return await self._call("score", lambda: {"scorer/version": float(bundle.version)})
+
+    async def probe(self, step: int, bundle: WeightBundle, payloads: list[Any]) -> dict[str, float]:
+        played = [group for group in payloads if isinstance(group, Group)]
+        turns = [turn for group in played for t in group.trajectories if not t.failure for turn in t.turns]
+        versions = {version for turn in turns for version in (turn.version_min, turn.version_max)}
+        assert versions <= {bundle.version}, f"the probe of step {step} was sampled by {versions}"
+        self.world.probed[step] = [group.ticket.ticket_id for group in played]
+        return await self._call("probe", lambda: {"probe/step": float(step), "probe/version": float(bundle.version)})
 
     async def state(self) -> dict[str, Any]:
         return await self._call("state", dict)

@@ -179,7 +179,7 @@ def test_rows_that_are_lost_with_a_host_are_played_again(tmp_path: Path, stalene
 
 
 def test_a_rank_that_dies_while_groups_are_played_is_replaced_at_once_and_playing_goes_on(tmp_path: Path) -> None:
-    world, order = World(configured(tmp_path), **MIXED), []
+    world, order = World(configured(tmp_path, "scorer.probe.every=0"), **MIXED), []
 
     def prepare(coordinator: Coordinator) -> None:
         kill_at(world, coordinator, "player.play", 5)

@@ -301,7 +301,7 @@ def test_an_environment_actor_that_never_answers_costs_its_tickets_attempts_and_
     outcome, _ = made(late)
     assert outcome.ledger.counts()["trained"] == 12, "the ticket is played again by the next actor"
     hangs = tuple(Fault("player.play", call, "hang") for call in range(1, 10))
-    words = ("loop.max_attempts=3", "cluster.hung_after_s=500")
+    words = ("loop.max_attempts=3", "cluster.hung_after_s=500", "scorer.probe.every=0")
     never = World(configured(tmp_path / "never", *words), hangs, rewards=lambda t, i: i % 2)
     outcome, _ = made(never)
     assert outcome.ledger.reasons("failed") == {"group_timeout": 3} and outcome.ledger.counts()["trained"] == 9
@@ -309,7 +309,8 @@ def test_an_environment_actor_that_never_answers_costs_its_tickets_attempts_and_
 
 def test_an_actor_that_raises_costs_its_tickets_attempts_and_the_ticket_says_why(tmp_path: Path) -> None:
     faults = tuple(Fault("player.play", call, "fail") for call in range(1, 10))
-    outcome, _ = made(World(configured(tmp_path), faults, rewards=lambda t, i: i % 2))
+    world = World(configured(tmp_path, "scorer.probe.every=0"), faults, rewards=lambda t, i: i % 2)
+    outcome, _ = made(world)
     assert outcome.ledger.reasons("failed") == {"actor_error": 3}
     assert outcome.fleet.restarts == {}
 
@@ -321,6 +322,28 @@ def test_nothing_that_befalls_the_scorer_holds_back_training(tmp_path: Path, wha
     assert outcome.ledger.counts()["trained"] == 12 and sorted(archive.figures) == [0, 1, 2, 3, 4]
     counted = outcome.coordinator.scoring.pace.outcomes
     assert counted["skipped"] >= 1 if what == "hang" else counted["refused" if what == "refuse" else "failed"] == 1
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_probe_is_read_from_the_same_tasks_before_training_every_few_steps_and_at_the_end(
+    tmp_path: Path, staleness: int
+) -> None:
+    overrides = ("loop.steps=5", f"loop.max_staleness={staleness}")
+    world = World(configured(tmp_path, *overrides), rewards=lambda t, i: i % 2)
+    outcome, archive = made(world)
+    assert world.probed == {step: ["probe-000", "probe-001"] for step in (0, 2, 4, 5)}
+    read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
+    assert read == sorted(set(read)) and read[0] == 0.0 and read[-1] == 5.0, "the last one with the last step"
+    assert outcome.ledger.counts()["trained"] == 15, "the probe's tickets are not in the ledger"
+
+
+@pytest.mark.parametrize("what", ["die", "hang", "fail", "refuse"])
+def test_a_reading_of_the_probe_that_fails_is_told_and_training_goes_on(tmp_path: Path, what: str) -> None:
+    world = World(configured(tmp_path), (Fault("scorer.probe", 1, what),), rewards=lambda t, i: i % 2)
+    outcome, archive = made(world)
+    assert outcome.ledger.counts()["trained"] == 12
+    read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
+    assert 0.0 not in read and (what == "hang" or 4.0 in read)
 
 
 def test_groups_whose_workers_all_die_again_and_again_end_the_run_and_name_the_worker(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Plays the tasks of the fixed probe (`actors.scorer.probing`).
+
+The probe is read before step 1, every `scorer.probe.every` steps, and after the last.
+
+The tasks are the first of the fixed validation tasks, which are never trained on, and their request seeds are the same
+at every reading. They are played while no version is published, so that one version samples them all. Their groups are
+neither in the ledger nor in the archive. The scorer reads them while training goes on (`cluster.loop.scoring`).
+
+    waits for        unblocked by         on time-out or death
+    the tasks        environment actors   the ticket is replayed or fails (cluster.loop.playing)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from actors.records import Ticket
+from cluster.config import RunConfig
+from cluster.control.admission import validation_tickets
+from cluster.loop.playing import Play, PlayedGroup
+
+DEFAULT_TASKS = 32
+
+
+class Probing:
+    """When the probe is read, and the play of its tasks."""
+
+    def __init__(self, config: RunConfig, play: Play) -> None:
+        self.config, self.play, self.tickets = config.scorer.probe, play, _tickets(config)
+        self.enabled = config.scorer.enabled and config.scorer.probe.every > 0 and len(self.tickets) > 1
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to read the probe after this step; 0 is before the first."""
+        return self.enabled and (last or step % self.config.every == 0)
+
+    async def groups(self) -> list[PlayedGroup]:
+        """Plays every task under the current version; the groups are in the order of the tasks."""
+        return list(await asyncio.gather(*map(self.play.group, self.tickets)))
+
+
+def _tickets(config: RunConfig) -> list[Ticket]:
+    environment, probe = config.environment, config.scorer.probe
+    single = validation_tickets(
+        environment.name,
+        environment.options,
+        environment.validation_seed,
+        probe.tasks or min(DEFAULT_TASKS, config.validation.tasks),
+        config.seed,
+        config.sampling.temperature,
+    )
+    return [replace(ticket, ticket_id=f"probe-{i:03d}", group_size=probe.samples) for i, ticket in enumerate(single)]

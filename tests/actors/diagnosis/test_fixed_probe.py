@@ -1,0 +1,131 @@
+"""The fixed probe against channels whose information is known, its intervals, its null, and readings of tasks lost."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.diagnosis.budget import draw_pairs
+from actors.diagnosis.fixed_probe import SATURATED_NATS, ProbeReading, read_probe, saturated
+
+
+def channel(num_tasks: int, strength: float, seed: int, strings: int = 12) -> np.ndarray:
+    """(num_tasks, strings) log p(z | x_j), normalised; with strength 0 the same for every task."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(1, strings)) + strength * rng.normal(size=(num_tasks, strings))
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def information(log_p: np.ndarray) -> float:
+    return float((np.exp(log_p) * (log_p - np.log(np.exp(log_p).mean(axis=0)))).sum(axis=1).mean())
+
+
+def reading(log_p: np.ndarray, samples: int, seed: int, others: int | None = None) -> ProbeReading:
+    rng, num = np.random.default_rng(seed), len(log_p)
+    task = np.repeat(np.arange(num), samples)
+    drawn = np.array([rng.choice(log_p.shape[1], p=np.exp(log_p[i])) for i in task])
+    matrix = log_p[:, drawn].T.copy()
+    if others is not None:
+        matrix[~draw_pairs(task, num, others, (seed,))] = np.nan
+    names = [f"probe-{i:03d}" for i in range(num)]
+    return read_probe(matrix, np.ones(len(task)), task, task, names, np.ones(num), (seed,))
+
+
+@pytest.mark.parametrize(("num_tasks", "samples"), [(8, 2), (8, 4), (32, 2), (32, 4)])
+@pytest.mark.slow
+def test_the_estimate_is_unbiased_for_its_tasks_and_its_interval_covers_their_information(num_tasks, samples):
+    covered: list[bool] = []
+    for number in range(4):
+        log_p = channel(num_tasks, 1.0, number)
+        truth, found = information(log_p), [reading(log_p, samples, seed) for seed in range(100)]
+        values = np.array([one.mi.value for one in found])
+        assert abs(values.mean() - truth) < 4 * values.std() / math.sqrt(len(values))
+        intervals = [one.mi.interval() for one in found]
+        covered += [interval is not None and interval.low <= truth <= interval.high for interval in intervals]
+    assert 0.90 <= np.mean(covered) <= 0.98
+
+
+@pytest.mark.slow
+def test_own_left_out_bounds_the_information_of_the_distribution_from_above_and_the_estimate_from_below():
+    strings, population = 12, channel(4_000, 1.0, seed=5, strings=12)
+    truth = information(population)
+    rng = np.random.default_rng(1)
+    found = [reading(population[rng.choice(len(population), 8, replace=False)], 4, seed) for seed in range(300)]
+    assert np.mean([one.mi.value for one in found]) < truth < np.mean([one.upper.value for one in found])
+    assert strings and all(one.mi.value <= one.ceiling + 1e-9 for one in found)
+
+
+@pytest.mark.slow
+def test_reasoning_that_ignores_its_prompt_is_seldom_told_from_its_null_under_a_budget_too():
+    log_p = channel(16, 0.0, seed=7) + np.zeros((16, 1))
+    for others in (None, 5):
+        nulls = [reading(log_p, 2, seed, others).null for seed in range(200)]
+        assert np.mean([null is not None and null.p_value <= 0.05 for null in nulls]) <= 0.08
+    told = reading(channel(16, 1.0, seed=7), 4, 0, 5).null
+    assert told is not None and told.p_value <= 0.005
+
+
+@pytest.mark.slow
+def test_a_budget_changes_the_spread_of_the_estimate_and_hardly_its_mean():
+    log_p = channel(32, 1.0, seed=9)
+    whole = np.mean([reading(log_p, 2, seed).mi.value for seed in range(200)])
+    part = np.mean([reading(log_p, 2, seed, 7).mi.value for seed in range(200)])
+    assert abs(part - whole) < 0.03
+
+
+def test_an_estimate_near_the_logarithm_of_the_number_of_tasks_is_saturated():
+    certain = np.log(np.full((8, 8), 1e-6) + np.eye(8))
+    found = reading(certain - np.log(np.exp(certain).sum(axis=1, keepdims=True)), 2, 0)
+    assert found.metrics()["saturated"] == 1.0 and found.ceiling == pytest.approx(math.log(8))
+    assert not saturated(math.log(8) - SATURATED_NATS - 1e-9, math.log(8))
+    assert reading(channel(8, 0.2, 1), 2, 0).metrics()["saturated"] == 0.0
+
+
+def test_a_change_is_paired_by_task_and_survives_json_and_tasks_that_were_lost():
+    log_p = channel(8, 1.0, seed=2)
+    first, second = reading(log_p, 4, 1), reading(log_p, 4, 2)
+    earlier = json.loads(json.dumps(first.state()))
+    change = second.change_since(earlier)
+    assert change["mi_change"] == pytest.approx(second.mi.value - first.mi.value)
+    assert change["mi_change_low"] < change["mi_change"] < change["mi_change_high"]
+    assert second.change_since(second.state())["mi_change"] == 0.0
+    lost = earlier | {"mean": [None, *earlier["mean"][1:]], "variance": [None, *earlier["variance"][1:]]}
+    lost["count"] = [0, *earlier["count"][1:]]
+    left = (second.mi.mean - first.mi.mean)[1:].mean()
+    assert second.change_since(lost)["mi_change"] == pytest.approx(left)
+    assert math.isnan(second.change_since(earlier | {"tasks": ["other"] * 8})["mi_change"])
+
+
+@given(st.lists(st.integers(0, 3), min_size=6, max_size=6).filter(lambda counts: sum(counts) > 0), st.integers(0, 99))
+def test_any_number_of_reasonings_a_task_gives_bounded_finite_estimates(counts, seed):
+    log_p = channel(6, 1.0, seed)
+    task = np.repeat(np.arange(6), counts)
+    rng = np.random.default_rng(seed)
+    matrix = log_p[:, [rng.choice(12, p=np.exp(log_p[i])) for i in task]].T
+    found = read_probe(matrix, np.ones(len(task)), task, task, [str(i) for i in range(6)], np.ones(6))
+    assert found.mi.value <= found.ceiling + 1e-9 and math.isfinite(found.upper.value)
+    assert (found.mi.interval() is not None) == any(count > 1 for count in counts)
+    assert (found.null is not None) == (np.count_nonzero(counts) >= 4)
+
+
+def test_equal_prompts_are_one_column_and_left_out_together():
+    log_p = channel(4, 1.0, seed=4)
+    task = np.repeat(np.arange(8), 2)
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(12, p=np.exp(log_p[i // 2])) for i in task]
+    names = [str(i) for i in range(8)]
+    merged = read_probe(log_p[:, drawn].T, np.ones(16), task // 2, task, names, np.full(4, 2.0))
+    assert merged.ceiling == pytest.approx(math.log(8)), "the ceiling counts tasks"
+    spread = np.repeat(log_p, 2, axis=0)
+    apart = read_probe(spread[:, drawn].T, np.ones(16), task, task, names, np.ones(8))
+    assert merged.mi.value == pytest.approx(apart.mi.value)
+
+
+def test_a_reading_without_reasonings_or_with_one_prompt_is_refused():
+    with pytest.raises(ValueError, match="0 reasonings and 3 prompts"):
+        read_probe(np.zeros((0, 3)), np.ones(0), np.zeros(0, int), np.zeros(0, int), ["a", "b", "c"], np.ones(3))
+    with pytest.raises(ValueError, match="1 prompts"):
+        read_probe(np.zeros((2, 1)), np.ones(2), np.zeros(2, int), np.zeros(2, int), ["a"], np.ones(1))

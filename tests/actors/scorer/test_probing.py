@@ -1,0 +1,100 @@
+"""What the fixed probe scores of its tasks' groups, its keys, its state, and what it leaves out."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from actors.config import ProbeConfig
+from actors.content import Picture
+from actors.failures import Failure, FailureCause
+from actors.records import Trajectory
+from actors.scorer.probing import FIGURES, FixedProbe, draw_probe
+from cluster.metrics import REGISTRY
+from tests.actors.scorer.test_scorer import Oracle
+from tests.actors.scorer.windows import trajectory, window
+
+CONFIG = ProbeConfig(tasks=8, samples=4)
+
+
+def reading(strength: float, config: ProbeConfig = CONFIG, step: int = 0) -> dict[str, float]:
+    return FixedProbe(Oracle(strength), config, seed=1).read(step, 0, window())
+
+
+def test_every_key_is_there_and_known_to_the_registry() -> None:
+    known = {key for spec in REGISTRY.specs.values() for key in spec.flat_keys()}
+    for groups in (window(), {}, {"probe-000": []}):
+        found = FixedProbe(Oracle(1.0), CONFIG, seed=1).read(3, 2, groups)
+        assert {f"probe/{key}" for key in FIGURES} <= found.keys() <= known
+        assert (found["probe/step"], found["probe/version"]) == (3.0, 2.0)
+
+
+def test_reasoning_that_names_its_task_reaches_the_ceiling_and_a_template_is_not_told_from_its_null() -> None:
+    grounded, template = reading(50.0), reading(0.0)
+    assert grounded["probe/mi"] == pytest.approx(grounded["probe/ceiling"]) and grounded["probe/saturated"] == 1.0
+    assert grounded["probe/mi_p_value"] <= 0.005
+    assert template["probe/mi"] == pytest.approx(0.0, abs=1e-9) and template["probe/mi_p_value"] == 1.0
+    assert grounded["probe/mi_upper"] > grounded["probe/mi"]
+
+
+def test_a_budget_scores_fewer_pairs_and_finds_the_same() -> None:
+    part = reading(50.0, ProbeConfig(tasks=8, samples=4, max_others=2))
+    assert part["probe/pairs_ratio"] < 1.0
+    assert part["probe/mi"] == pytest.approx(part["probe/ceiling"], abs=0.05)
+
+
+def test_the_first_reading_is_kept_across_a_restore_and_the_change_is_since_it() -> None:
+    probe = FixedProbe(Oracle(50.0), CONFIG, seed=1)
+    first = probe.read(0, 0, window())
+    assert first["probe/mi_change"] == 0.0
+    successor = FixedProbe(Oracle(0.0), CONFIG, seed=1)
+    successor.restore(json.loads(json.dumps(probe.state())))
+    fallen = successor.read(25, 0, window())
+    assert fallen["probe/mi_change"] == pytest.approx(-first["probe/mi"])
+    successor.restore(None)
+    assert successor.read(25, 0, window())["probe/mi_change"] == 0.0, "without an earlier reading this is the first"
+
+
+def test_a_task_without_a_usable_reasoning_keeps_its_prompt_in_the_mixture() -> None:
+    groups = dict(window())
+    name = sorted(groups)[0]
+    whole = draw_probe(groups, 0, 100)
+    stale = {**groups, name: [trajectory_of(t, version=7) for t in groups[name]]}
+    found = draw_probe(stale, 7, 100)
+    assert found.tasks == whole.tasks and found.weights.sum() == whole.weights.sum()
+    assert set(found.task.tolist()) == {0} and found.excluded["stale"] == len(whole.task) - len(groups[name])
+
+
+def trajectory_of(like: Trajectory, version: int) -> Trajectory:
+    turns = [turn.__class__(**{**vars(turn), "version_min": version, "version_max": version}) for turn in like.turns]
+    return like.__class__(**{**vars(like), "turns": turns})
+
+
+def test_a_reasoning_that_does_not_fit_under_the_longest_prompt_is_left_out_and_counted() -> None:
+    whole = draw_probe(window(), 0, 100)
+    longest = max(len(x) for x in whole.prompts) + max(len(z) for z in whole.reasonings)
+    found = draw_probe(window(), 0, longest - 1)
+    assert found.excluded["too_long"] > 0 and len(found.prompts) == len(whole.prompts)
+
+
+def test_failed_trajectories_and_tasks_without_a_turn_are_counted() -> None:
+    failed = Trajectory(
+        0,
+        np.zeros(0, np.int32),
+        np.zeros(0, bool),
+        np.zeros(0, np.float32),
+        [],
+        False,
+        False,
+        Failure(FailureCause.GROUP_TIMEOUT, "late"),
+    )
+    found = FixedProbe(Oracle(1.0), CONFIG, seed=1).read(0, 0, {"probe-000": [failed, failed]})
+    assert found["probe/num_excluded"] == 2.0 and math.isnan(found["probe/mi"]) and found["probe/tasks"] == 0.0
+
+
+def test_pictures_are_refused_by_the_name_of_the_task() -> None:
+    seen = trajectory(0, 10)
+    seen.pictures = (Picture.of(0, "image/png", b"a board"),)
+    with pytest.raises(ValueError, match=r"group probe-000 shows pictures"):
+        FixedProbe(Oracle(1.0), CONFIG, seed=1).read(0, 0, {"probe-000": [seen]})
