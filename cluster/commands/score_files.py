@@ -114,7 +114,7 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
 
 
 def _some(values: Sequence[int]) -> str:
-    shown = ", ".join(map(str, values[:6]))
+    shown = ", ".join(shortened(str(value), 24) for value in values[:6])
     return f"{shown}, … ({len(values)} in all)" if len(values) > 6 else shown
 
 

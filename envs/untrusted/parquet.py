@@ -60,6 +60,9 @@ def read_row_group(file: pq.ParquetFile, where: str, group: int, columns: Sequen
 
     batches, size = list[pa.RecordBatch](), 0
     with decoding(where, DAMAGED, _REMEDY):
+        if next(file.iter_batches(1, row_groups=[group], columns=list(columns), use_threads=False), None) is None:
+            return _empty(file, columns)
+        # Only now: facts of a chunk that contradict one another end the process, unless a read has refused them before.
         least, repeats = _least_bytes(file, group, set(columns))
         _bound(least, where)
         rows = _SMALL_BATCH if repeats > MOST_BYTES else _BATCH
@@ -67,7 +70,7 @@ def read_row_group(file: pq.ParquetFile, where: str, group: int, columns: Sequen
             size += batch.nbytes
             _bound(size, where)
             batches.append(batch)
-        table = pa.Table.from_batches(batches) if batches else _empty(file, columns)
+        table = pa.Table.from_batches(batches)
         table.validate(full=True)  # text that is no UTF-8, and offsets outside their buffer
     return table
 
@@ -80,8 +83,8 @@ def _least_bytes(file: pq.ParquetFile, group: int, columns: set[str]) -> tuple[f
     """(bytes that the decoded columns take at least, bytes that they may take if a dictionary repeats its texts)."""
     facts, least, repeats = file.metadata.row_group(group), 0.0, 0
     for index in range(facts.num_columns):
-        chunk = facts.column(index)
-        if chunk.path_in_schema.partition(".")[0] in columns:
+        if file.schema.column(index).path.partition(".")[0] in columns:
+            chunk = facts.column(index)
             least += chunk.num_values * _WIDTHS.get(chunk.physical_type, 1)
             if chunk.physical_type not in _WIDTHS or chunk.physical_type == "BYTE_ARRAY":
                 repeats += chunk.num_values * chunk.total_uncompressed_size * chunk.has_dictionary_page

@@ -1,6 +1,8 @@
 """Parquet is decoded a row group at a time, within a bound; columns of one name, and text that is none, are named."""
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +72,31 @@ def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.parquet").write_bytes(data)
     with pytest.raises(Unreadable, match=r"x\.parquet cannot be decoded as Parquet"):
         read(tmp_path / "x.parquet", ["a"])
+
+
+READ_EVERY_CHANGE = """
+import io, sys
+from pathlib import Path
+from envs.untrusted.files import Unreadable
+from envs.untrusted.parquet import open_parquet, row_groups
+
+whole, refused = Path(sys.argv[1]).read_bytes(), 0
+for place in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) - 8):
+    changed = bytearray(whole)
+    changed[place] ^= int(sys.argv[2])
+    try:
+        list(row_groups(open_parquet(io.BytesIO(changed), "x"), "x", ["a", "b"]))
+    except (Unreadable, KeyError):
+        refused += 1
+print(refused)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [1, 2, 4])
+def test_no_byte_of_a_footer_can_end_the_process(tmp_path: Path, change: int) -> None:
+    pq.write_table(pa.table({"a": [[1, 2], [3]], "b": ["x", None], "c": [1, 2]}), tmp_path / "x.parquet")
+    words = [sys.executable, "-c", READ_EVERY_CHANGE, str(tmp_path / "x.parquet"), str(change)]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) > 50
