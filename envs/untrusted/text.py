@@ -25,6 +25,9 @@ MAX_LINE = 16 * MIB
 """Bytes of one line of JSON Lines, or of one object of a JSON array."""
 MAX_DEPTH = 64
 MAX_NODES = 20_000
+MAX_DIGITS = 100
+"""Characters of an integer in YAML: 64 bits take at most 66, in base 2."""
+_INTEGER = re.compile(r"[-+]?[0-9][0-9a-fA-Fx_:]*")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -105,6 +108,7 @@ def _check_events(events: Iterator[Any], where: str) -> None:
             total += 1
             _refuse_tag(event, where)
             if isinstance(event, yaml.ScalarEvent):
+                _refuse_long_integer(event, where)
                 sizes |= {event.anchor: 1} if event.anchor else {}
             else:
                 open_nodes.append((event.anchor, total - 1))
@@ -121,6 +125,15 @@ def _refuse_tag(event: Any, where: str) -> None:
     if event.tag not in (None, "!"):
         line = event.start_mark.line + 1
         raise Unreadable(f"{where}, line {line}: the tag {brief(event.tag)} has no meaning here; write a plain value")
+
+
+def _refuse_long_integer(event: Any, where: str) -> None:
+    """Refuses what YAML reads as an integer of very many digits: `1:1:1` is one in base 60, and its time is quadratic."""
+    if event.implicit[0] and len(event.value) > MAX_DIGITS and _INTEGER.fullmatch(event.value):
+        line, digits = event.start_mark.line + 1, len(event.value)
+        raise Unreadable(
+            f"{where}, line {line}: holds an integer of {digits} characters; a setting has at most 64 bits"
+        )
 
 
 def _check_scalars(value: Any, where: str) -> None:
