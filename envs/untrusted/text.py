@@ -128,7 +128,7 @@ def _refuse_tag(event: Any, where: str) -> None:
 
 
 def _refuse_long_integer(event: Any, where: str) -> None:
-    """Refuses what YAML reads as an integer of very many digits: `1:1:1` is one in base 60, and its time is quadratic."""
+    """Refuses what YAML reads as a long integer: `1:1:1` is one in base 60, and takes time quadratic in its length."""
     if event.implicit[0] and len(event.value) > MAX_DIGITS and _INTEGER.fullmatch(event.value):
         line, digits = event.start_mark.line + 1, len(event.value)
         raise Unreadable(
