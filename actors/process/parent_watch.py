@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -11,12 +13,16 @@ PARENT_VARIABLE = "SQUELCH_ENGINE_PARENT"
 """Variable with the process id of an engine's worker: the worker sets it, the engine's processes read it."""
 
 _POLL_S = 1.0
+_PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """In a process of an engine: ends it within about a second after the worker ends, even if the worker was killed."""
+    """In a process of an engine: ends it within about a second after the worker ends, even if the worker was killed. On
+    Linux the kernel ends it with the thread that started it, so that a stopped process, which cannot look, ends too."""
     parent = os.environ.get(PARENT_VARIABLE, "")
     if parent and int(parent) != os.getpid():
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         threading.Thread(target=end_with, args=(int(parent),), daemon=True, name="parent-watch").start()
 
 
