@@ -4,13 +4,13 @@ The parts of one step, and the parties for which the coordinator waits:
 
     part       the coordinator waits for   unblocked by                on time-out
     window     every ticket of the step    environment actors          replayed, or fails (cluster.loop.playing)
-    filter     the decisions               filter service              the run ends; a dead service is replaced
+    filter     the decisions               filter service              it is ended and replaced
     train      every learner rank          learner                     recovery, see cluster.loop.learning
-    publish    every rollout worker        the worker's parity probe   the run ends; the late worker is named
+    publish    every rollout worker        the worker's parity probe   the late worker is replaced
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     probe      the probe's tasks           environment actors          replayed, or fails (cluster.loop.playing)
-    record     spans of players, workers   the same actors             the run ends; the late actor is named
+    record     spans of players, workers   the same actors             the late actor's spans are missing
     archive    rows of the previous step   object store, disk          the run ends; the path is named
     checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
 

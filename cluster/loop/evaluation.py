@@ -18,6 +18,7 @@ from cluster.errors import UserError
 from cluster.fleet.bootstrap import connect, disconnect, prepare_model
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
+from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.playing import Play
 from cluster.loop.state import checkpoints, read_state
 from cluster.runs.folder import RunFolder
@@ -100,11 +101,12 @@ async def _play(config: RunConfig, model_dir: Path, logs: Path) -> np.ndarray:
     )
     try:
         await fleet.start(learning=False)
-        solved, _ = await Play(config, fleet).validate(tickets)
+        supervisor = Supervisor(fleet, Watchdog(_no_event, _no_event))
+        solved, _ = await supervisor.beside(Play(config, fleet).validate(tickets))
     finally:
         await fleet.stop()
     return solved
 
 
 def _no_event(*_: Any, **__: Any) -> None:
-    """Drops the span: an evaluation records none."""
+    """Drops the span or figure: an evaluation records none."""

@@ -6,8 +6,8 @@
     environment actor  groups (Arrow),       tokens                rollout worker       the trajectory fails, with
                        summaries                                                        a reason
     rollout worker     tokens, log-probs     requests; weights     environment actor,   `collect` returns empty; an
-                                             at a boundary         coordinator          late update ends the run
-    filter service     decisions, kept mass  summaries             coordinator          the run ends
+                                             at a boundary         coordinator          late worker is replaced
+    filter service     decisions, kept mass  summaries             coordinator          it is replaced
     learner ranks      weights v+1           kept groups; the      coordinator; gloo    a new group makes the
                                              other ranks           or NCCL              weights again
     scorer             MI proxies            groups and weights    coordinator          it is reported as late;
