@@ -8,21 +8,25 @@ recorded is what supervision sees: seconds until an answer, and seconds between 
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import random
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cluster.config import RunConfig
+from benchmarks.faults.cell import SMALL
+from cluster.config import RunConfig, load
 from cluster.control.admission import validation_tickets
-from cluster.fleet.bootstrap import connect, disconnect
+from cluster.fleet.bootstrap import connect, disconnect, prepare_model
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.playing import Play
+from cluster.runs.logs import log_folder
 
 BUSY = 16
 ASK_EVERY_S = 0.5
@@ -46,6 +50,16 @@ def busy(count: int) -> Iterator[None]:
 def _spin() -> None:
     while True:
         pass
+
+
+def record(file: Path, model: str, seconds: float) -> None:
+    """Measures for `seconds` seconds and writes the file."""
+    words = [*SMALL, "loop.steps=1", "learner.ranks=1", "rollout.count=1", f"model.path={model}"]
+    with tempfile.TemporaryDirectory(prefix="delays-") as folder:
+        config = load("frozenlake", [*words, f"runs_dir={folder}", "validation.tasks=16"])
+        found = measure(config, prepare_model(config, print), log_folder(config.run_dir), seconds)
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in found.items() if not isinstance(value, list)}))
 
 
 def measure(config: RunConfig, model: Path, logs: Path, seconds: float) -> dict[str, Any]:

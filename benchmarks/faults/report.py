@@ -9,7 +9,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-COLUMNS = ("kind of fault", "faults", "went on", "ended by name", "hung", "noticed after, s", "largest", "steps again, s")
+COLUMNS = (
+    "kind of fault",
+    "faults",
+    "went on",
+    "ended by name",
+    "hung",
+    "noticed after, s",
+    "largest",
+    "steps again, s",
+)
 Cell = dict[str, Any]
 NOTHING = "-"
 

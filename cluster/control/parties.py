@@ -46,14 +46,19 @@ class Failed(PartyError):
         super().__init__(message)
         self.cause = cause
 
+    @property
+    def reason(self) -> str:
+        """The last line of the party's error, without the traceback."""
+        return (str(self.cause).strip() or repr(self.cause)).splitlines()[-1]
+
 
 class Refused(Failed):
     """The party refused its input (ValueError): the user can correct it."""
 
-    @property
-    def reason(self) -> str:
-        """The last line of the party's error, without the traceback."""
-        return str(self.cause).strip().splitlines()[-1]
+
+def reason_of(error: BaseException) -> str:
+    """Why a call ended without a value, for a message: without the traceback of the party's process."""
+    return error.reason if isinstance(error, Failed) else str(error) or repr(error)
 
 
 class Party(Protocol):

@@ -28,7 +28,19 @@ from actors.messages import UpdateReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.membership import PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import Died, Failed, Filter, Learner, Parties, Party, PartyError, Player, Scorer, Worker
+from cluster.control.parties import (
+    Died,
+    Failed,
+    Filter,
+    Learner,
+    Parties,
+    Party,
+    PartyError,
+    Player,
+    Scorer,
+    Worker,
+    reason_of,
+)
 from cluster.control.restarts import RestartBudget
 from cluster.fleet.waiting import bounded, outcomes, within
 
@@ -44,7 +56,8 @@ class UpdateFailed(RuntimeError):
     """Rollout workers did not get a version. `members`: each with its error."""
 
     def __init__(self, members: list[tuple[Member[Worker], BaseException]]) -> None:
-        super().__init__("; ".join(f"update_weights: {member.name} failed: {error}" for member, error in members))
+        failed = [f"update_weights: {member.name} failed: {reason_of(error)}" for member, error in members]
+        super().__init__("; ".join(failed))
         self.members = members
 
 
@@ -231,7 +244,7 @@ class Fleet:
         try:
             await bounded(member.party.health(HEALTH_TIMEOUT_S), HEALTH_TIMEOUT_S + GRACE_S)
         except (PartyError, TimeoutError) as error:
-            self.lose_worker(member, repr(error)[:300])
+            self.lose_worker(member, reason_of(error))
             return True
         finally:
             if member.state is State.SUSPECT:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from cluster.control.membership import Member
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import PartyError, Single
+from cluster.control.parties import PartyError, Single, reason_of
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
@@ -168,7 +168,7 @@ class Supervisor:
         except TimeoutError:
             watch.see([None], _now())
         except PartyError as error:
-            return str(error)
+            return reason_of(error)
         return ""
 
 

@@ -17,16 +17,20 @@ T = TypeVar("T")
 async def bounded(call: Awaitable[T], timeout_s: float) -> T:
     """The result of one call; TimeoutError if it takes longer than `timeout_s`. Unlike `asyncio.wait_for` up to Python
     3.11, it is cancelled even if the call ends at the same moment."""
-    async with asyncio.timeout(timeout_s):
-        return await call
+    bound = asyncio.timeout(timeout_s)
+    try:
+        async with bound:
+            return await call
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
 
 
 async def outcomes(calls: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
     """Result or exception of each named call: a TimeoutError for one that takes longer than `timeout_s`."""
     found = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
-    late = f"no answer within {timeout_s:g} s"
-    named = [TimeoutError(late) if isinstance(one, TimeoutError) else one for one in found]
-    return dict(zip(calls, named, strict=True))
+    return dict(zip(calls, found, strict=True))
 
 
 async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:

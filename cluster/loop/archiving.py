@@ -27,6 +27,7 @@ class Archiving:
         """Starts to write the step's groups, in the order of their tickets, with the decision on each."""
         await self.finish()
         self._writing = asyncio.create_task(self._write(decision, groups))
+        self._writing.add_done_callback(_noticed)
 
     async def finish(self) -> None:
         """Waits until the newest part is on disk."""
@@ -46,3 +47,9 @@ class Archiving:
         decided = {d.group_id: d for d in decision.decisions}
         await asyncio.to_thread(self.archive.write_groups, decision.step, tables, decided, decision.filter)
         self.archive.event("archive", "write", started, time.time(), step=decision.step)
+
+
+def _noticed(writing: asyncio.Task[None]) -> None:
+    """Marks the error of a part as seen: a run that another error has ended does not wait for the part."""
+    if not writing.cancelled():
+        writing.exception()

@@ -42,7 +42,7 @@ from typing import Any, TypeVar
 from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
-from cluster.control.parties import Died, Failed, Payload, Refused
+from cluster.control.parties import Died, Failed, Payload, Refused, reason_of
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog
 from cluster.loop.archiving import Archiving
@@ -131,7 +131,7 @@ class Learning:
             except UpdateFailed as failed:
                 if not await self._rank_died():
                     for member, error in failed.members:
-                        self.fleet.lose_worker(member, f"version {bundle.version} was not loaded: {error}")
+                        self.fleet.lose_worker(member, f"version {bundle.version} was not loaded: {reason_of(error)}")
 
     async def publish_remade(self) -> dict[str, float]:
         """Publishes weights that were made again under the next higher version, until no loss comes between."""

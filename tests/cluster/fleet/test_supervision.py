@@ -91,7 +91,7 @@ def test_a_party_that_freezes_is_named_at_half_the_limit_and_ended_at_the_limit(
 def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
     async def engine_dies(fleet: Fleet) -> None:
         async def progress() -> Progress:
-            raise Failed("rollout-0: its vLLM engine has died", RuntimeError())
+            raise Failed("a long trace", RuntimeError("rollout-0: its vLLM engine has died"))
 
         party(fleet, "rollout-0").progress = progress
         await asyncio.sleep(20.0)
