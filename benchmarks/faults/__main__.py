@@ -1,15 +1,16 @@
 """The fault study: random faults thrown at real runs, what became of every ticket, and how soon each fault was noticed.
 
-python -m benchmarks.faults --out FOLDER [--boots 10] [--faults 10] [--seed 0] [--model FOLDER]
+python -m benchmarks.faults --out FOLDER [--boots 10] [--faults 10] [--seed 0] [--minutes 60] [--once] [--model FOLDER]
 python -m benchmarks.faults --report [FOLDER] [--json]
 python -m benchmarks.faults --quick [--json]
 python -m benchmarks.faults --soak FOLDER [--seeds 0,1,2]
 python -m benchmarks.faults --delays FILE [--seconds 120] [--model FOLDER]
 
-A boot is two hosts in network namespaces of this machine (root, iproute2) and a run on them; the faults are drawn from
-the seed before the first boot (`benchmarks.faults.plan`). Each boot takes about nine minutes on two idle cores and
-writes FOLDER/cell-NN.json when it ends. A cell whose file exists is left out, so that the same command goes on where it
-was interrupted. `--report` reads the cells that were committed, or those in FOLDER. `--quick` reports on them too.
+A boot is two hosts in network namespaces of this machine (root, iproute2) and a run on them. The faults are drawn from
+the seed before the first boot (`benchmarks.faults.plan`), ten for each cell; FOLDER/cell-NN.json gets the result of a
+boot when it ends. A boot ends after its cell's last fault or after `--minutes`. The same command goes on where it was
+interrupted, with the faults that no boot has injected; `--once` stops after one boot. `--report` reads the cells that
+were committed, or those in FOLDER. `--quick` reports on the committed ones.
 
 `--soak` trains the demo on each seed twice, once with a fault every fifth step. `--delays` records how late parties
 answer on a machine under load.
@@ -21,10 +22,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import print_figures
 from benchmarks.faults.plan import cells
-from benchmarks.faults.report import COLUMNS, figures, read_cells, rows
+from benchmarks.faults.report import COLUMNS, figures, read_boots, rows
 
 COMMITTED = Path(__file__).parent / "results"
 
@@ -43,7 +45,7 @@ def main() -> int:
 
         record(chosen.delays, chosen.model, chosen.seconds)
         return 0
-    found = read_cells(chosen.out or chosen.report)
+    found = read_boots(chosen.out or chosen.report)
     print_figures(figures(found), chosen.json, COLUMNS, rows(found), [])
     return 0
 
@@ -51,8 +53,10 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="runs the study; folder of its cells")
-    parser.add_argument("--boots", type=int, default=10)
-    parser.add_argument("--faults", type=int, default=10, help="faults a boot")
+    parser.add_argument("--boots", type=int, default=10, help="number of cells")
+    parser.add_argument("--faults", type=int, default=10, help="faults a cell")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no fault is injected later in a boot")
+    parser.add_argument("--once", action="store_true", help="one boot only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="tiny", help="folder of the policy; by default the demo's is warmed up")
     parser.add_argument("--report", type=Path, nargs="?", default=COMMITTED, help="folder of cells")
@@ -66,16 +70,18 @@ def _arguments() -> argparse.Namespace:
 
 
 def _study(chosen: argparse.Namespace) -> None:
-    """Runs every cell that has no file yet."""
-    from benchmarks.faults.cell import run_cell  # imports the tests' hosts, which the report does not need
+    """Boots until every fault was injected, or once with `--once`."""
+    from benchmarks.faults.cell import run_boot  # imports the tests' hosts, which the report does not need
 
-    for boot, faults in enumerate(cells(chosen.seed, chosen.boots, chosen.faults)):
-        done = chosen.out / f"cell-{boot:02d}.json"
-        if done.exists():
-            continue
-        folder = chosen.out / f"cell-{boot:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        done.write_text(json.dumps(run_cell(faults, chosen.model, folder.resolve()), indent=1) + "\n")
+    for cell, faults in enumerate(cells(chosen.seed, chosen.boots, chosen.faults)):
+        file, folder = chosen.out / f"cell-{cell:02d}.json", chosen.out / f"cell-{cell:02d}"
+        boots: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+        while left := faults[sum(len(boot["faults"]) for boot in boots) :]:
+            folder.mkdir(parents=True, exist_ok=True)
+            boots.append(run_boot(left, chosen.model, folder.resolve(), chosen.minutes))
+            file.write_text(json.dumps(boots, indent=1) + "\n")
+            if chosen.once:
+                return
 
 
 sys.exit(main())

@@ -87,8 +87,11 @@ class Suffered:
     """The last line of a run that ended."""
 
 
-def run_cell(faults: Sequence[Fault], model: str, folder: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Boots, injects the faults, stops the run; the cell's result as JSON-able data."""
+def run_boot(
+    faults: Sequence[Fault], model: str, folder: Path, minutes: float = 60.0, words: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Boots, injects the faults, stops the run; the boot's result as JSON-able data. No fault is injected once
+    `minutes` are over."""
     before, began = os.getloadavg(), time.time()
     suffered: list[Suffered] = []
     with small_disk(folder / "runs") as disk, booted(folder) as cluster:
@@ -98,6 +101,8 @@ def run_cell(faults: Sequence[Fault], model: str, folder: Path, words: Sequence[
             session.start()
             _require(session, 1)
             for fault in faults:
+                if time.time() - began > 60 * minutes:
+                    break
                 suffered.append(_suffer(session, Injector(cluster, disk), cluster, fault))
                 if suffered[-1].outcome == "hung":
                     break

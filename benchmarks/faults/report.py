@@ -19,43 +19,43 @@ COLUMNS = (
     "largest",
     "steps again, s",
 )
-Cell = dict[str, Any]
+Boot = dict[str, Any]
 NOTHING = "-"
 
 
-def read_cells(folder: Path) -> list[Cell]:
-    """The finished cells in a folder, in order."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("cell-*.json"))]
+def read_boots(folder: Path) -> list[Boot]:
+    """The boots of all cells in a folder, in order."""
+    return [boot for path in sorted(folder.glob("cell-*.json")) for boot in json.loads(path.read_text())]
 
 
-def figures(found: Sequence[Cell]) -> dict[str, Any]:
-    """All figures of the study; `right`: cells whose run ended right and whose ledger agrees with its archive."""
-    verdicts = [cell["verdict"] for cell in found if cell["verdict"]]
+def figures(found: Sequence[Boot]) -> dict[str, Any]:
+    """All figures of the study; `right`: boots whose run ended right and whose ledger agrees with its archive."""
+    verdicts = [boot["verdict"] for boot in found if boot["verdict"]]
     outcomes = Counter(fault["outcome"] for fault in _faults(found))
     return {
-        "cells": len(found),
-        "right": sum(cell["verdict"] is not None and cell["end"]["code"] == 143 for cell in found),
+        "boots": len(found),
+        "right": sum(boot["verdict"] is not None and boot["end"]["code"] == 143 for boot in found),
         "faults": sum(outcomes.values()) - outcomes["no such process"],
         "outcomes": dict(outcomes),
         "tickets": sum(verdict["tickets"] for verdict in verdicts),
         "lost": sum(len(verdict["lost"]) for verdict in verdicts),
         "doubled": sum(len(verdict["doubled"]) for verdict in verdicts),
-        "machines": [cell["machine"] for cell in found],
+        "machines": [boot["machine"] for boot in found],
         "kinds": {kind: _kind(faults) for kind, faults in _by_kind(found).items()},
     }
 
 
-def rows(found: Sequence[Cell]) -> list[tuple[Any, ...]]:
+def rows(found: Sequence[Boot]) -> list[tuple[Any, ...]]:
     """A row for each kind of fault, and one for all."""
     kinds = [(kind, *_kind(faults).values()) for kind, faults in _by_kind(found).items()]
     return [*kinds, ("all", *_kind(_faults(found)).values())]
 
 
-def _faults(found: Sequence[Cell]) -> list[dict[str, Any]]:
-    return [fault for cell in found for fault in cell["faults"] if fault["outcome"] != "no such process"]
+def _faults(found: Sequence[Boot]) -> list[dict[str, Any]]:
+    return [fault for boot in found for fault in boot["faults"] if fault["outcome"] != "no such process"]
 
 
-def _by_kind(found: Sequence[Cell]) -> dict[str, list[dict[str, Any]]]:
+def _by_kind(found: Sequence[Boot]) -> dict[str, list[dict[str, Any]]]:
     kinds: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for fault in _faults(found):
         kinds[fault["fault"]["kind"]].append(fault)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.cell import run_cell
+from benchmarks.faults.cell import run_boot
 from benchmarks.faults.plan import draw
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -17,7 +17,7 @@ NOTICED_S = {"kill": 2.0 + GRACE_S, "stop": 8.0 + 4.0 + GRACE_S}
 
 
 def test_twelve_random_faults_cost_nothing_but_time(tiny_policy: Path, tmp_path: Path) -> None:
-    found = run_cell(draw(SEED, COUNT), str(tiny_policy), tmp_path)
+    found = run_boot(draw(SEED, COUNT), str(tiny_policy), tmp_path)
     outcomes = {fault["outcome"] for fault in found["faults"]}
     assert outcomes <= {"went on", "ended", "no such process"}, found["faults"]
     assert len(found["faults"]) == COUNT and found["end"]["code"] == 143, found["end"]
