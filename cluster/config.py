@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from actors.archive.store import check_store
 from actors.config import (
     EnvironmentActorConfig,
     FilterConfig,
@@ -133,6 +134,18 @@ class ClusterConfig(Settings):
     the one before it, at most a minute."""
 
 
+class UploadConfig(Settings):
+    """How the files of a run are copied to `store` while it runs (docs/cluster.md)."""
+
+    every_s: float = Field(30.0, gt=0)
+    """Seconds between two uploads of whatever has changed: closed archive parts, figures, events, checkpoints."""
+    give_up_after_s: float = Field(900.0, gt=0)
+    """Seconds for which the store may refuse, or not answer; then the run ends after the step in training. Every file
+    is on the driver's disk."""
+    lease_s: float = Field(60.0, ge=3, le=3600)
+    """Seconds after which the lease of a driver that no longer renews it may be taken over."""
+
+
 class RunConfig(Settings):
     """All settings of one run."""
 
@@ -140,6 +153,11 @@ class RunConfig(Settings):
     """Name of the run's folder under `runs_dir`: at most 200 letters, digits, . _ + or -."""
     runs_dir: str = "runs"
     """Folder that holds the folders of runs."""
+    store: str = ""
+    """Place to which the run is uploaded while it runs, and from which `--resume` fetches it on any host:
+    `s3://BUCKET/PREFIX` (also `gs://`, `az://`) or a mounted folder; the run is below it under its name. Credentials
+    come from the environment. Empty: the run is on the driver's disk only."""
+    upload: UploadConfig = UploadConfig()
     seed: int = Field(0, ge=0)
     """Seed of the run. Every request's seed is derived from (seed, ticket, trajectory, turn)."""
     model: ModelConfig = ModelConfig()
@@ -178,6 +196,11 @@ class RunConfig(Settings):
         if not isinstance(given, dict):
             return tree
         return tree | {"filter": with_filter(str(learner.get("algorithm", "grpo")), given)}
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_a_place(cls, store: str) -> str:
+        return check_store(store)
 
     @model_validator(mode="after")
     def _variance_needs_a_group(self) -> RunConfig:

@@ -1,20 +1,22 @@
-"""Storage of a run's files: a protocol, and its implementation on a local folder.
+"""Storage of a run's files: a protocol, and its implementation on a folder, local or mounted.
 
 A key is a relative POSIX path such as `groups/step-000012.parquet`. A store reads and writes whole files only; the
-lines of a live run (`metrics.jsonl`, `events.jsonl`) are appended to files on the disk of the run's process.
+lines of a live run (`metrics.jsonl`, `events.jsonl`) are appended to files on the disk of the run's process. Buckets
+of an object store: `actors.archive.bucket`, which also says which store a URL names.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
-from actors.process.disk import whole_file
+from actors.process.disk import sync, whole_file
 from envs.untrusted.files import Unreadable, open_file, reason, state
 
 MAX_DEPTH = 8
@@ -23,6 +25,10 @@ MAX_DEPTH = 8
 
 class ArchiveError(Unreadable):
     """The archive cannot be written or read; the message names the file and says what would be right."""
+
+
+class StoreUrlError(ValueError):
+    """A URL names no store that can be used; the message says what would be right."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,11 @@ class Store(Protocol):
 
     def put(self, key: str) -> AbstractContextManager[BinaryIO]:
         """A file to write to. It replaces the file at `key` when the `with` block ends, but not if the block raises."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Writes a small file unless there is one at `key`; of several writers at once exactly one succeeds. Returns
+        whether this call has written the file."""
         ...
 
     def get(self, key: str) -> BinaryIO:
@@ -73,6 +84,22 @@ class LocalStore:
     def put(self, key: str) -> AbstractContextManager[BinaryIO]:
         """As `Store.put`."""
         return whole_file(self.path(key))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """As `Store.create`. A hard link gives the whole file its name, because on network file systems too a link is
+        refused if the name exists."""
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=".create-", dir=path.parent) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                os.link(file.name, path)
+            except FileExistsError:
+                return False
+        sync(path.parent)
+        return True
 
     def get(self, key: str) -> BinaryIO:
         """As `Store.get`."""
@@ -120,6 +147,33 @@ class LocalStore:
         if pure.is_absolute() or ".." in pure.parts or not pure.parts:
             raise ValueError(f"{key!r} is no key: a key is a relative path without `..`")
         return self.folder / pure
+
+
+BUCKETS = ("s3", "gs", "az")
+"""Schemes of URLs of object stores."""
+_FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or the absolute path of a mounted folder"
+
+
+def check_store(url: str) -> str:
+    """Returns the URL of a store, or an empty one: `s3://BUCKET/PREFIX`, `gs://...`, `az://...`, `file:///FOLDER` or an
+    absolute path.
+
+    Raises:
+        StoreUrlError: the URL has another form, or holds more than a place, e.g. credentials. The message leaves out
+            what may be one.
+    """
+    scheme, colon, rest = url.partition("://")
+    if colon and scheme not in (*BUCKETS, "file"):
+        raise StoreUrlError(f"{scheme}:// is no store; give {_FORMS}")
+    if colon and (any(mark in rest for mark in "@?#") or not rest.strip("/")):
+        raise StoreUrlError(
+            f"a store is a bucket and a prefix and nothing else, e.g. {scheme}://bucket/prefix; credentials come from "
+            "the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the role of the machine"
+        )
+    folder = PurePosixPath(rest if colon else url)
+    if url and scheme not in BUCKETS and (not folder.is_absolute() or ".." in folder.parts):
+        raise StoreUrlError(f"no other host would find the folder {url}; give {_FORMS}")
+    return url
 
 
 def as_store(place: Path | str | Store) -> Store:

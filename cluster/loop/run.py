@@ -13,6 +13,8 @@
     scorer             MI proxies            groups and weights    coordinator          it is reported as late;
                                                                                         training continues
     archive            Parquet parts         disk                  disk                 awaited one step later
+    uploads            the copy in `store`   closed files, store   coordinator, store   the run ends after a bound;
+                                                                                        never awaited before the end
 
 docs/architecture.md has a diagram of the actors and of the data between them.
 """
@@ -43,6 +45,7 @@ from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.pulse import limits, pulse
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
+from cluster.loop.uploading import Uploads, open_uploads, watched
 from cluster.metrics import REGISTRY
 from cluster.package import installed_version
 from cluster.runs.ending import EndCause, Ending
@@ -66,11 +69,27 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped).
 
     Raises:
-        UserError: bad input. Every check that needs no actor is made before anything is started or written.
+        UserError: bad input. Every check that needs no actor is made before anything is started, or written outside of
+            `store`.
     """
+    check_folder(config.run_dir)
+    uploads = open_uploads(config, resume, say)
+    if uploads is None:
+        return _run(config, resume, None, say)
+    with closing(uploads):
+        try:
+            code = _run(config, resume, uploads, say)
+        finally:
+            left = uploads.finish()
+            if left:
+                say(f"failed: {left}")
+    return EXIT_FAILED if left else code
+
+
+def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable[[str], None]) -> int:
+    """As `train`, without the store's part."""
     started = time.time()
     state, checkpoint = find_run(config, resume)
-    check_folder(config.run_dir)
     with closing(_open_recorder(config)) as recorder, quiet() as output:
         say = output.aloud(say)
         check_address(config)  # first, because a warm-up may take minutes
@@ -82,7 +101,7 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             output.keep(config.run_dir)
             for note in make(config.environment.name, "train", config.environment.options).notes():
                 say(note)
-            return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, started, say))
+            return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, uploads, started, say))
         except UserError:
             raise
         except ArchiveError as error:  # e.g. a full disk, or a folder without write permission
@@ -136,6 +155,7 @@ async def _train(
     state: LoopState,
     checkpoint: Path | None,
     recorder: Recorder,
+    uploads: Uploads | None,
     started: float,
     say: Callable[[str], None],
 ) -> int:
@@ -143,6 +163,8 @@ async def _train(
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     fleet = Fleet(config, RayParties(config, model_dir, log_folder(config.run_dir)), archive.event)
     stop_signal: list[int] = []
+    if uploads is not None:
+        uploads.begin()
     try:
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")
         await _stoppable(_start(fleet, checkpoint), stop_signal)
@@ -151,7 +173,8 @@ async def _train(
         coordinator = Coordinator(config, fleet, archive, recorder, state, say)
         _stop_on_signals(coordinator, stop_signal)
         say(f"ready after {time.time() - started:.1f} s")
-        async with pulse(fleet, coordinator.ledger, config.run_dir, recorder):
+        watching = watched(uploads, archive, recorder, coordinator.stop)
+        async with pulse(fleet, coordinator.ledger, config.run_dir, recorder), watching:
             await coordinator.run()
     finally:
         await fleet.stop()
@@ -184,7 +207,10 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
             f"(or remove {run_dir})."
         )
     if resume and not (run_dir / "config.yaml").exists():
-        raise UserError(f"--resume: {run_dir} holds no run (no config.yaml); start it without --resume first")
+        places = f"{run_dir} holds no run (no config.yaml)" + (
+            f", and neither does {config.store}" if config.store else ""
+        )
+        raise UserError(f"--resume: {places}; start it without --resume first")
     saved = checkpoints(run_dir) if resume else []
     if not saved:
         return LoopState(), None

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from actors.process.disk import write_whole
+from actors.process.disk import partial_path, write_whole
 from actors.records import Ticket
 from cluster.errors import UserError
 from cluster.runs.folder import LOOP_FILE, RunFolder
@@ -140,10 +140,11 @@ def check_folder(run_dir: Path) -> None:
 
 
 def prune(run_dir: Path, keep: int, best_step: int) -> None:
-    """Deletes all checkpoints except the `keep` newest and the best, and partly written ones of a killed process."""
+    """Deletes all checkpoints except the `keep` newest and the best, and partly written ones of a killed process. A
+    checkpoint loses its name first, so that no reader takes a half deleted one for complete."""
     saved = checkpoints(run_dir)
     for step, folder in saved[:-keep]:
         if step != best_step:
-            shutil.rmtree(folder)
+            folder.rename(partial_path(folder))
     for half in (run_dir / "checkpoints").glob(".step-*.partial"):
         shutil.rmtree(half)

@@ -21,6 +21,8 @@ class EndCause(StrEnum):
     """The filter selected nothing: `filter.on_no_signal` is `abort`, or `filter.no_signal_limit` was reached."""
     REFUSED_STEPS = "refused_steps"
     """The learner refused `learner.max_bad_steps` steps in a row."""
+    STORE = "store"
+    """The run's store failed for `upload.give_up_after_s`, or another driver took the run over."""
     SIGNAL = "signal"
     """The process was asked to stop; the detail is the signal's name, e.g. `SIGTERM`."""
 
@@ -29,6 +31,7 @@ _OPENINGS = {
     EndCause.EARLY_STOP: "early stop: ",
     EndCause.NO_SIGNAL: "no signal: ",
     EndCause.SIGNAL: "stopped by ",
+    EndCause.STORE: "store: ",
     EndCause.REFUSED_STEPS: "",
 }
 """The opening words of each cause's text. The empty opening is last, because it fits every text."""

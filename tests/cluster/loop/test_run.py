@@ -114,7 +114,7 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="")
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
-        asyncio.run(run._train(config, tmp_path, LoopState(clock=3), tmp_path, recorder, 0.0, lambda _: None))
+        asyncio.run(run._train(config, tmp_path, LoopState(clock=3), tmp_path, recorder, None, 0.0, lambda _: None))
 
 
 def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:

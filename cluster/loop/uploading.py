@@ -1,0 +1,277 @@
+"""The run's side of its store: takes the lease, gets the run from the store, and uploads beside the loop.
+
+    thread    produces             waits for                      unblocked by       on time-out
+    upload    files, manifests     `upload.every_s`; the store    store              retried with back-off; after
+                                                                                     `upload.give_up_after_s` without
+                                                                                     progress the run ends
+    lease     beats                a third of `upload.lease_s`    store              retried; the lease may run out, and
+                                                                                     the next manifest is then refused
+    main      -                    the upload after the last      upload             as above; the files stay on the
+                                   step only                                         driver's disk
+
+The loop waits for neither: what is uploaded are closed files on the driver's disk (`cluster.runs.mirror`). A store that
+fails or is slow is said at once, and again when it is back; events and metrics have it too. When the bound is exceeded,
+or another driver has taken the run over, the run ends after the step in training, with its checkpoint on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from actors.archive.bucket import open_store
+from cluster.config import RunConfig, UploadConfig
+from cluster.control.parties import Archive
+from cluster.runs.ending import EndCause, Ending
+from cluster.runs.lease import Lease, acquire, this_process
+from cluster.runs.manifest import Superseded, answering, require_base
+from cluster.runs.mirror import Mirror, Stopped
+
+SLOW_S = 60.0
+"""Seconds without progress after which an upload under way is reported."""
+MAX_PAUSE_S = 60.0
+"""Longest pause before a failed upload is tried again."""
+WATCH_S = 0.5
+
+
+class Gauges(Protocol):
+    """Takes single metrics (`actors.metrics.exporter.Recorder`)."""
+
+    def set(self, name: str, value: float | None, **labels: str) -> None: ...
+    def add(self, name: str, amount: float, **labels: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Note:
+    """One upload: its span (Unix seconds), what was sent, and the reason why it failed, else empty."""
+
+    started: float
+    ended: float
+    files: int = 0
+    bytes: int = 0
+    cause: str = ""
+
+
+@dataclass
+class Progress:
+    """What the upload thread has come to; times in seconds of the monotonic clock."""
+
+    now: Callable[[], float] = time.monotonic
+    done: float = 0.0
+    """When the newest upload that succeeded began: what the disk had then is in the store."""
+    moved: float = 0.0
+    """When the store last took a chunk, or answered."""
+    busy: bool = False
+    failures: int = 0
+    """Uploads in a row that failed."""
+    cause: str = ""
+    """Why the last one failed."""
+    lost: str = ""
+    """Why no upload can succeed any more; else empty."""
+    notes: SimpleQueue[Note] = field(default_factory=SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self.done = self.moved = self.now()
+
+    def move(self) -> None:
+        """Notes that the store has done its part."""
+        self.moved = self.now()
+
+    def silent_s(self) -> float:
+        """Seconds since the store last did its part, while something is asked of it; else 0."""
+        return self.now() - self.moved if self.busy or self.failures else 0.0
+
+    def pause_s(self, every_s: float) -> float:
+        """Seconds until the next upload: longer after each failure."""
+        return min(2.0 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else every_s
+
+
+class Uploads:
+    """The uploads of one run whose lease this process holds."""
+
+    def __init__(self, config: UploadConfig, mirror: Mirror, lease: Lease, say: Callable[[str], None]) -> None:
+        self.config, self.mirror, self.lease, self.say = config, mirror, lease, say
+        self.progress = Progress()
+        self._cancelled, self._last = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
+        self._told_slow = self._told_failure = False
+        self._ended: str | None = None
+        mirror.guard, mirror.stop, mirror.moved = self._guard, self._cancelled.is_set, self.progress.move
+
+    # -- the upload thread ---------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Starts to upload; the run's folder exists by now."""
+        self.mirror.mark()
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._cancelled.is_set() and not self.progress.lost:
+            last = self._last.is_set()
+            self.once()
+            if last and not self.progress.failures:
+                return
+            (self._cancelled if last else self._last).wait(self.progress.pause_s(self.config.every_s))
+
+    def once(self) -> None:
+        """One upload, whose outcome `progress` has then."""
+        progress, began, started = self.progress, self.progress.now(), time.time()
+        if not progress.failures:
+            progress.move()
+        progress.busy, files, num_bytes, cause = True, 0, 0, ""
+        try:
+            files, num_bytes = self.mirror.upload()
+        except Stopped:
+            return
+        except Superseded as error:
+            progress.lost = str(error)
+        except OSError as error:
+            cause = str(error.strerror or error)
+        finally:
+            progress.busy = False
+        if cause or progress.lost:
+            progress.failures, progress.cause = progress.failures + 1, cause or progress.lost
+        else:
+            progress.failures, progress.cause, progress.done = 0, "", began
+            progress.move()
+        if files or progress.cause:
+            progress.notes.put(Note(started, time.time(), files, num_bytes, progress.cause))
+
+    def _guard(self) -> None:
+        self.lease.check()
+        if self.lease.lost:
+            raise Superseded(self._taken_over())
+
+    def _taken_over(self) -> str:
+        return f"{self.mirror.store.where()}: {self.lease.lost} has taken over the lease and goes on with this run"
+
+    # -- what the run sees ---------------------------------------------------------------------------------------
+
+    async def watch(self, event: Callable[..., None], recorder: Gauges, stop: Callable[[Ending], None]) -> None:
+        """Until cancelled, reports the uploads as events, metrics and lines, and ends the run when it must."""
+        while True:
+            self._report(event, recorder)
+            if verdict := self.verdict():
+                stop(Ending(EndCause.STORE, verdict))
+                return
+            await asyncio.sleep(WATCH_S)
+
+    def _report(self, event: Callable[..., None], recorder: Gauges) -> None:
+        for note in self._tell():
+            facts: dict[str, Any] = {"cause": note.cause} if note.cause else {"files": note.files, "bytes": note.bytes}
+            event("store", "failed" if note.cause else "upload", note.started, note.ended, **facts)
+            recorder.add("squelch_store_failures_total", float(bool(note.cause)))
+            recorder.add("squelch_store_bytes_total", float(note.bytes))
+        recorder.set("squelch_store_lag_seconds", self.progress.now() - self.progress.done)
+
+    def _tell(self) -> list[Note]:
+        """Says what has changed since the last call; the notes since then."""
+        progress, where, notes = self.progress, self.mirror.store.where(), list[Note]()
+        while True:
+            try:
+                notes.append(progress.notes.get_nowait())
+            except Empty:
+                break
+        if progress.cause and not self._told_failure:
+            self._told_failure = True
+            bound = self.config.give_up_after_s
+            self.say(f"store: {progress.cause}. The run goes on and tries again for up to {bound:g} s")
+        elif self._told_failure and not progress.failures:
+            self._told_failure = False
+            self.say(f"store: {where} answers again, and everything is uploaded")
+        slow = progress.busy and not progress.failures and progress.silent_s() > SLOW_S
+        if slow and not self._told_slow:
+            self.say(f"store: {where} is slow: it has taken nothing for {SLOW_S:g} s. The run goes on")
+        self._told_slow = slow
+        return notes
+
+    def verdict(self) -> str:
+        """Why the run must end because of the store; empty if it need not."""
+        progress, bound = self.progress, self.config.give_up_after_s
+        if self.lease.lost:
+            return self._taken_over()
+        if progress.lost:
+            return progress.lost
+        if progress.silent_s() <= bound:
+            return ""
+        why = progress.cause or f"{self.mirror.store.where()} does not answer"
+        return (
+            f"{why}; nothing could be uploaded for {bound:g} s (upload.give_up_after_s). Every file is in "
+            f"{self.mirror.run_dir}: continue with --resume once the store works"
+        )
+
+    def finish(self) -> str:
+        """Uploads what is left, with the same patience; returns why that failed, else an empty text. The run's folder
+        does not change any more."""
+        if self._ended is None:
+            self._ended = self._finish() if self._thread.is_alive() else self.verdict()
+        return self._ended
+
+    def _finish(self) -> str:
+        self._last.set()
+        verdict = self.verdict()
+        while self._thread.is_alive() and not verdict:
+            self._thread.join(WATCH_S)
+            self._tell()
+            verdict = self.verdict()
+        self._cancelled.set()
+        self._tell()
+        return verdict
+
+    def close(self) -> None:
+        """Ends the uploads and the lease."""
+        self._cancelled.set()
+        self._last.set()
+        self.lease.end()
+
+
+def open_uploads(config: RunConfig, resume: bool, say: Callable[[str], None]) -> Uploads | None:
+    """Takes the lease of the run's place in `store` and, if this host does not have the run, makes its folder from the
+    newest manifest; None without a store.
+
+    Raises:
+        UserError: another driver works on the run; the store cannot be used; folder and store disagree.
+    """
+    if not config.store:
+        return None
+    require_base(config.store)
+    with answering(config.store):
+        store, driver = open_store(config.store, name=config.name), this_process()
+        lease = acquire(store, config.upload.lease_s, driver, say).start()
+        try:
+            mirror = Mirror(config.run_dir, store, lease.generation, driver.owner)
+            _restore(mirror, resume, say)
+        except BaseException:
+            lease.end()
+            raise
+    return Uploads(config.upload, mirror, lease, say)
+
+
+def _restore(mirror: Mirror, resume: bool, say: Callable[[str], None]) -> None:
+    copy = mirror.take_over(resume)
+    if copy is not None:
+        mirror.adopt(copy)
+        say(f"restored {mirror.run_dir} from {mirror.store.where()} ({len(mirror.manifest.files)} files)")
+
+
+@asynccontextmanager
+async def watched(
+    uploads: Uploads | None, archive: Archive, recorder: Gauges, stop: Callable[[Ending], None]
+) -> AsyncIterator[None]:
+    """Watches the uploads, if there are any, as long as the block runs."""
+    if uploads is None:
+        yield
+        return
+    watching = asyncio.create_task(uploads.watch(archive.event, recorder, stop))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching

@@ -1,0 +1,228 @@
+"""Uploads beside the loop: what the run says, records and does when its store is slow, fails or is another's."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.archive.store import LocalStore
+from actors.config import RecorderConfig
+from actors.metrics.exporter import Recorder
+from cluster.config import UploadConfig, load
+from cluster.errors import UserError
+from cluster.loop import uploading
+from cluster.loop.uploading import Uploads, open_uploads
+from cluster.metrics import REGISTRY
+from cluster.runs.ending import EndCause, Ending
+from cluster.runs.lease import acquire, this_process
+from cluster.runs.manifest import newest
+from cluster.runs.mirror import Mirror
+from tests.stores import Memory
+
+
+class Watched:
+    """Uploads of a small run to a store in memory, and all that the run sees of them."""
+
+    def __init__(self, folder: Path, store: Memory, **settings: float) -> None:
+        self.said, self.events, self.endings = list[str](), list[tuple[str, dict[str, Any]]](), list[Ending]()
+        self.store, self.now = store, 0.0
+        self.lease = acquire(store, 60.0, this_process(), self.said.append)
+        self.mirror = Mirror(folder, store, self.lease.generation, "me")
+        self.mirror.take_over(resume=False)
+        folder.mkdir()
+        (folder / "config.yaml").write_text("name: run\n")
+        self.uploads = Uploads(UploadConfig(**settings), self.mirror, self.lease, self.said.append)
+        self.uploads.progress.now = lambda: self.now
+        self.uploads.progress.__post_init__()
+        self.recorder = Recorder(RecorderConfig(), REGISTRY)
+
+    def once(self, at: float) -> None:
+        """One upload at that time, and the report of it."""
+        self.now = at
+        self.uploads.once()
+        self.report()
+
+    def report(self) -> None:
+        self.uploads._report(lambda actor, name, start, end, **facts: self.events.append((name, facts)), self.recorder)
+
+
+def change(watched: Watched, text: str) -> None:
+    (watched.mirror.run_dir / "summary.json").write_text(text)
+
+
+def test_a_store_that_fails_is_said_once_and_so_is_its_return(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "run", Memory(), give_up_after_s=100.0)
+    watched.once(0.0)
+    watched.store.lives = 0
+    for at, pause in ((10.0, 1.0), (11.0, 2.0), (13.0, 4.0)):
+        change(watched, str(at))
+        watched.once(at)
+        assert watched.uploads.progress.pause_s(30.0) == pause
+        assert not watched.uploads.verdict()
+    watched.store.lives = 10**9
+    watched.once(17.0)
+    assert watched.said == [
+        "store: memory: the store is down. The run goes on and tries again for up to 100 s",
+        "store: memory: answers again, and everything is uploaded",
+    ]
+    assert [name for name, _ in watched.events] == ["upload", "failed", "failed", "failed", "upload"]
+    assert watched.events[1][1] == {"cause": "memory: the store is down"} and watched.events[-1][1]["files"] == 1
+    assert watched.uploads.progress.pause_s(30.0) == 30.0
+    store = watched.recorder._store.scalars
+    assert store["squelch_store_failures_total"][()] == 3 and store["squelch_store_bytes_total"][()] > 10
+    assert store["squelch_store_lag_seconds"][()] == 0.0
+    watched.now = 25.0
+    watched.report()
+    assert store["squelch_store_lag_seconds"][()] == 8.0
+
+
+def test_the_run_ends_when_the_bound_is_exceeded_and_not_before(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "run", Memory(), give_up_after_s=100.0)
+    watched.once(0.0)
+    watched.store.lives = 0
+    change(watched, "new")
+    watched.once(500.0)  # nothing was to be uploaded for long: that is no silence of the store
+    watched.now = 599.0
+    assert not watched.uploads.verdict()
+    watched.now = 601.0
+    assert f"Every file is in {tmp_path / 'run'}: continue with --resume" in watched.uploads.verdict()
+    assert (
+        "the store is down; nothing could be uploaded for 100 s (upload.give_up_after_s)" in watched.uploads.verdict()
+    )
+
+
+def test_a_store_that_hangs_is_said_to_be_slow_and_ends_the_run_at_the_bound(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "run", Memory(), give_up_after_s=100.0)
+    progress = watched.uploads.progress
+    progress.move()
+    progress.busy = True
+    for at in (30.0, 61.0, 62.0):
+        watched.now = at
+        watched.report()
+    assert watched.said == ["store: memory: is slow: it has taken nothing for 60 s. The run goes on"]
+    progress.move()  # a chunk of a large checkpoint arrives now and then
+    watched.now = 150.0
+    assert not watched.uploads.verdict()
+    watched.now = 163.0
+    assert watched.uploads.verdict().startswith("memory: does not answer; nothing could be uploaded for 100 s")
+
+
+def test_a_run_that_another_driver_took_over_ends_and_names_it(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "run", Memory())
+    watched.once(0.0)
+    other = Mirror(tmp_path / "other", watched.store, 2, "driver on b")
+    other.take_over(resume=True)
+    change(watched, "new")
+    watched.once(1.0)
+    assert "driver on b goes on with this run" in watched.uploads.verdict()
+    assert newest(watched.store).owner == "driver on b"
+
+
+def beside(watched: Watched, until: Callable[[], bool]) -> None:
+    """Uploads in a thread while the run's loop watches, until something holds; at most 10 s."""
+
+    async def run() -> None:
+        watching = asyncio.create_task(
+            watched.uploads.watch(lambda *_, **__: None, watched.recorder, watched.endings.append)
+        )
+        for _ in range(1000):
+            if until():
+                break
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        assert until()
+
+    watched.uploads.progress.now = time.monotonic
+    watched.uploads.progress.__post_init__()
+    watched.uploads.begin()
+    asyncio.run(run())
+
+
+def test_uploads_go_on_beside_the_loop_and_the_last_one_has_everything(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(uploading, "WATCH_S", 0.02)
+    watched = Watched(tmp_path / "run", Memory(), every_s=0.02)
+    beside(watched, lambda: "config.yaml" in newest(watched.store).files)
+    (tmp_path / "run" / "late.json").write_text("{}")
+    assert watched.uploads.finish() == "" and watched.uploads.finish() == ""
+    watched.uploads.close()
+    assert set(newest(watched.store).files) == {"config.yaml", "late.json"}
+    assert acquire(watched.store, 60.0, this_process(), pytest.fail).generation == 2, "the lease was given up"
+
+
+def test_a_store_that_never_answers_blocks_neither_the_loop_nor_the_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(uploading, "WATCH_S", 0.02)
+    watched = Watched(tmp_path / "run", Memory(), every_s=0.02, give_up_after_s=0.3)
+    asked, answer = threading.Event(), threading.Event()
+    put = watched.store.put
+
+    def hang(key: str) -> Any:
+        asked.set()
+        answer.wait(20.0)
+        return put(key)
+
+    watched.store.put = hang
+    beside(watched, lambda: bool(watched.endings))
+    assert asked.is_set() and watched.endings[0].cause is EndCause.STORE
+    started = time.monotonic()
+    assert "does not answer" in watched.uploads.finish() and time.monotonic() - started < 5
+    answer.set()
+
+
+def test_a_run_without_a_store_uploads_nothing(tmp_path: Path) -> None:
+    assert open_uploads(load("frozenlake", [f"runs_dir={tmp_path}"]), False, pytest.fail) is None
+
+
+def config(tmp_path: Path, host: str, store: Path) -> Any:
+    return load("frozenlake", [f"runs_dir={tmp_path / host}", f"store={store}", "name=it", "upload.lease_s=3"])
+
+
+def test_a_folder_that_is_not_mounted_is_refused_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"store: .*/nowhere is no folder on this host; mount or make it"):
+        open_uploads(config(tmp_path, "a", tmp_path / "nowhere"), False, pytest.fail)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_that_vanishes_is_not_made_again(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    uploads = open_uploads(config(tmp_path, "a", tmp_path / "mnt"), False, pytest.fail)
+    assert uploads is not None
+    (tmp_path / "a/it").mkdir(parents=True)
+    (tmp_path / "a/it/config.yaml").touch()
+    (tmp_path / "mnt").rename(tmp_path / "away")
+    uploads.once()
+    assert "has vanished: is the store still there?" in uploads.progress.cause
+    uploads.close()
+    assert not (tmp_path / "mnt").exists()
+
+
+def test_a_store_that_cannot_be_written_is_refused_by_name(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mnt").mkdir()
+
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "mnt"))
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    with pytest.raises(UserError, match=r"mnt: Permission denied$"):
+        open_uploads(config(tmp_path, "a", tmp_path / "mnt"), False, pytest.fail)
+
+
+def test_an_empty_host_gets_the_run_and_a_second_driver_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    first = open_uploads(config(tmp_path, "a", tmp_path / "mnt"), False, pytest.fail)
+    assert first is not None
+    (tmp_path / "a/it").mkdir(parents=True)
+    (tmp_path / "a/it/config.yaml").write_text("name: it\n")
+    first.begin()
+    with pytest.raises(UserError, match=r"process \d+ on .* works on this run"):
+        open_uploads(config(tmp_path, "b", tmp_path / "mnt"), True, lambda _: None)
+    assert first.finish() == ""
+    first.close()
+    said = list[str]()
+    second = open_uploads(config(tmp_path, "b", tmp_path / "mnt"), True, said.append)
+    assert second is not None and (tmp_path / "b/it/config.yaml").read_text() == "name: it\n"
+    assert said == [f"restored {tmp_path / 'b/it'} from {tmp_path / 'mnt/it'} (1 files)"]
+    second.close()
