@@ -18,7 +18,7 @@ from envs.untrusted.files import reason
 COMMANDS = {
     "train": "train a policy",
     "submit": "run `train` as a job on a Ray cluster that is up",
-    "job": "show status or logs of a submitted job, or stop it",
+    "job": "list submitted jobs; show status or logs of one, or stop it",
     "status": "show the progress of a run once",
     "watch": "show the progress of a run live",
     "eval": "measure success on the fixed validation tasks",

@@ -229,7 +229,6 @@ METRICS: Table = {
         ),
         gauge("squelch_store_lag_seconds", "", "Age of the newest state that is whole in the store", unit="seconds"),
         MetricSpec("squelch_store_failures_total", "counter", "Uploads to the store that failed"),
-        MetricSpec("squelch_store_bytes_total", "counter", "Bytes uploaded to the store", unit="bytes"),
         MetricSpec(
             "squelch_disk_free_bytes", "gauge", "Free bytes of the disk that holds the run's folder", unit="bytes"
         ),

@@ -1,8 +1,10 @@
-"""The location of Squelch's code: a checkout of its repository, or the installed distribution `squelch-rl`."""
+"""The location and version of Squelch's code: a checkout of its repository, or the installed distribution."""
 
 from __future__ import annotations
 
 import os
+import platform
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -43,3 +45,28 @@ def checkout() -> Path | None:
     """The repository's root if the code runs from one; None if it was installed from a wheel."""
     root = Path(__file__).parents[1]
     return root if (root / "pyproject.toml").is_file() else None
+
+
+def code_version() -> str:
+    """The version of the code that runs: a checkout's own, even if another version is installed beside it."""
+    root = checkout()
+    if root is None:
+        return installed_version()
+    return str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+
+
+def versions() -> str:
+    """The versions that a client and its job must share, e.g. `python=3.11,squelch=0.1.0`."""
+    return f"python={'.'.join(platform.python_version_tuple()[:2])},squelch={code_version()}"
+
+
+def require_versions(wanted: str) -> None:
+    """Raises UserError if this process has other versions than those that the client gave (`versions`)."""
+    found = dict(part.split("=", 1) for part in versions().split(","))
+    given = dict(part.split("=", 1) for part in wanted.split(",") if "=" in part)
+    differing = [f"{name} {given.get(name)} and {found[name]}" for name in found if given.get(name) != found[name]]
+    if differing:
+        raise UserError(
+            f"client and cluster differ: {', '.join(differing)} (client's first). Submit from an environment like the "
+            "cluster's; `--wheel` or a checkout sends the client's own Squelch"
+        )

@@ -29,6 +29,12 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, help="the run's folder, e.g. runs/frozenlake")
 
 
+def add_run_place(parser: argparse.ArgumentParser) -> None:
+    """Adds the positional argument RUN_DIR for a command that also reads a run in a store."""
+    text = "the run's folder, e.g. runs/frozenlake, or its place in a store, e.g. s3://bucket/prefix/frozenlake"
+    parser.add_argument("run_dir", help=text)
+
+
 def add_file(parser: argparse.ArgumentParser) -> None:
     """Adds FILE and `--json`, for the commands that read files of other trainers."""
     parser.add_argument("file", metavar="FILE", type=Path, help="the file described above")

@@ -8,7 +8,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster.commands.arguments import add_run_dir, run_folder
+from actors.archive.store import Store
+from cluster.commands.arguments import add_run_place, run_folder
 from cluster.errors import bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import read_status
@@ -19,21 +20,30 @@ from envs.untrusted.memory import memory_of_at_most
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    add_run_dir(parser)
+    add_run_place(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the status."""
     with bad_files_are_the_users(), memory_of_at_most(str(options.run_dir)):
-        text = status(run_folder(options.run_dir), as_json=options.json)
+        text = status(place_of(options.run_dir), as_json=options.json)
     say(text)
     return 0
 
 
-def status(run_dir: Path | str, as_json: bool = False) -> str:
+def place_of(place: str) -> Path | Store:
+    """The folder of a run, or its newest state in a store. UserError if there is no run."""
+    if "://" not in place:
+        return run_folder(Path(place))
+    from cluster.runs.manifest import find_run
+
+    return find_run(place)
+
+
+def status(place: Path | str | Store, as_json: bool = False) -> str:
     """The status of a run as text or as one JSON object. UserError if a file of the run is damaged."""
-    folder = RunFolder(run_dir).require()
+    folder = RunFolder(place).require()
     now = read_status(folder, time.time())
     if as_json:
         return json.dumps(asdict(now), indent=2)

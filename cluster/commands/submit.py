@@ -11,13 +11,32 @@ from cluster.terminal import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = (
-        "Submits the recipe as a Ray job, follows its logs until it ends, and returns its success. RAY_AUTH_TOKEN or "
+        "Submits the recipe as a Ray job, follows its logs until it ends, and returns its success. A recipe that is a "
+        "file travels with the job, and so does the checkout that this command runs from. RAY_AUTH_TOKEN or "
         "RAY_AUTH_TOKEN_PATH authenticate, as for `ray job`."
     )
     add_recipe(parser)
     add_job_server(parser)
     parser.add_argument("--no-wait", action="store_true", help="return after the submission; do not follow the logs")
     parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
+    code = parser.add_mutually_exclusive_group()
+    code.add_argument(
+        "--working-dir", default="", metavar="DIR", help="send this folder, e.g. with an environment of your own"
+    )
+    code.add_argument("--wheel", default="", metavar="FILE", help="send this wheel of Squelch; nothing is installed")
+    code.add_argument("--installed", action="store_true", help="send no code: the nodes' installed Squelch runs")
+    packages = parser.add_mutually_exclusive_group()
+    for name in ("pip", "uv"):
+        text = f"package that Ray installs with {name} for this job, beside those of the nodes; may be repeated"
+        packages.add_argument(f"--{name}", action="append", default=[], metavar="PACKAGE", help=text)
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="environment variable whose value here the job gets; may be repeated. Whoever has the cluster's token can "
+        "read it",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,7 +44,16 @@ def run(options: argparse.Namespace) -> int:
     from cluster.config import load
 
     config = load(options.recipe, options.overrides)
-    from cluster.fleet.jobs import settled, submit
+    from cluster.fleet.job_files import chosen
+    from cluster.fleet.jobs import Job, settled, submit
 
-    overrides = settled(options.recipe, config, options.overrides)
-    return submit(options.address, options.recipe, overrides, options.resume, not options.no_wait, say)
+    job = Job(
+        recipe=options.recipe,
+        overrides=settled(config, options.overrides),
+        code=chosen(options.working_dir, options.wheel, options.installed),
+        resume=options.resume,
+        installer="pip" if options.pip else "uv",
+        packages=options.pip or options.uv,
+        forwarded=options.env,
+    )
+    return submit(options.address, job, not options.no_wait, say)

@@ -13,12 +13,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Trains a policy with the settings of a recipe."
     add_recipe(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
+    parser.add_argument("--submitted-by", default="", help=argparse.SUPPRESS)  # versions of the client of a job
     parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains; returns the exit code. The recipe is read before Ray is imported, so that a wrong key fails at once."""
     from cluster.config import load
+    from cluster.package import require_versions
+
+    if options.submitted_by:
+        require_versions(options.submitted_by)
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)

@@ -1,106 +1,190 @@
 """Runs `squelch train` as a job on a running Ray cluster, and follows it.
 
+    client                                                   cluster
+    reads the recipe; compares Ray's version
+    packs code and recipe (`cluster.fleet.job_files`)  ---->  unpacks them on the nodes, installs `--pip` or `--uv`
+                                                             the job compares Python's and Squelch's versions, then
+    prints the job's lines                             <----  trains, as `squelch train --address auto` does
+
+The job's driver runs on the head node, in the interpreter with which Ray was started there, or with `--pip` or `--uv`
+in the environment that Ray makes for the job. Paths in the recipe are the driver's: `runs_dir` must outlive the job,
+unless `store` keeps the run; a model folder reaches the other nodes through Ray.
+
 Authentication is Ray's own: with RAY_AUTH_MODE=token the token comes from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
-`python` on the nodes' PATH must be the interpreter for which Squelch is installed. A checkout is uploaded as the job's
-working directory and takes precedence over the nodes' installed Squelch; an installed package is not uploaded, so the
-nodes run their own.
+
+Waiting: every request to the job server at most `ANSWER_TIMEOUT_S`, an upload `UPLOAD_TIMEOUT_S`, a cluster that has
+just started `ACCEPT_TIMEOUT_S`. Following a job has no bound, because a run has none; the job goes on if it is
+interrupted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import ray
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from cluster.config import RunConfig
 from cluster.errors import UserError
-from cluster.package import checkout
+from cluster.fleet.job_files import NOTHING, Code, pack
+from cluster.package import versions
+from cluster.terminal import aligned
+from envs.untrusted.files import reason
 
-EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
-"""What does not travel, as in a .gitignore: a leading slash means the checkout's own folder, not one of that name in a
-room."""
 ACCEPT_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 20.0
+UPLOAD_TIMEOUT_S = 600.0
+STOP_S = 300
+"""Seconds that `squelch job stop` gives the run to finish its step and checkpoint before Ray kills it; Ray's default
+is 3."""
+INTERPRETER = r"""
+raylet=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status)
+python=$(tr '\0' '\n' </proc/$raylet/cmdline | sed -n 's/^--python_worker_command=\([^ "]*\) .*/\1/p')
+""".strip().replace("\n", "; ")
+"""Shell words that find the interpreter with which Ray was started: the job's parent is a worker, whose parent, the
+raylet, has the command for workers on its command line. `ray` may have been started by its path, without its
+environment on PATH."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is submitted. `packages`: for `pip` or `uv`, as lines of a requirements file; `forwarded`: names of
+    environment variables."""
+
+    recipe: str
+    overrides: Sequence[str]
+    code: Code = NOTHING
+    resume: bool = False
+    installer: str = ""
+    packages: Sequence[str] = ()
+    forwarded: Sequence[str] = ()
+
+
+class _Client(JobSubmissionClient):
+    """Ray's client, with a bound on every request."""
+
+    def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+        bound = UPLOAD_TIMEOUT_S if method == "PUT" else ANSWER_TIMEOUT_S
+        return super()._do_request(method, endpoint, timeout=bound, **options)
 
 
 def client(address: str) -> JobSubmissionClient:
     """A client of the cluster's job server.
 
     Raises:
-        UserError: the server cannot be reached, or refuses the token.
+        UserError: the server cannot be reached, refuses the token, or has another version of Ray.
     """
     try:
-        return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        found = _Client(address)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         raise UserError(
-            f"--address {address}: the cluster's job server did not answer ({error}). Give the dashboard's address, "
-            "e.g. "
-            "http://127.0.0.1:8265; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+            f"--address {address}: the cluster's job server did not answer ({reason(error)}). Give the dashboard's "
+            "address, e.g. http://127.0.0.1:8265; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
         ) from error
+    _require_same_ray(found, address)
+    return found
 
 
-def settled(recipe: str, config: RunConfig, overrides: list[str]) -> list[str]:
+def _require_same_ray(found: JobSubmissionClient, address: str) -> None:
+    theirs = found._server_ray_version
+    if theirs != ray.__version__:
+        raise UserError(
+            f"--address {address}: the cluster has Ray {theirs} and this environment has Ray {ray.__version__}; submit "
+            "from an environment with the cluster's version"
+        )
+
+
+def require_lasting(config: RunConfig) -> None:
+    """Raises UserError if `runs_dir` is relative, so that the run would be lost with the job's folder."""
+    if not Path(config.runs_dir).is_absolute():
+        scratch = "with `store` set, a scratch folder will do, e.g. runs_dir=/tmp/runs"
+        raise UserError(
+            f"runs_dir={config.runs_dir!r} is relative, and a job's folder is removed with the job: give an absolute "
+            f"path on the host of the job's driver, the head node, e.g. runs_dir=/shared/runs; {scratch}"
+        )
+
+
+def settled(config: RunConfig, overrides: list[str]) -> list[str]:
     """The overrides, with a cache for the tiny policy under `runs_dir`, because a job's own folder is removed with it.
 
     Raises:
-        UserError: `runs_dir` is relative, so that the run would be lost with the job's folder; or the recipe is a file
-            that the job would not find.
+        UserError: the run would be lost with the job's folder.
     """
-    if recipe.endswith((".yaml", ".yml")) and not Path(recipe).is_absolute():
-        raise UserError(
-            f"recipe {recipe}: the job gets only its path: give an absolute path that every node of the cluster "
-            f"sees, e.g. /shared/{Path(recipe).name}"
-        )
-    if not Path(config.runs_dir).is_absolute():
-        raise UserError(
-            f"runs_dir={config.runs_dir!r} is relative, and a job's folder is removed with the job: give an absolute "
-            "path that every node of the cluster sees, e.g. runs_dir=/shared/runs"
-        )
+    require_lasting(config)
     if config.model.path == "tiny" and not Path(config.model.cache).is_absolute():
         return [*overrides, f"model.cache={config.runs_dir}/.tiny"]
     return overrides
 
 
-def submit(
-    address: str, recipe: str, overrides: list[str], resume: bool, wait: bool, say: Callable[[str], None]
-) -> int:
-    """Submits the recipe and, with `wait`, follows the job to its end. Returns 0 if it succeeded (or was only
-    submitted), else 1."""
+def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> int:
+    """Submits the job and, with `wait`, follows it to its end. Returns 0 if it succeeded (or was only submitted), else
+    1.
+
+    Raises:
+        UserError: nothing was submitted; the message says why.
+    """
+    environment = runtime_environment(job)  # first: wrong names need no cluster
     jobs = client(address)
-    flags = ["--resume"] if resume else []
-    words = ["python", "-m", "cluster.cli", "train", recipe, *overrides, "--address", "auto", *flags]
-    job_id = _accepted(jobs, shlex.join(words), recipe)
+    with tempfile.TemporaryDirectory(prefix="squelch-job-") as folder:
+        package, recipe = pack(job.code, job.recipe, Path(folder) / "job.zip")
+        if package is not None:
+            environment["working_dir"] = str(package)
+        job_id = _accepted(jobs, entrypoint(job, recipe), environment, {"recipe": job.recipe})
     say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` shows its progress")
     return asyncio.run(_follow(jobs, job_id, say)) if wait else 0
 
 
-def _accepted(jobs: JobSubmissionClient, entrypoint: str, recipe: str) -> str:
+def entrypoint(job: Job, recipe: str) -> str:
+    """The shell command of the job."""
+    flags = [*(["--resume"] if job.resume else []), "--submitted-by", versions()]
+    words = shlex.join(["-m", "cluster.cli", "train", recipe, *job.overrides, "--address", "auto", *flags])
+    if job.packages:  # Ray has put the environment that it made on PATH
+        return f"exec python {words}"
+    return f'{INTERPRETER}; exec "${{python:-python}}" {words}'
+
+
+def runtime_environment(job: Job) -> dict[str, Any]:
+    """Ray's runtime environment of the job, without its working directory. UserError for a variable that is not set."""
+    missing = [name for name in job.forwarded if name not in os.environ]
+    if missing:
+        raise UserError(f"--env {missing[0]}: this environment has no such variable; the value is taken from here")
+    found = {name: os.environ[name] for name in job.forwarded}
+    environment: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S), **found}}
+    return environment | ({job.installer: list(job.packages)} if job.packages else {})
+
+
+def _accepted(jobs: JobSubmissionClient, command: str, environment: dict[str, Any], metadata: dict[str, str]) -> str:
     """Submits the job and returns its id. A cluster that has just started has no agent for jobs yet, so submission is
     retried for `ACCEPT_TIMEOUT_S`."""
     deadline = time.monotonic() + ACCEPT_TIMEOUT_S
     while True:
         try:
-            return jobs.submit_job(entrypoint=entrypoint, runtime_env=_code(), metadata={"recipe": recipe})
-        except RuntimeError as error:
+            return jobs.submit_job(entrypoint=command, runtime_env=environment, metadata=metadata)
+        except (OSError, RuntimeError, ValueError, RayError) as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise UserError(f"the cluster did not accept the job: {error}") from error
+                raise UserError(f"the cluster did not accept the job: {reason(error)}") from error
             time.sleep(1.0)
 
 
-def _code() -> dict[str, Any]:
-    """Ray's runtime environment that uploads a checkout's code to the job; empty for an installed package."""
-    repository = checkout()
-    return {"working_dir": str(repository), "excludes": EXCLUDES} if repository else {}
-
-
 async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
-    async for lines in jobs.tail_job_logs(job_id):
-        say(lines.rstrip("\n"))
+    try:
+        async for lines in jobs.tail_job_logs(job_id):
+            say(lines.rstrip("\n"))
+    except (OSError, RuntimeError, aiohttp.ClientError) as error:
+        raise UserError(
+            f"{job_id}: the connection to the cluster is lost ({reason(error)}). The job goes on if the cluster does; "
+            f"`squelch job logs {job_id} --follow` shows the rest"
+        ) from error
     return _ended(jobs, job_id, say)
 
 
@@ -110,13 +194,16 @@ def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -
     return 0 if info.status == JobStatus.SUCCEEDED else 1
 
 
-def job(address: str, action: str, job_id: str, say: Callable[[str], None]) -> int:
-    """Prints the status or logs of a submitted job, or stops it. Returns 1 for the status of a failed job, else 0."""
+def act(address: str, action: str, job_id: str, follow: bool, say: Callable[[str], None]) -> int:
+    """Prints the list of jobs, or the status or logs of one, or stops it. Returns 1 for the status of a failed job, and
+    for followed logs of a job that did not succeed, else 0."""
     jobs = client(address)
     try:
-        return _act(jobs, action, job_id, say)
-    except RuntimeError as error:
-        raise UserError(f"{job_id} at {address}: {error}") from error
+        if action == "list":
+            return _list(jobs, say)
+        return asyncio.run(_follow(jobs, job_id, say)) if follow else _act(jobs, action, job_id, say)
+    except (OSError, RuntimeError, RayError) as error:
+        raise UserError(f"{job_id or 'the list of jobs'} at {address}: {reason(error)}") from error
 
 
 def _act(jobs: JobSubmissionClient, action: str, job_id: str, say: Callable[[str], None]) -> int:
@@ -130,3 +217,15 @@ def _act(jobs: JobSubmissionClient, action: str, job_id: str, say: Callable[[str
     status = jobs.get_job_status(job_id)
     say(f"{job_id}: {status.value}")
     return 1 if status == JobStatus.FAILED else 0
+
+
+def _list(jobs: JobSubmissionClient, say: Callable[[str], None]) -> int:
+    """Prints the submitted jobs, the newest first."""
+    found: list[Any] = [job for job in jobs.list_jobs() if job.submission_id]
+    rows = [["job", "status", "started", "recipe"]]
+    for job in sorted(found, key=lambda job: job.start_time or 0, reverse=True):
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((job.start_time or 0) / 1000))
+        rows.append([job.submission_id, job.status.value, started, (job.metadata or {}).get("recipe", "-")])
+    for line in aligned(rows) if found else ["no job was submitted to this cluster"]:
+        say(line)
+    return 0

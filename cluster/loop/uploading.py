@@ -167,7 +167,6 @@ class Uploads:
             facts: dict[str, Any] = {"cause": note.cause} if note.cause else {"files": note.files, "bytes": note.bytes}
             event("store", "failed" if note.cause else "upload", note.started, note.ended, **facts)
             recorder.add("squelch_store_failures_total", float(bool(note.cause)))
-            recorder.add("squelch_store_bytes_total", float(note.bytes))
         recorder.set("squelch_store_lag_seconds", self.progress.now() - self.progress.done)
 
     def _tell(self) -> list[Note]:

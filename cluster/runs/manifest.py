@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
@@ -214,19 +214,17 @@ class Snapshot:
         self.put(key)
 
 
-def run_place(place: Path | str) -> Path | Snapshot:
-    """A run's folder, or for a URL (`s3://bucket/prefix/NAME`) its newest state in the store.
+def find_run(url: str) -> Snapshot:
+    """The newest state of the run at a URL, e.g. `s3://bucket/prefix/NAME`.
 
     Raises:
         UserError: there is no such store, it cannot be read, or it holds no run.
     """
-    if "://" not in str(place):
-        return Path(place)
-    with answering(str(place)):
-        store = open_store(str(place))
+    with answering(url):
+        store = open_store(url)
         manifest = newest(store)
     if not manifest.files:
-        raise UserError(f"{place} holds no run: give the place of a run in its store, e.g. s3://bucket/prefix/NAME")
+        raise UserError(f"{url} holds no run: give the place of a run in its store, e.g. s3://bucket/prefix/NAME")
     return Snapshot(store, manifest)
 
 

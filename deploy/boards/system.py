@@ -168,6 +168,15 @@ ACTORS = Row(
             low=0,
         ),
         Panel(
+            "Store",
+            "Seconds by which the run's copy in `store` is behind, and uploads that failed; empty without a store.",
+            (
+                _q("squelch_store_lag_seconds", "seconds behind", "no store"),
+                _q("squelch_store_failures_total", "failed uploads"),
+            ),
+            low=0,
+        ),
+        Panel(
             "Memory of the coordinator's process",
             "Resident memory in bytes.",
             (Query(f"process_resident_memory_bytes{{{INSTANCE}}}", "resident"),),

@@ -73,7 +73,7 @@ def test_a_store_that_fails_is_said_once_and_so_is_its_return(tmp_path: Path) ->
     assert watched.events[1][1] == {"cause": "memory: the store is down"} and watched.events[-1][1]["files"] == 1
     assert watched.uploads.progress.pause_s(30.0) == 30.0
     store = watched.recorder._store.scalars
-    assert store["squelch_store_failures_total"][()] == 3 and store["squelch_store_bytes_total"][()] > 10
+    assert store["squelch_store_failures_total"][()] == 3
     assert store["squelch_store_lag_seconds"][()] == 0.0
     watched.now = 25.0
     watched.report()

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.archive.store import LocalStore, Store
+from cluster.commands.status import place_of, status
 from cluster.errors import UserError
 from cluster.loop.state import checkpoints, prune
 from cluster.runs.folder import RunFolder
-from cluster.runs.manifest import Manifest, Snapshot, StoredFile, Superseded, newest, numbers, object_name, run_place
+from cluster.runs.manifest import Manifest, Snapshot, StoredFile, Superseded, find_run, newest, numbers, object_name
 from cluster.runs.mirror import MARK, Mirror, Stopped
 from tests.stores import Memory, tree
 
@@ -44,7 +45,7 @@ class Host:
         (self.folder / "groups").mkdir(exist_ok=True)
         (self.folder / f"groups/step-{step:06d}.parquet").write_text(f"groups of {step}")
         with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step}) + "\n")
+            file.write(json.dumps({"step": step, "time": 1.0}) + "\n")
 
     def checkpoint(self) -> None:
         step = self.clock
@@ -283,13 +284,21 @@ def test_a_manifest_of_a_stranger_names_no_file_outside_of_the_run(key: str) -> 
 
 
 def test_a_place_that_holds_no_run_is_named(tmp_path: Path) -> None:
-    assert run_place(tmp_path) == tmp_path
     with pytest.raises(UserError, match="holds no run: give the place of a run in its store"):
-        run_place(f"file://{tmp_path}")
+        find_run(f"file://{tmp_path}")
     with pytest.raises(UserError, match="ftp:// is no store"):
-        run_place("ftp://host/run")
+        find_run("ftp://host/run")
     with pytest.raises(UserError, match="schema 9"):
         newest(Memory({"manifests/000000001.json": b'{"schema_version": 9}'}))
+
+
+def test_the_status_of_a_run_is_read_from_its_store(tmp_path: Path) -> None:
+    host, mirror = started(tmp_path / "a", LocalStore(tmp_path / "store/run"))
+    host.step()
+    mirror.upload()
+    assert status(place_of(f"file://{tmp_path}/store/run")).startswith("run")
+    with pytest.raises(UserError, match="holds no run"):
+        place_of(f"file://{tmp_path}/store")
 
 
 def test_an_object_keeps_the_suffix_of_its_file() -> None:
