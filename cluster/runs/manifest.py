@@ -146,15 +146,19 @@ def _read(store: Store, number: int) -> Manifest:
     return manifest
 
 
-def commit(store: Store, manifest: Manifest) -> None:
-    """Makes a manifest the newest. Raises Superseded if another driver has written that number."""
+def commit(store: Store, manifest: Manifest) -> Manifest:
+    """Makes a manifest the newest. Returns it, or what this driver has written under its number before, without getting
+    the store's answer. Raises Superseded if another driver has written that number."""
     data = json.dumps(manifest.model_dump()).encode()
-    if not store.create(manifest_key(manifest.number), data):
-        other = newest(store)
+    if store.create(manifest_key(manifest.number), data):
+        return manifest
+    other = newest(store)
+    if (other.number, other.generation) != (manifest.number, manifest.generation):
         raise Superseded(
             f"{store.where()}: {other.owner or 'another driver'} goes on with this run. This driver may not write "
             "to the store any more; its files are on its disk"
         )
+    return other
 
 
 def generation_of(name: str) -> int:

@@ -270,12 +270,13 @@ class Mirror:
             raise Stopped
 
     def _commit(self, changes: dict[str, Any]) -> None:
-        number = self.manifest.number + 1
-        made = self.manifest.model_copy(
-            update={**changes, "number": number, "generation": self.generation, "owner": self.owner}
-        )
-        commit(self.store, made)
-        self._before, self.manifest = self.manifest.names(), made
+        wanted = {**changes, "generation": self.generation, "owner": self.owner}
+        while True:
+            made = self.manifest.model_copy(update={**wanted, "number": self.manifest.number + 1})
+            there = commit(self.store, made)
+            self._before, self.manifest = self.manifest.names(), there
+            if there == made:
+                return
 
     # -- what is obsolete ----------------------------------------------------------------------------------------
 

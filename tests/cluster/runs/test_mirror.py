@@ -197,6 +197,19 @@ def test_a_driver_that_was_superseded_can_change_nothing(tmp_path: Path) -> None
     assert (tmp_path / "b/groups/step-000001.parquet").exists()
 
 
+def test_a_manifest_whose_answer_was_lost_is_the_drivers_own(tmp_path: Path) -> None:
+    host, mirror = started(tmp_path / "a", store := Memory())
+    host.step()
+    store.lives, store.late = 3, True
+    with pytest.raises(OSError, match="down"):
+        mirror.upload()
+    assert newest(store).number == 2
+    store.lives = 10**9
+    host.step()
+    mirror.upload()
+    assert newest(store).number == 3 and assert_whole(store) == 0
+
+
 def test_a_driver_that_takes_over_while_the_old_one_writes_gets_the_later_state(tmp_path: Path) -> None:
     host, old = started(tmp_path / "a", store := Memory())
     host.step()
