@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from actors.archive.bucket import open_store
 from cluster.config import RunConfig, UploadConfig
 from cluster.control.parties import Archive
+from cluster.errors import UserError
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.lease import Lease, acquire, this_process
 from cluster.runs.manifest import Superseded, answering, require_base
@@ -112,6 +113,13 @@ class Uploads:
         self._thread.start()
 
     def _work(self) -> None:
+        try:
+            self._until_last()
+        except BaseException:  # a bug; the thread's trace goes to the log
+            self.progress.lost = "uploads have ended with an error; log/driver.log in the run's folder has its trace"
+            raise
+
+    def _until_last(self) -> None:
         while not self._cancelled.is_set() and not self.progress.lost:
             last = self._last.is_set()
             self.once()
@@ -129,7 +137,7 @@ class Uploads:
             files, num_bytes = self.mirror.upload()
         except Stopped:
             return
-        except Superseded as error:
+        except UserError as error:  # another driver has taken over, or the store was damaged
             progress.lost = str(error)
         except OSError as error:
             cause = str(error.strerror or error)

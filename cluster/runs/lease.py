@@ -90,8 +90,6 @@ class Lease:
         self.store, self.generation, self._terms = store, generation, terms
         self.lost = ""
         """The driver that has taken over, once that is known; empty before."""
-        self.trouble = ""
-        """Why the last renewal failed; empty if it did not."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
@@ -136,9 +134,8 @@ class Lease:
         while not self.lost and not self._done.wait(self._terms.seconds / 3):
             try:
                 self.renew()
-                self.trouble = ""
             except (OSError, UserError) as error:
-                self.trouble = reason(error)
+                log.warning("the lease on %s was not renewed: %s", self.store.where(), reason(error))
 
 
 def acquire(

@@ -33,9 +33,18 @@ SEED_STRIDE = 1_000_003
 """Distance between the task seeds of neighbouring seeds; a prime, so that they differ in data sets of any size too."""
 OWN_KEYS = ("seed", "name")
 """Keys that the sweep sets; they are refused as overrides and in the grid."""
-NO_GRID = (*OWN_KEYS, "runs_dir", "environment.train_seed", "environment.validation_seed", "cluster", "recorder")
+NO_GRID = (
+    *OWN_KEYS,
+    "runs_dir",
+    "store",
+    "upload",
+    "environment.train_seed",
+    "environment.validation_seed",
+    "cluster",
+    "recorder",
+)
 """Keys that a grid must not vary: they define the location of a run, or would break the pairing."""
-PLACEMENT = ("runs_dir", "name", "cluster", "recorder")
+PLACEMENT = ("runs_dir", "name", "store", "upload", "cluster", "recorder")
 LONGEST_NAME = 100
 MAX_CELLS = 1000
 

@@ -18,7 +18,7 @@ _PARAMETER = re.compile(
     r"[^&#\s'\"]+"
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}")
-_VARIABLE = re.compile(r"(?i)(?:^|_)(?:token|secret|password|passwd|key|credentials?)$")
+_VARIABLE = re.compile(r"(?i)(?:^|_)(?:token|secret|password|passwd|key|access_key_id|connection_string|credentials?)$")
 
 
 def masked(text: str) -> str:

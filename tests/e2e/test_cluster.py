@@ -13,14 +13,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
 
+from actors.archive.bucket import open_store
 from actors.archive.reader import read_events
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 from tests.prometheus import until
+from tests.stores import SECRET, s3_server, tree
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -63,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4"]
     command += [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--object-store-memory=200000000"]
     command += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
-    path = {"PATH": f"{Path(RAY).parent}:{os.environ['PATH']}"}
+    path = {"PATH": "/usr/bin:/bin"}  # without the environment that Ray runs in: a job finds that one by itself
     head = subprocess.Popen(command, env={**os.environ, **env, **path}, stdout=subprocess.DEVNULL)
     try:
         until(lambda: head.poll() is None and answers(dashboard), "the cluster's dashboard answers", timeout_s=90)
@@ -136,18 +139,50 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
     assert_replays(run_dir, tiny_policy, 5, 7, tmp_path)
 
 
-def test_a_job_is_submitted_followed_told_of_and_stopped(cluster, tiny_policy, tmp_path):
-    words = small_run(tmp_path, tiny_policy, "job", "loop.steps=500", "validation.every=0", "scorer.enabled=false")
-    run = Run("submit", *words[1:], "--address", cluster.dashboard, env=cluster.env, timeout_s=300)
-    job_id = re.search(r"submitted (\S+);", run.until(lambda line: line.startswith("submitted")))[1]
-    run.until(lambda line: line.startswith("step    1/500"))
-    status = Run("job", "status", job_id, "--address", cluster.dashboard, env=cluster.env)
-    assert status.finish() == 0 and "RUNNING" in status.text
-    started = cluster.parties(*PARTIES)
-    stop = Run("job", "stop", job_id, "--address", cluster.dashboard, env=cluster.env)
-    assert stop.finish() == 0 and "asked to stop" in stop.text
-    assert run.finish() == 1 and "STOPPED" in run.lines[-1]
-    assert started and not wait_gone(started)
+def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_store(cluster, tiny_policy, tmp_path):
+    """The job's recipe is a file that only the client has; the second driver's disk is empty."""
+    recipe, here = tmp_path / "mine.yaml", ("--address", cluster.dashboard)
+    recipe.write_text("extends: frozenlake\nvalidation: {every: 0}\nscorer: {enabled: false}\n")
+    with s3_server() as server:
+        env, place = {**cluster.env, **server.env}, f"{server.url}/runs"
+        stored = (f"store={place}", "upload.every_s=1", "upload.lease_s=3")
+        (_, _, *words) = small_run(tmp_path / "a", tiny_policy, "job", "loop.steps=500", "validation.every=0", *stored)
+        forwarded = [word for name in server.env for word in ("--env", name)]
+        run = Run("submit", str(recipe), *words, *here, *forwarded, env=env, timeout_s=300)
+        job_id = re.search(r"submitted (\S+);", run.until(lambda line: line.startswith("submitted")))[1]
+        settings = recipe.read_text()
+        recipe.unlink()
+        run.until(lambda line: line.startswith("step    2/500"))
+        status = Run("job", "status", job_id, *here, env=cluster.env)
+        assert status.finish() == 0 and "RUNNING" in status.text
+        started = cluster.parties(*PARTIES)
+        stop = Run("job", "stop", job_id, *here, env=cluster.env)
+        assert stop.finish() == 0 and "asked to stop" in stop.text
+        assert run.finish() == 1 and "STOPPED" in run.lines[-1]
+        assert started and not wait_gone(started)
+        done = int(re.search(r"stopped by SIGTERM after step (\d+); continue with --resume", run.text)[1])
+        recipe.write_text(settings)
+        words = [word.replace(str(tmp_path / "a"), str(tmp_path / "b")) for word in words]
+        words = [*words, f"loop.steps={done + 1}", "--resume", "--address", cluster.address]
+        second = Run("train", str(recipe), *words, env=env, timeout_s=200)
+        assert second.finish() == 0, second.text
+        assert f"restored {tmp_path / 'b/job'} from {place}/job" in second.text
+        assert f"resumed from {tmp_path / 'b/job'}/checkpoints/step-{done} after step {done}" in second.text
+        first, last = tree(tmp_path / "a/job"), tree(tmp_path / "b/job")
+        early = [f"groups/step-{step:06d}.parquet" for step in range(1, done + 1)]
+        assert [first[key] for key in early] == [last[key] for key in early]
+        assert [m["step"] for m in steps(tmp_path / "b/job")] == list(range(1, done + 2))
+        assert summary(tmp_path / "b/job")["ledger"]["balanced"]
+        assert any(e["actor"] == "store" and e["name"] == "upload" for e in read_events(tmp_path / "b/job"))
+        shown = Run("status", f"{place}/job", env=server.env)
+        assert shown.finish() == 0 and f"{done + 1}/{done + 1}" in shown.text
+        listed = Run("job", "list", *here, env=cluster.env)
+        assert listed.finish() == 0 and job_id in listed.text and "STOPPED" in listed.text
+        with patch.dict(os.environ, server.env):
+            bucket = open_store(place)
+            kept = {key: bucket.get(key).read() for key in bucket.list()}
+    sent = [*kept.values(), *first.values(), *last.values(), run.text.encode(), second.text.encode()]
+    assert len(kept) > 10 and not any(SECRET.encode() in data for data in sent), "the store's key is nowhere"
 
 
 def test_a_wrong_token_or_a_silent_address_is_said_in_one_paragraph(cluster, tmp_path):
@@ -160,6 +195,15 @@ def test_a_wrong_token_or_a_silent_address_is_said_in_one_paragraph(cluster, tmp
         env={**cluster.env, "RAY_AUTH_TOKEN": "not-the-token" * 3},
     )
     assert wrong.finish() == 2 and "RAY_AUTH" in wrong.text and "Traceback" not in wrong.text
+    without = Run(
+        "submit",
+        "frozenlake",
+        f"runs_dir={tmp_path}",
+        "--address",
+        cluster.dashboard,
+        env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")},
+    )
+    assert without.finish() == 2 and "RAY_AUTH" in without.text and "Traceback" not in without.text
     relative = Run("submit", "frozenlake", "--address", cluster.dashboard, env=cluster.env)
     assert relative.finish() == 2 and "runs_dir" in relative.text
     silent = Run(

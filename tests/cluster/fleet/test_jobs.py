@@ -293,3 +293,21 @@ def test_versions_that_differ_end_the_job_before_anything_starts(monkeypatch, tm
     assert main(["train", "frozenlake", f"runs_dir={tmp_path}", "--submitted-by", "python=2.7,squelch=0"]) == 2
     assert "client and cluster differ: python 2.7 and" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["job", "status"], "squelch job status needs the id of a job; `squelch job list` shows them"),
+        (["job", "status", "job-1", "--follow"], "--follow goes with `squelch job logs`"),
+        (["submit", "frozenlake"], "runs_dir='runs' is relative"),
+        (["submit", "frozenlake", "runs_dir=/tmp/x", "store=s3://id:hunter2@bucket"], "credentials come from the"),
+        (["submit", "frozenlake", "runs_dir=/tmp/x", "--env", "NOT_SET"], "--env NOT_SET: this environment has no"),
+        (["submit", "frozenlake", "runs_dir=/tmp/x", "--wheel", "none.whl"], "--wheel none.whl is no wheel of Squelch"),
+    ],
+)
+def test_bad_words_of_a_job_are_said_before_the_cluster_is_asked(monkeypatch, capsys, words, says) -> None:
+    monkeypatch.setattr(jobs, "client", lambda _: pytest.fail("the cluster was asked"))
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert says in said and "hunter2" not in said and said.count("\n") == 1

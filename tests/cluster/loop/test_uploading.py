@@ -172,6 +172,18 @@ def test_a_store_that_never_answers_blocks_neither_the_loop_nor_the_end(tmp_path
     answer.set()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_the_uploads_themselves_ends_the_run_and_is_not_silent(tmp_path: Path, monkeypatch) -> None:
+    watched = Watched(tmp_path / "run", Memory())
+
+    def fault() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(watched.mirror, "upload", fault)
+    beside(watched, lambda: bool(watched.endings))
+    assert "uploads have ended with an error; log/driver.log" in watched.endings[0].text
+
+
 def test_a_run_without_a_store_uploads_nothing(tmp_path: Path) -> None:
     assert open_uploads(load("frozenlake", [f"runs_dir={tmp_path}"]), False, pytest.fail) is None
 

@@ -26,7 +26,7 @@ def test_secrets_of_urls_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET", "MY_API_KEY", "DB_PASSWORD"])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET", "AWS_ACCESS_KEY_ID", "MY_API_KEY", "DB_PASSWORD"])
 def test_values_of_secret_variables_are_masked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "s3cretvalue")
     assert masked("failed with s3cretvalue!") == f"failed with {MASK}!"
