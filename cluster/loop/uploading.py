@@ -31,7 +31,7 @@ from cluster.control.parties import Archive
 from cluster.errors import UserError
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.lease import Lease, acquire, this_process
-from cluster.runs.manifest import Superseded, answering, require_base
+from cluster.runs.manifest import Superseded, answering, require_base, words
 from cluster.runs.mirror import Mirror, Stopped
 
 SLOW_S = 60.0
@@ -140,7 +140,7 @@ class Uploads:
         except UserError as error:  # another driver has taken over, or the store was damaged
             progress.lost = str(error)
         except OSError as error:
-            cause = str(error.strerror or error)
+            cause = words(error)
         finally:
             progress.busy = False
         if cause or progress.lost:
@@ -185,7 +185,7 @@ class Uploads:
                 notes.append(progress.notes.get_nowait())
             except Empty:
                 break
-        if progress.cause and not self._told_failure:
+        if progress.cause and not progress.lost and not self._told_failure:
             self._told_failure = True
             bound = self.config.give_up_after_s
             self.say(f"store: {progress.cause}. The run goes on and tries again for up to {bound:g} s")

@@ -240,8 +240,14 @@ def answering(url: str) -> Iterator[None]:
     except StoreUrlError as error:
         raise UserError(str(error)) from error
     except OSError as error:
-        text = str(error.strerror or error)
+        text = words(error)
         raise UserError(text if url in text else f"{url}: {text}") from error
+
+
+def words(error: OSError) -> str:
+    """The error of a store or a disk in a line that names the place."""
+    text, place = str(error.strerror or error), str(error.filename or "")
+    return text if place in text else f"{place}: {text}"
 
 
 def require_base(url: str) -> None:

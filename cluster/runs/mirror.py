@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from actors.archive.reader import CONFIG
+from actors.archive.reader import CONFIG, EVENTS
 from actors.archive.store import LocalStore, Store
 from actors.process.disk import partial_path, sync, whole_file, write_whole
 from cluster.errors import UserError
@@ -169,7 +169,7 @@ class Mirror:
 
     def upload(self) -> tuple[int, int]:
         """Sends what has changed since the newest manifest and commits the next one; returns the number of files and
-        bytes sent, both 0 if nothing has changed.
+        bytes sent. `events.jsonl` is not counted, because every upload that is counted adds an event to it.
 
         Raises:
             OSError: the store or the disk failed; the newest manifest is as it was.
@@ -193,8 +193,9 @@ class Mirror:
             try:
                 for key in self._keys():
                     files[key], fresh = self._send(key)
-                    count += fresh
-                    num_bytes += files[key].size * fresh
+                    counted = fresh and key != EVENTS
+                    count += counted
+                    num_bytes += files[key].size * counted
             except FileNotFoundError:  # removed between the listing and the reading, or gone with the store
                 if not self.run_dir.is_dir() or (self.run_dir / key).is_file():
                     raise

@@ -119,6 +119,7 @@ def test_a_run_that_another_driver_took_over_ends_and_names_it(tmp_path: Path) -
     change(watched, "new")
     watched.once(1.0)
     assert "driver on b goes on with this run" in watched.uploads.verdict()
+    assert watched.said == [], "no other attempt is announced"
     assert newest(watched.store).owner == "driver on b"
 
 

@@ -272,6 +272,9 @@ def test_an_upload_that_is_stopped_or_fails_goes_on_where_it_was(tmp_path: Path)
     changes = store.changes
     mirror.upload()
     assert store.changes - changes == 3, "two files that were left, and the manifest"
+    with (host.folder / "events.jsonl").open("a") as file:
+        file.write('{"actor": "store"}\n')
+    assert mirror.upload() == (0, 0) and "events.jsonl" in newest(store).files
     host.step()
     mirror.stop = lambda: True
     with pytest.raises(Stopped):
