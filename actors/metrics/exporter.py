@@ -48,7 +48,7 @@ class Recorder:
     def start(self) -> None:
         """Starts listening and sets `port` to the actual port. Raises ValueError if the port is in use."""
         registry = CollectorRegistry()
-        registry.register(_StoreCollector(self._store, self._lock))
+        registry.register(StoreCollector(self._store, self._lock))
         ProcessCollector(registry=registry)
         try:
             self._server, self._thread = start_http_server(self._config.port, self._config.host, registry)
@@ -103,7 +103,7 @@ class Recorder:
         self._server = self._thread = None
 
 
-class _StoreCollector(Collector):
+class StoreCollector(Collector):
     """Turns the store into metric families at each scrape."""
 
     def __init__(self, store: MetricStore, lock: threading.Lock) -> None:

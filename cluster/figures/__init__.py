@@ -2,6 +2,8 @@
 
     style       colours, sizes, and the SVG: light and dark, with a title and a description for screen readers
     draw        lines with intervals, labels at their ends, dots, bars
+    boards      what a shipped dashboard (Grafana's JSON) shows: panels, their places, their queries
+    panels      a dashboard drawn from the answers of a Prometheus: one table of panel types
 
 Figures are drawn by matplotlib, which is imported only when something is drawn, so that no other command waits for it.
 Nothing here reads a run's folder. One figure is drawn at a time in a process (`style.render`), because matplotlib's

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LABEL_CHARACTERS = 22
 """Width of a label at a line's end; longer labels are wrapped."""
-LABEL_HEIGHT_PT = FONT_PT + 1.5
+LINE_HEIGHT = 1.22
+"""Height of a line of text, as a multiple of its size."""
 END_LABEL = "squelch-end-label"
 """Mark (matplotlib's gid) of the labels that `finish` moves apart."""
 
@@ -85,11 +86,13 @@ def lines(axes: Axes, drawn: Sequence[Line], labels: bool = True, markers: bool 
             end_label(axes, line.label, line.y[-1], line.colour)
 
 
-def end_label(axes: Axes, text: str, y: float, colour: str) -> None:
-    """A label at the right edge of the panel, at the height of a line's last point."""
+def end_label(
+    axes: Axes, text: str, y: float, colour: str, size: float = FONT_PT - 0.5, characters: int = LABEL_CHARACTERS
+) -> None:
+    """A label at the right edge of the panel, at the height of a line's last point, in lines of `characters`."""
     if not text or not math.isfinite(y):
         return
-    wrapped = "\n".join(textwrap.wrap(text, LABEL_CHARACTERS, break_on_hyphens=False)[:3])
+    wrapped = "\n".join(textwrap.wrap(text, characters, break_on_hyphens=False)[:3])
     axes.annotate(
         wrapped,
         (1, y),
@@ -98,7 +101,7 @@ def end_label(axes: Axes, text: str, y: float, colour: str) -> None:
         textcoords="offset points",
         color=colour,
         va="center",
-        fontsize=FONT_PT - 0.5,
+        fontsize=size,
         annotation_clip=False,
         gid=END_LABEL,
         linespacing=1.0,
@@ -198,10 +201,12 @@ def finish(figure: Figure) -> Figure:
         engine.execute(figure)
     figure.set_layout_engine("none")
     for axes in figure.axes:
+        axes.get_ylim()  # settles limits that matplotlib would settle later
         labels = [t for t in axes.texts if isinstance(t, Annotation) and t.get_gid() == END_LABEL]
         heights = [axes.transData.transform((0, text.xy[1]))[1] * 72 / figure.dpi for text in labels]
-        sizes = [LABEL_HEIGHT_PT * (1 + text.get_text().count("\n")) for text in labels]
-        for text, own, moved in zip(labels, heights, apart(heights, sizes), strict=True):
+        sizes = [LINE_HEIGHT * float(text.get_fontsize()) * (1 + text.get_text().count("\n")) for text in labels]
+        ends = [height * 72 / figure.dpi for height in (axes.bbox.y0, axes.bbox.y1)]
+        for text, own, moved in zip(labels, heights, apart(heights, sizes, *ends), strict=True):
             text.set_position((5, moved - own))
     return figure
 
@@ -215,19 +220,27 @@ def whole_steps(figure: Figure) -> None:
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def apart(heights: Sequence[float], sizes: Sequence[float]) -> list[float]:
+def apart(
+    heights: Sequence[float], sizes: Sequence[float], low: float = -math.inf, high: float = math.inf
+) -> list[float]:
     """The heights, moved as little as needed so that no two labels overlap, in the same order.
 
     Args:
         heights: (num_labels,) centres of the labels; sizes: (num_labels,) their heights, in one unit.
+        low, high: ends of the panel, which labels leave only if they do not fit into it.
     """
+
+    def inside(members: Sequence[int], centre: float) -> float:
+        half = sum(sizes[m] for m in members) / 2
+        return max(low + half, min(high - half, centre))
+
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     clusters: list[tuple[list[int], float]] = []  # members from below, and the centre of their stack
     for i in order:
-        clusters.append(([i], heights[i]))
+        clusters.append(([i], inside([i], heights[i])))
         while len(clusters) > 1 and _overlap(clusters[-2], clusters[-1], sizes):
             members = clusters[-2][0] + clusters[-1][0]
-            clusters[-2:] = [(members, sum(heights[m] for m in members) / len(members))]
+            clusters[-2:] = [(members, inside(members, sum(heights[m] for m in members) / len(members)))]
     moved = list(heights)
     for members, centre in clusters:
         at = centre - sum(sizes[m] for m in members) / 2

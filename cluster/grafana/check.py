@@ -28,6 +28,18 @@ TIMEOUT_S = 10.0
 TOKEN = "PROMETHEUS_TOKEN"
 MAX_SCHEMA, MAX_ANSWER = 16 * 2**20, 16 * 2**20
 MAX_COMPLAINT = 300
+POINTS = 240
+"""Times at which `Prometheus.over` asks for a value."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series over time. `times`: (num_points,) unix seconds; `values`: (num_points,), finite: others are left
+    out."""
+
+    labels: Mapping[str, str]
+    times: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,17 @@ class Prometheus:
                 (filled if any(not math.isnan(value) for value in found) else empty).append(one)
         return Answers(filled, empty, refused)
 
+    def over(self, expr: str, start: float, end: float, points: int = POINTS) -> list[Series]:
+        """The expression's series from `start` to `end` (unix seconds), at about so many times. UserError if no
+        Prometheus answers, or if it refuses the expression."""
+        step = max(1.0, (end - start) / points)
+        asked = {"query": expr, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
+        status, body = self._get(f"{self.url}/api/v1/query_range?{urlencode(asked)}")
+        if status != 200 or body.get("status") != "success":
+            reason = shortened(str(body.get("error", f"status {status}")), MAX_COMPLAINT)
+            raise UserError(f"Prometheus at {self.url} refuses `{shortened(expr, MAX_COMPLAINT)}`: {reason}")
+        return [_series(found) for found in body["data"]["result"]]
+
     def _evaluate(self, expr: str) -> list[float] | str:
         """The values of the expression's series; the reason, if Prometheus cannot read the expression."""
         status, body = self._get(f"{self.url}/api/v1/query?{urlencode({'query': expr})}")
@@ -104,3 +127,9 @@ def _values(data: Mapping[str, Any]) -> list[float]:
     if data["resultType"] == "scalar":
         return [float(data["result"][1])]
     return [float(sample["value"][1]) for sample in data["result"]]
+
+
+def _series(found: Mapping[str, Any]) -> Series:
+    pairs = [(float(time), float(value)) for time, value in found["values"]]
+    known = [(time, value) for time, value in pairs if math.isfinite(value)]
+    return Series(found["metric"], tuple(time for time, _ in known), tuple(value for _, value in known))
