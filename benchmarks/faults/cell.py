@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.faults.injection import Injector, small_disk
 from benchmarks.faults.judge import Verdict, judge
-from benchmarks.faults.plan import HOST, Fault
+from benchmarks.faults.plan import DRIVER, HOST, Fault
 from benchmarks.faults.session import End, Hung, Session
 from tests.e2e.hosts import ADDRESS, Host, Hosts, hosts
 
@@ -29,6 +29,9 @@ PATIENCE_S = 150.0
 START_S = 330.0
 STOP_S = 90.0
 MEND_S = 5.0
+NOTICE_S = 20.0
+LASTING = ("kill", "stop")
+"""Kinds that a run must notice."""
 PROMPTS, GROUP_SIZE = 4, 4
 SMALL = (
     "loop.steps=100000",
@@ -174,6 +177,7 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
         end = session.until_step(session.step() + STEPS_AFTER, PATIENCE_S)
         outcome = "went on" if end is None else "ended"
         injected.end()
+        _await_notice(session, fault, began)
         if fault.target == HOST:
             _mend(cluster, cluster.others[0])
         if end is not None:
@@ -182,8 +186,8 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
     except Hung as error:
         end, outcome = End(-1, str(error)), "hung"
         injected.end()
-    found = [e for e in session.events() if e["name"] in ("restart", "lost") and e["start"] >= began]
-    detected = min((e["start"] for e in found), default=None)
+    found = _notices(session, began)
+    detected = min((event["start"] for event in found), default=None)
     return Suffered(
         fault,
         injected.victim,
@@ -191,9 +195,23 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
         step,
         time.time() - began,
         None if detected is None else detected - began,
-        tuple(sorted({e["actor"] for e in found})),
+        tuple(sorted({event["actor"] for event in found})),
         "" if end is None else end.line,
     )
+
+
+def _notices(session: Session, since: float) -> list[dict[str, Any]]:
+    """The restarts and ends of parties that the run has recorded since a unix time."""
+    return [event for event in session.events() if event["name"] in ("restart", "lost") and event["start"] >= since]
+
+
+def _await_notice(session: Session, fault: Fault, began: float) -> None:
+    """Waits until the run has noticed a fault that no step needs to meet, such as an idle party that hangs."""
+    deadline = time.monotonic() + NOTICE_S
+    while fault.kind in LASTING and fault.target != DRIVER and session.ended is None and time.monotonic() < deadline:
+        if _notices(session, began):
+            return
+        time.sleep(0.2)
 
 
 def _pace(session: Session) -> float:
