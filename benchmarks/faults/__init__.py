@@ -1,1 +1,1 @@
-"""Faults thrown at real runs; see `benchmarks.faults.__main__`."""
+"""Faults thrown at real runs; see `benchmarks.faults.study`."""

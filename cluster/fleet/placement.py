@@ -4,7 +4,8 @@
     learner ranks       together (`learner.placement: pack`) or apart          one placement group, a bundle a rank
     rollout worker      a node with all of its CPUs and GPUs                   a placement group of one bundle
     environment actor   a rollout worker's node, else any with room            node affinity, soft; in turn
-    filter, scorer      the driver's node, else any with room                  node affinity, soft
+    filter service      the driver's node                                      Ray's own resource of that node
+    scorer              the driver's node, else any with room                  node affinity, soft
     exporter            in the driver's process
 
 `label_selector` of a party restricts its nodes. A bundle of its own keeps all GPUs of a tensor-parallel worker on one
@@ -47,6 +48,9 @@ STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
 """Ray's strategy of each `learner.placement`."""
 NODE_GROUP = "ray.io/node-group"
 """Label that a node has if an autoscaler, such as KubeRay's, started it."""
+HEAD = "node:__internal_head__"
+TRACE = 0.001
+"""Share of a node's own resource that pins an actor to it."""
 Options = dict[str, Any]
 """Ray's options for an actor's node."""
 
@@ -161,11 +165,12 @@ class Placement:
     def scorer(self) -> Options:
         """Options of the scorer."""
         selector = self.config.scorer.label_selector
-        return _labelled(selector) if selector else self.service()
+        return _labelled(selector) if selector else _near(own_node()[0])
 
     def service(self) -> Options:
-        """Options of a service that speaks to the driver only."""
-        return _near(own_node()[0])
+        """Options of a service that speaks to the driver only and needs no CPU. Ray places an actor that requests
+        nothing on a random node, whatever node affinity says, so that it requests a trace of the driver's node."""
+        return {"resources": {_node_resource(own_node()[0]): TRACE}}
 
     def room(self) -> str:
         """What is free in the cluster, and which parties have no node yet; for the message about a late start."""
@@ -194,6 +199,12 @@ class Placement:
             if place.group is not None:
                 place.group.wait(max(0.0, deadline - time.monotonic()))
         return sorted({node for place in self._workers for node in place.nodes})
+
+
+def _node_resource(node: str) -> str:
+    """The resource that a node alone has; Ray gives each node one, named by its address."""
+    found = next(one["Resources"] for one in ray.nodes() if one["NodeID"] == node)
+    return next(name for name in found if name.startswith("node:") and name != HEAD)
 
 
 def _nodes_of(group: PlacementGroup) -> list[str]:

@@ -81,9 +81,7 @@ def test_a_run_on_three_hosts_outlives_a_cut_and_ends_right(three, tiny_policy, 
         "the environment actor is near the worker"
     )
     assert "LearnerRank" in b.actors() and not {"RolloutWorker", "EnvironmentActor"} & b.actors()
-    seen = {host.name: host.actors() for host in [three.driver, a, b]}
-    # The driver may join the raylet of another of these namespaces; its services are then there.
-    assert any("FilterService" in actors for actors in seen.values()) and "LearnerRank" not in seen["driver"], seen
+    assert "FilterService" in three.driver.actors() and "LearnerRank" not in three.driver.actors()
     assert all(len(host.files(f"{three.env['SQUELCH_CACHE']}/folders/tiny-*[0-9a-f]")) == 1 for host in (a, b))
 
     lost = b.processes()

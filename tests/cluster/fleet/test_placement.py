@@ -43,6 +43,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     monkeypatch.setattr(placement, "placement_group_table", table)
     monkeypatch.setattr(placement, "remove_placement_group", lambda group: setattr(group, "removed", True))
     monkeypatch.setattr(placement, "own_node", lambda: (HOME, "10.0.0.1"))
+    here = {"NodeID": HOME, "Resources": {placement.HEAD: 1.0, "CPU": 4.0, "node:10.0.0.1": 1.0}}
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": FAR, "Resources": {"node:10.0.0.2": 1.0}}, here])
     monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 0.5})
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
     return groups
@@ -95,7 +97,7 @@ def test_environment_actors_go_to_the_nodes_of_rollout_workers_in_turn(ray) -> N
 
 def test_services_go_with_the_driver_unless_a_label_says_otherwise(ray) -> None:
     places = Placement(config())
-    assert near(places.service()) == near(places.scorer()) == HOME
+    assert places.service() == {"resources": {"node:10.0.0.1": placement.TRACE}} and near(places.scorer()) == HOME
     assert Placement(config("scorer.label_selector={gpu: small}")).scorer() == {"label_selector": {"gpu": "small"}}
 
 
