@@ -75,7 +75,8 @@ IMPATIENT = (
 
 @dataclass
 class Suffered:
-    """What a fault did. `outcome`: went on, ended (and was resumed), hung, or no such process."""
+    """What a fault did. `outcome`: went on, ended (by name, and was resumed), ended without a cause, hung, or no such
+    process."""
 
     fault: Fault
     victim: str
@@ -175,7 +176,7 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
         return Suffered(fault, "", "no such process", step, 0.0)
     try:
         end = session.until_step(session.step() + STEPS_AFTER, PATIENCE_S)
-        outcome = "went on" if end is None else "ended"
+        outcome = "went on" if end is None else "ended" if _explained(end, fault) else "ended without a cause"
         injected.end()
         _await_notice(session, fault, began)
         if fault.target == HOST:
@@ -198,6 +199,11 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
         tuple(sorted({event["actor"] for event in found})),
         "" if end is None else end.line,
     )
+
+
+def _explained(end: End, fault: Fault) -> bool:
+    """Whether the run's last line names the cause of its end; a driver that was killed can name none."""
+    return fault.target == DRIVER or end.line.startswith(("failed: ", "squelch: "))
 
 
 def _notices(session: Session, since: float) -> list[dict[str, Any]]:

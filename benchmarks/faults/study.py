@@ -7,8 +7,8 @@ python -m benchmarks.faults --soak FOLDER [--seeds 0,1,2]
 python -m benchmarks.faults --delays FILE [--seconds 120] [--model FOLDER]
 
 A boot is two hosts in network namespaces of this machine (root, iproute2) and a run on them. The faults are drawn from
-the seed before the first boot (`benchmarks.faults.plan`), ten for each cell; FOLDER/cell-NN.json gets the result of a
-boot when it ends. A boot ends after its cell's last fault or after `--minutes`. The same command goes on where it was
+the seed before the first boot (`benchmarks.faults.plan`), ten a cell; FOLDER/cell-SEED-NN.json gets the result of
+a boot when it ends. A boot ends after its cell's last fault or after `--minutes`. The same command goes on where it was
 interrupted, with the faults that no boot has injected; `--once` stops after one boot. `--report` reads the cells that
 were committed, or those in FOLDER. `--quick` reports on the committed ones.
 
@@ -74,7 +74,8 @@ def _study(chosen: argparse.Namespace) -> None:
     from benchmarks.faults.cell import run_boot  # imports the tests' hosts, which the report does not need
 
     for cell, faults in enumerate(cells(chosen.seed, chosen.boots, chosen.faults)):
-        file, folder = chosen.out / f"cell-{cell:02d}.json", chosen.out / f"cell-{cell:02d}"
+        folder = chosen.out / f"cell-{chosen.seed}-{cell:02d}"
+        file = folder.with_suffix(".json")
         boots: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
         while left := faults[sum(len(boot["faults"]) for boot in boots) :]:
             folder.mkdir(parents=True, exist_ok=True)

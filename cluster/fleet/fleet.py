@@ -378,10 +378,11 @@ class Fleet:
         """Whether each party is up, by name; a party that died and was not replaced is down. A member that left in good
         order is no party any more."""
         members = [member for member in self.members() if member.state is not State.RETIRED]
-        services = {"filter": self.filter is not None, "learner": self.learner is not None}
+        services: dict[str, Party | None] = {"filter": self.filter, "learner": self.learner}
         if self.config.scorer.enabled:
-            services["scorer"] = self.scorer is not None
-        return {member.name: member.state in UP for member in members} | services
+            services["scorer"] = self.scorer
+        up = {name: party is not None and party not in self.condemned for name, party in services.items()}
+        return {member.name: member.state in UP for member in members} | up
 
 
 def _now() -> float:

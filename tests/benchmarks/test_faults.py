@@ -67,7 +67,7 @@ def test_the_report_counts_what_was_injected_and_calls_no_hung_boot_right() -> N
         "faults": 2,
         "went_on": 2,
         "ended": 0,
-        "hung": 0,
+        "wrong": 0,
         "noticed_s": pytest.approx(0.3),
         "noticed_largest_s": 0.4,
         "seconds": 9.0,

@@ -22,6 +22,7 @@ from cluster.loop.archiving import Archiving
 from cluster.loop.filtering import Filtering
 from cluster.loop.journal import Journal
 from cluster.metrics import REGISTRY
+from tests.fakes import clock
 
 
 @dataclass
@@ -324,6 +325,27 @@ def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_pat
         journal.before_training({"kept_mas": 1.0})
     archive.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_spans_that_are_late_cost_their_own_figures_only() -> None:
+    async def take_spans(late: bool, dead: bool) -> list[tuple[float, float]]:
+        await asyncio.sleep(99.0 if late else 1.0)
+        if dead:
+            raise Died("gone")
+        return [(5.0, 6.0)]
+
+    def member(name: str, late: bool = False, dead: bool = False) -> Any:
+        party = SimpleNamespace(take_spans=lambda: take_spans(late, dead))
+        return SimpleNamespace(name=name, party=party)
+
+    members = [member("rollout-0"), member("rollout-1", late=True), member("env-0", dead=True)]
+    fleet = SimpleNamespace(
+        workers=SimpleNamespace(members=lambda *_: members), players=SimpleNamespace(members=lambda *_: [])
+    )
+    found: list[str] = []
+    archive = SimpleNamespace(event=lambda actor, *_, **__: found.append(actor))
+    clock.run(Journal(archive, None, 9, {}, lambda line: None).collect_spans(fleet))
+    assert found == ["rollout-0"]
 
 
 def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
