@@ -21,12 +21,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from actors.process.progress import Progress
 from cluster.control.membership import Member
 from cluster.control.membership import MemberState as State
 from cluster.control.parties import PartyError, Single, reason_of
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
-from cluster.fleet.waiting import bounded
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -145,31 +145,36 @@ class Supervisor:
     async def _cause(self, name: str, party: Single, patience: Patience, current: Callable[[], bool]) -> str:
         """Waits until the party is lost; returns the cause, or nothing once it is no longer `current`."""
         watch = ProgressWatch([name], patience, _now())
-        death = asyncio.ensure_future(party.lost())
+        death, question = asyncio.ensure_future(party.lost()), asyncio.ensure_future(party.progress())
         try:
             while current():
                 await asyncio.wait({death}, timeout=max(self.poll_s, len(self._tasks) / QUESTIONS_PER_S))
                 if death.done() and (error := death.exception()):
                     return str(error)
-                if cause := await self._look(party, watch):
+                if cause := _seen(question, watch):
                     return cause
+                if question.done():
+                    question = asyncio.ensure_future(party.progress())
                 self.watchdog.see(name, watch, _now())
                 if cause := watch.hung(_now()):
                     return cause
             return ""
         finally:
             death.cancel()
+            question.cancel()
             self.watchdog.forget(name)
 
-    async def _look(self, party: Single, watch: ProgressWatch) -> str:
-        """Asks the party for its progress; the cause if it cannot work any more."""
-        try:
-            watch.see([await bounded(party.progress(), self.poll_s)], _now())
-        except TimeoutError:
-            watch.see([None], _now())
-        except PartyError as error:
-            return reason_of(error)
+
+def _seen(question: asyncio.Future[Progress], watch: ProgressWatch) -> str:
+    """Takes the answer to a question, if it has come: on a machine under load that may take longer than the time
+    between two questions. Returns the cause if the party cannot work any more."""
+    if not question.done():
+        watch.see([None], _now())
         return ""
+    if isinstance(error := question.exception(), PartyError):
+        return reason_of(error)
+    watch.see([question.result()], _now())
+    return ""
 
 
 def _now() -> float:

@@ -29,6 +29,8 @@ from learner.decomposition.statistics import Decomposition
 T = TypeVar("T")
 GRACE_S = 10.0
 NAME = "learner"
+ANSWERS = 6
+"""Times that ranks which do not answer are asked within the limit: on a machine under load an answer takes seconds."""
 
 
 class Signs(Enum):
@@ -47,6 +49,7 @@ class Ranks:
         self.config, self.fleet, self.watchdog = config.learner, fleet, watchdog
         self.dtype = config.rollout.dtype
         self.poll_s = poll_s(config.learner.hung_after_s)
+        self.answer_s = config.learner.hung_after_s / ANSWERS
 
     @property
     def learner(self) -> Learner:
@@ -107,8 +110,7 @@ class Ranks:
                 if now() >= deadline:
                     raise TimeoutError(f"the learner did not finish {what} within {timeout_s:g} s")
                 if signs is not Signs.NONE:
-                    watch.see(await self.learner.progress(self.poll_s), now())
-                    self.watchdog.see(NAME, watch, now())
+                    await self._look(task, watch)
                     if late := watch.hung(now()):
                         raise TimeoutError(f"{what}: {late}")
             return task.result()
@@ -116,3 +118,14 @@ class Ranks:
             self.watchdog.forget(NAME)
             if not task.cancel() and not task.cancelled():
                 task.exception()  # it may have failed while its ranks were asked for their progress
+
+    async def _look(self, task: asyncio.Future[Any], watch: ProgressWatch) -> None:
+        """Asks the ranks for their progress, unless the call ends before they answer."""
+        now = asyncio.get_running_loop().time
+        question = asyncio.ensure_future(self.learner.progress(self.answer_s))
+        await asyncio.wait({task, question}, return_when=asyncio.FIRST_COMPLETED)
+        if not question.done():
+            question.cancel()
+            return
+        watch.see(question.result(), now())
+        self.watchdog.see(NAME, watch, now())

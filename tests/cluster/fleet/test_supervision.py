@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import benchmarks.faults
 from actors.process.progress import Progress
 from cluster.control.parties import Failed
 from cluster.fleet.fleet import Fleet
@@ -18,6 +21,8 @@ from tests.fakes.parties import FakeParties, World
 from tests.fakes.run import settings as configured
 
 HALF_AN_HOUR_S = 1800.0
+DELAYS = Path(benchmarks.faults.__file__).parent / "results" / "delays.json"
+"""Recorded on a machine under load by `python -m benchmarks.faults --delays`."""
 
 
 class Seen:
@@ -109,3 +114,35 @@ def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path
     cause = r"^rollout-0 died 1 times within .*last cause: rollout-0 did not answer for 6\d s \(cluster.hung_after_s\)$"
     with pytest.raises(RuntimeError, match=cause):
         supervised(tmp_path, freeze_all, "cluster.max_restarts=0")
+
+
+class Loaded:
+    """A party's progress on a machine under load: answers and marks come late by recorded delays."""
+
+    def __init__(self, chance: random.Random, answers: list[float], marks: list[float]) -> None:
+        self.chance, self.answers, self.marks = chance, answers, marks
+        self.count, self.next = 1, 0.0
+
+    async def progress(self) -> Progress:
+        await asyncio.sleep(self.chance.choice(self.answers))
+        now = asyncio.get_running_loop().time()
+        while self.next <= now:
+            self.count, self.next = self.count + 1, self.next + self.chance.choice(self.marks)
+        return Progress(self.count, sorted(self.marks)[len(self.marks) // 2])
+
+
+@pytest.mark.parametrize("slow", [1.0, 3.0])
+def test_no_party_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(tmp_path: Path, slow: float) -> None:
+    """`slow`: how much slower than when the delays were recorded, with most of the longest among them."""
+    chance, recorded = random.Random(0), json.loads(DELAYS.read_text())
+
+    def load(fleet: Fleet) -> None:
+        for name in ("env-0", "env-1", "rollout-0", "rollout-1", "filter", "scorer"):
+            delays = [[slow * s for s in recorded[kind]] for kind in ("answer_s", "mark_s")]
+            party(fleet, name).progress = Loaded(chance, *delays).progress
+
+    async def wait(_: Fleet) -> None:
+        await asyncio.sleep(HALF_AN_HOUR_S)
+
+    events = supervised(tmp_path, wait, "cluster.start_timeout_s=300", before=load).events
+    assert {name for _, _, name, _ in events} <= {"late"}, "named at most, and not ended"
