@@ -232,3 +232,14 @@ class RecorderConfig(Settings):
     """Port of `/metrics`; 0 selects a free port."""
     report: bool = True
     """Whether a run that ends writes its report, `report.html` in its folder, which takes some seconds of one core."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Further loggers of each step's figures, each an optional extra of the installation: `tensorboard` writes to the
+    run's folder, `wandb` to Weights & Biases."""
+    wandb_project: str = "squelch"
+    """Project of the W&B run."""
+    wandb_entity: str = ""
+    """Team or user of the W&B run; empty takes W&B's default."""
+    wandb_mode: Literal["online", "offline"] | None = None
+    """`offline` keeps the figures in the run's folder for `wandb sync`. Unset: WANDB_MODE, or online."""
+    logger_timeout_s: float = Field(60.0, gt=0)
+    """Seconds that a logger may take to start, and to send what is left at the end of the run."""

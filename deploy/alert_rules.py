@@ -18,22 +18,31 @@ JOB = "squelch"
 RUNBOOK = "docs/runbook.md"
 """Path in the repository; whoever serves the docs puts their address before it."""
 STALLED_AFTER_S = 900
+SILENT_AFTER_S = 30
 _RETRIEVAL = series("squelch_retrieval_accuracy_ratio", scope="first_turn")
 _CHANCE = series("squelch_retrieval_chance_ratio", scope="first_turn")
 _RUN = "instance, job"
 """The labels by which series of one run are matched."""
 
 
-def _stalled() -> str:
-    """The party for which the coordinator of a run without progress has waited for longest, as the label `party`. A run
-    that has not finished its first step counts from the start of its process."""
+def _late_party() -> str:
+    """The party with work to do that has shown no progress for longest, as the label `party`; if all show progress, the
+    one for which the coordinator has waited for longest over the run."""
+    silent = f"{series('squelch_without_progress_seconds')} > {SILENT_AFTER_S}"
+    hung = f'topk by ({_RUN}) (1, max by ({_RUN}, party) (label_replace({silent}, "party", "$1", "actor", "(.+)")))'
     waits = series("squelch_wait_seconds_total", waiter="coordinator")
-    parties = f'sum by ({_RUN}, party) (label_replace({waits}, "party", "$1", "waited_for", "(.+)"))'
+    slow = f'topk by ({_RUN}) (1, sum by ({_RUN}, party) (label_replace({waits}, "party", "$1", "waited_for", "(.+)")))'
+    return f"({hung} or ({slow} unless on ({_RUN}) {hung}))"
+
+
+def _stalled() -> str:
+    """The late party of a run without progress. A run that has not finished its first step counts from the start of its
+    process."""
     started = f"process_start_time_seconds and on ({_RUN}) {series('squelch_run_info')}"
     last = f"{series('squelch_last_step_timestamp_seconds')} >= 0 or {started}"
     late = f"time() - ({last}) > {STALLED_AFTER_S}"
     over = f"{series('squelch_step')} >= {series('squelch_planned_steps')}"
-    return f"topk by ({_RUN}) (1, {parties}) and on ({_RUN}) ({late} unless {over})"
+    return f"{_late_party()} and on ({_RUN}) ({late} unless {over})"
 
 
 def _weights_differ() -> str:
@@ -177,9 +186,9 @@ RULES = (
         _stalled(),
         "0m",
         "warning",
-        "No training step finished in the last 15 minutes; the run mostly waits for its {{ $labels.party }}",
-        "The label names the party for which the coordinator has waited for longest so far. The panel of queue ages "
-        "shows where tickets are held up now; the log names a party that exceeded its time-out.",
+        "No training step finished in the last 15 minutes; the late party is {{ $labels.party }}",
+        "The label names the party with work to do that shows no progress; if all do, the one for which the "
+        "coordinator has waited for longest so far. The panel of queue ages shows where tickets are held up.",
     ),
     AlertRule(
         "SquelchDiskFilling",

@@ -79,10 +79,10 @@ class Recorder:
         with self._lock:
             self._store.replace(name, values)
 
-    def retain(self, label: str, values: Collection[str]) -> None:
-        """Ends the series of all other values of `label`, e.g. of rollout workers that have left."""
+    def forget(self, label: str, values: Collection[str]) -> None:
+        """Ends the series of these values of `label`, e.g. of rollout workers that have left."""
         with self._lock:
-            self._store.retain(label, values)
+            self._store.forget(label, values)
 
     def _of_kind(self, name: str, kind: str, value: float | None, labels: Mapping[str, str]) -> None:
         spec = self._store.registry.spec(name)

@@ -35,10 +35,11 @@ class Registry:
         """Raises ValueError when a metric is declared twice."""
         self.sections = {section: _of_section(section, tables) for section in Section}
         self.specs: dict[str, MetricSpec] = {}
-        for spec in (spec for specs in self.sections.values() for spec in specs):
+        self._section: dict[str, Section] = {}
+        for section, spec in ((section, spec) for section, specs in self.sections.items() for spec in specs):
             if spec.name in self.specs:
                 raise ValueError(f"metric {spec.name} is declared twice")
-            self.specs[spec.name] = spec
+            self.specs[spec.name], self._section[spec.name] = spec, section
         self._found = lru_cache(KEYS)(self._series_of)
 
     def spec(self, name: str) -> MetricSpec:
@@ -49,8 +50,7 @@ class Registry:
 
     def section_of(self, key: str) -> Section:
         """The section of the first metric that a flat key feeds. Raises ValueError if it feeds none."""
-        name = self.series_of(key)[0][0].name
-        return next(section for section, specs in self.sections.items() if name in {spec.name for spec in specs})
+        return self._section[self.series_of(key)[0][0].name]
 
     @cached_property
     def known_keys(self) -> dict[str, tuple[Series, ...]]:

@@ -5,7 +5,7 @@ Invariants:
 - Every series with seeded labels exists from the start: a gauge is NaN until it is first set ("not measured" is not
   0), a counter is 0. A null in a step's dict sets a gauge to NaN and leaves a counter unchanged.
 - A step with a wrong key or value raises an error and changes no series.
-- Series of a label value that `retain` does not name end; a later value of it starts a new series.
+- `forget` ends the series of a label value; a later value of it starts a new series.
 - A store is not thread-safe; its owner holds a lock (`actors.metrics.exporter.Recorder`). Nothing waits.
 """
 
@@ -79,12 +79,12 @@ class MetricStore:
             for labels, value in values.items()
         }
 
-    def retain(self, label: str, values: Collection[str]) -> None:
-        """Removes every series whose `label` has none of `values`, of all metrics whose labels are open."""
+    def forget(self, label: str, values: Collection[str]) -> None:
+        """Removes every series whose `label` has one of `values`, of all metrics whose labels are open."""
         for name, spec in self.registry.specs.items():
             if spec.open and label in spec.labels:
                 at, series = spec.labels.index(label), self.scalars[name]
-                for gone in [found for found in series if found[at] not in values]:
+                for gone in [found for found in series if found[at] in values]:
                     del series[gone]
 
     def step(self, flat: Flat) -> None:

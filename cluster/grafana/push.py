@@ -48,8 +48,11 @@ class Push:
         return [*outcomes, *(self._board(name, board) for name, board in boards.items())]
 
     def _data_source(self, prometheus: str | None) -> Outcome:
-        present = [source for source in self.server.data_sources() if source.get("type") == "prometheus"]
+        listed = self.server.data_sources()
+        present = [source for source in listed or () if source.get("type") == "prometheus"]
         if prometheus is None:
+            if listed is None:
+                return Outcome("data source", "not looked at: these credentials may not list data sources")
             if not present:
                 raise UserError(
                     f"Grafana at {self.server.url} has no data source of type Prometheus; give --prometheus the "
@@ -69,7 +72,7 @@ class Push:
     def _save_source(self, wanted: dict[str, Any], found: dict[str, Any] | None) -> Outcome:
         what = f"data source {SOURCE_NAME}"
         if found is None:
-            return self._do(what, "created", lambda: self.server.save_data_source(wanted, None))
+            return self._create_source(what, wanted)
         lines = differences({key: found.get(key) for key in wanted}, wanted | {"jsonData": _with(found, wanted)})
         if not lines:
             return Outcome(what, "unchanged")
@@ -77,6 +80,15 @@ class Push:
             return Outcome(what, "kept: it is provisioned" if found.get("readOnly") else "kept", True, lines)
         merged = found | wanted | {"jsonData": _with(found, wanted)}
         return self._do(what, "overwritten", lambda: self.server.save_data_source(merged, SOURCE), lines)
+
+    def _create_source(self, what: str, wanted: dict[str, Any]) -> Outcome:
+        try:
+            return self._do(what, "created", lambda: self.server.save_data_source(wanted, None))
+        except Conflict as error:
+            raise UserError(
+                f"Grafana at {self.server.url} has another data source named {SOURCE_NAME} ({error}); rename that one, "
+                "or leave --prometheus out to use it"
+            ) from error
 
     def _folder(self) -> Outcome:
         title = self.server.folder(self.folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
@@ -90,27 +90,28 @@ class Server:
         with self._calls(f"given the folder {title}"):
             _block(self._api.folder.create_folder(title, uid))
 
-    def data_sources(self) -> list[JSON]:
-        """All data sources."""
+    def data_sources(self) -> list[JSON] | None:
+        """All data sources; None if these credentials may not list them (an Editor's may not)."""
         with self._calls("asked for its data sources"):
-            return _blocks(self._api.datasource.list_datasources())
+            answer = self._known(lambda: self._api.datasource.list_datasources(), 403)
+            return None if answer is None else _blocks(answer)
 
     def save_data_source(self, source: Mapping[str, Any], uid: str | None) -> None:
-        """Creates a data source, or changes the one with this uid."""
+        """Creates a data source, or changes the one with this uid. Raises Conflict if another one has its name."""
         with self._calls(f"given the data source {source['name']}"):
             if uid is None:
                 _block(self._api.datasource.create_datasource(dict(source)))
             else:
                 _block(self._api.datasource.update_datasource_by_uid(uid, dict(source)))
 
-    def _known(self, call: Any) -> Any:
-        """What a call returns; None if Grafana does not know the object (404)."""
+    def _known(self, call: Callable[[], Any], none_if: int = 404) -> Any:
+        """What a call returns; None if Grafana refuses with this status, by default because it knows no such object."""
         from grafana_client.client import GrafanaClientError
 
         try:
             return call()
         except GrafanaClientError as error:
-            if error.status_code == 404:
+            if error.status_code == none_if:
                 return None
             raise
 

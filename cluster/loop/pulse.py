@@ -30,7 +30,7 @@ class Gauges(Protocol):
 
     def replace(self, name: str, values: Mapping[tuple[str, ...], float | None]) -> None: ...
 
-    def retain(self, label: str, values: Collection[str]) -> None: ...
+    def forget(self, label: str, values: Collection[str]) -> None: ...
 
 
 def limits(config: RunConfig, gauges: Gauges) -> None:
@@ -39,21 +39,33 @@ def limits(config: RunConfig, gauges: Gauges) -> None:
     gauges.set("squelch_weight_parity_limit_nats", config.rollout.parity_limit)
 
 
-def beat(fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
-    """Exports the present figures, and ends the series of members that have left."""
-    members = [member for member in fleet.members() if member.state is not MemberState.RETIRED]
-    states: dict[tuple[str, ...], float | None] = {
-        (m.name, state.value): float(m.state is state) for m in members for state in MemberState
-    }
-    gauges.replace("squelch_actor_state", states)
-    names = {member.name for member in members}
-    gauges.retain("worker", names)
-    gauges.retain("actor", names | fleet.up().keys())
-    for state, since in ledger.oldest().items():
-        gauges.set("squelch_oldest_ticket_timestamp_seconds", since, state=state)
-    free, size = _room(run_dir)
-    gauges.set("squelch_disk_free_bytes", free)
-    gauges.set("squelch_disk_size_bytes", size)
+class Pulse:
+    """Exports the present figures at each `beat`, and ends the series of members that have left."""
+
+    def __init__(self, fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
+        self._fleet, self._ledger, self._run_dir, self._gauges = fleet, ledger, run_dir, gauges
+
+    def beat(self) -> None:
+        """Exports the figures as they are now."""
+        self._members()
+        for state, since in self._ledger.oldest().items():
+            self._gauges.set("squelch_oldest_ticket_timestamp_seconds", since, state=state)
+        free, size = _room(self._run_dir)
+        self._gauges.set("squelch_disk_free_bytes", free)
+        self._gauges.set("squelch_disk_size_bytes", size)
+
+    def _members(self) -> None:
+        members = self._fleet.members()
+        states: dict[tuple[str, ...], float | None] = {
+            (member.name, state.value): float(member.state is state)
+            for member in members
+            if member.state is not MemberState.RETIRED
+            for state in MemberState
+        }
+        self._gauges.replace("squelch_actor_state", states)
+        gone = {member.name for member in members if member.state is MemberState.RETIRED}
+        for label in ("worker", "actor") if gone else ():
+            self._gauges.forget(label, gone)
 
 
 def _room(folder: Path) -> tuple[float | None, float | None]:
@@ -66,20 +78,20 @@ def _room(folder: Path) -> tuple[float | None, float | None]:
 
 
 @asynccontextmanager
-async def pulse(fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> AsyncIterator[None]:
-    """Exports the figures now, every `BEAT_S` seconds within the block, and once more at its end."""
-    beat(fleet, ledger, run_dir, gauges)
-    beating = asyncio.create_task(_beats(fleet, ledger, run_dir, gauges))
+async def beating(pulse: Pulse) -> AsyncIterator[None]:
+    """Beats now, every `BEAT_S` seconds within the block, and once more at its end."""
+    pulse.beat()
+    task = asyncio.create_task(_beats(pulse))
     try:
         yield
     finally:
-        beating.cancel()
+        task.cancel()
         with suppress(asyncio.CancelledError):
-            await beating
-        beat(fleet, ledger, run_dir, gauges)
+            await task
+        pulse.beat()
 
 
-async def _beats(fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
+async def _beats(pulse: Pulse) -> None:
     while True:
         await asyncio.sleep(BEAT_S)
-        beat(fleet, ledger, run_dir, gauges)
+        pulse.beat()

@@ -33,6 +33,7 @@ from typing import Any
 from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
 from actors.metrics.exporter import Recorder
+from actors.metrics.loggers import Loggers, open_loggers, require_packages
 from actors.model_folder import check_model_folder
 from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
@@ -43,11 +44,11 @@ from cluster.fleet.bootstrap import check_address, connect, disconnect, prepare_
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
-from cluster.loop.pulse import limits, pulse
+from cluster.loop.pulse import Pulse, beating, limits
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
 from cluster.loop.uploading import Uploads, open_uploads, watched
 from cluster.metrics import REGISTRY
-from cluster.package import installed_version
+from cluster.package import installed_version, needs_extra
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.logs import log_folder, quiet, write_trace
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
@@ -73,6 +74,7 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
             `store`.
     """
     check_folder(config.run_dir)
+    _check_loggers(config)
     uploads = open_uploads(config, resume, say)
     if uploads is None:
         return _run(config, resume, None, say)
@@ -101,7 +103,10 @@ def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable
             output.keep(config.run_dir)
             for note in make(config.environment.name, "train", config.environment.options).notes():
                 say(note)
-            return asyncio.run(_train(config, model_dir, state, checkpoint, recorder, uploads, started, say))
+            with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
+                training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, started, say)
+                loggers.exit_code = asyncio.run(training)
+            return loggers.exit_code
         except UserError:
             raise
         except ArchiveError as error:  # e.g. a full disk, or a folder without write permission
@@ -149,12 +154,27 @@ def _open_recorder(config: RunConfig) -> Recorder:
     return recorder
 
 
+def _check_loggers(config: RunConfig) -> None:
+    extra = ",".join(config.recorder.loggers)
+    with needs_extra(extra, f"recorder.loggers=[{extra}]"):
+        require_packages(config.recorder)
+
+
+def _open_loggers(config: RunConfig, recorder: Recorder, clock: int) -> Loggers:
+    settings = config.model_dump(mode="json")
+    try:
+        return Loggers(recorder, open_loggers(config.recorder, REGISTRY, config.run_dir, config.name, settings, clock))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 async def _train(
     config: RunConfig,
     model_dir: Path,
     state: LoopState,
     checkpoint: Path | None,
     recorder: Recorder,
+    loggers: Loggers,
     uploads: Uploads | None,
     started: float,
     say: Callable[[str], None],
@@ -170,11 +190,11 @@ async def _train(
         await _stoppable(_start(fleet, checkpoint), stop_signal)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
-        coordinator = Coordinator(config, fleet, archive, recorder, state, say)
+        coordinator = Coordinator(config, fleet, archive, loggers, state, say)
         _stop_on_signals(coordinator, stop_signal)
         say(f"ready after {time.time() - started:.1f} s")
         watching = watched(uploads, archive, recorder, coordinator.stop)
-        async with pulse(fleet, coordinator.ledger, config.run_dir, recorder), watching:
+        async with beating(Pulse(fleet, coordinator.ledger, config.run_dir, recorder)), watching:
             await coordinator.run()
     finally:
         await fleet.stop()

@@ -27,6 +27,10 @@ WAITS = {
     'squelch_wait_seconds_total{waiter="coordinator",waited_for="environment"}': f"90+0{LONG}",
     'squelch_wait_seconds_total{waiter="learner",waited_for="environment"}': f"900+0{LONG}",
 }
+SILENT = {
+    'squelch_without_progress_seconds{actor="env-1"}': f"0+60{LONG}",
+    'squelch_without_progress_seconds{actor="rollout-0"}': f"2+0{LONG}",
+}
 CHANCE = {f"squelch_retrieval_chance_ratio{{{FIRST}}}": f"0.1+0{LONG}"}
 RETRIEVAL = f"squelch_retrieval_accuracy_ratio{{{FIRST}}}"
 PARITY = 'squelch_weight_parity_nats{worker="r0"}'
@@ -108,6 +112,11 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
     ],
     "SquelchStalled": [
         (RUNNING | LAST | WAITS, "20m", {"party": "learner"}),
+        (
+            RUNNING | LAST | WAITS | SILENT,
+            "20m",
+            {"party": "env-1"},
+        ),
         (RUNNING | LAST | WAITS, "10m", None),
         (RUNNING | LAST | WAITS | {"squelch_step": f"9+0{LONG}"}, "20m", None),
         (RUNNING | BEFORE | WAITS | {"process_start_time_seconds": f"0+0{LONG}"}, "20m", {"party": "learner"}),

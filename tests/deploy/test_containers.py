@@ -135,7 +135,7 @@ def test_a_compose_cluster_notices_a_dead_node_as_soon_as_one_on_kubernetes() ->
 def test_every_file_that_compose_mounts_exists() -> None:
     mounts = [mount.split(":")[0] for service in SERVICES["services"].values() for mount in service.get("volumes", [])]
     files = [mount for mount in mounts if mount.startswith(".")]
-    assert len(files) == 5 and all((COMPOSE / file).exists() for file in files)
+    assert len(files) == 6 and all((COMPOSE / file).exists() for file in files)
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:

@@ -19,7 +19,7 @@ from cluster.cli import main
 from cluster.config import load
 from cluster.control.ledger import Ledger
 from cluster.control.membership import WORKER_MOVES, Membership
-from cluster.loop.pulse import beat, limits
+from cluster.loop.pulse import Pulse, limits
 from cluster.metrics import REGISTRY
 from deploy import dashboards
 from deploy.alert_rules import RULES
@@ -209,7 +209,7 @@ def beat_once(folder: Path, recorder: Recorder) -> None:
     workers.join("rollout-0", None)
     ledger.issue("t0")
     limits(load("frozenlake"), recorder)
-    beat(SimpleNamespace(members=workers.members, up=lambda: {"learner-0": True}), ledger, folder, recorder)
+    Pulse(SimpleNamespace(members=workers.members), ledger, folder, recorder).beat()
 
 
 @pytest.mark.slow

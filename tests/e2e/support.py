@@ -140,6 +140,7 @@ def compared_run(folder: Path, model: Path) -> list[str]:
         "learner.objective.kl.coefficient=0.05",
         "gradients.every=3",
         "gradients.groups=7",
+        "recorder.loggers=[tensorboard]",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from actors.archive.reader import read_events, read_groups, read_metrics
 from cluster.loop.state import checkpoints
@@ -78,6 +79,13 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
     assert mine["finished"] and mine["ledger"] == other["ledger"] and mine["ledger"]["balanced"]
 
 
+def logged(run_dir: Path) -> list[int]:
+    """The steps of which TensorBoard shows the reward."""
+    read = EventAccumulator(str(run_dir / "tensorboard"))
+    read.Reload()
+    return [event.step for event in read.Scalars("Is it learning/reward_mean")]
+
+
 def kill_learner(run: Run) -> None:
     """Kills the learner's rank; Ray titles a process by its actor's class."""
     (rank,) = [p for p in children(run.process.pid) if any("LearnerRank" in word for word in p.cmdline())]
@@ -118,3 +126,4 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     assert f"after step {newest}" in run.until(lambda line: line.startswith("resumed from"))
     assert run.finish() == 0, run.text
     assert_same_run(folder, whole.folder)
+    assert logged(folder) == logged(whole.folder) == list(range(1, STEPS + 1))

@@ -94,6 +94,7 @@ def test_every_step_made_again_from_the_archive_gives_the_same_parameters(whole,
 def test_the_scorer_reports_the_proxies(whole: Finished) -> None:
     scored = [m for m in read_metrics(whole.folder) if m.get("first_turn/retrieval_accuracy") is not None]
     assert len(scored) == summary(whole.folder)["scorer"]["done"] >= 1, "the last step's scoring has a record too"
+    assert scored[0]["step"] <= scored[0]["scorer/step"] + 2, "the first figures are exported within two steps"
     for m in scored:
         assert 0 <= m["first_turn/retrieval_accuracy"] <= 1
         total = m["first_turn/mi_est"] + m["first_turn/conditional_entropy"]

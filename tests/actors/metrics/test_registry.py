@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.metrics.registry import Registry
+from actors.metrics.registry import KEYS, Registry
 from actors.metrics.series import MetricStore
 from actors.metrics.specification import Section, gauge
 from cluster.control.ledger import Ledger
@@ -147,3 +147,29 @@ def test_a_wrong_name_or_label_is_refused_with_the_nearest() -> None:
         store.observe("squelch_mi_zscore", 1.0)
     with pytest.raises(ValueError, match="did you mean `first_turn`"):
         store.observe("squelch_mi_zscore", 1.0, scope="first-turn")
+
+
+def test_workers_that_come_and_go_leave_no_series_and_no_memory_behind() -> None:
+    registry = Registry({section: specs for section, specs in REGISTRY.sections.items()})
+    store = MetricStore(registry)
+    for number in range(2 * KEYS):
+        name = f"rollout-{number}"
+        store.step({f"weights/{name}/version": 1.0, f"up/{name}": 1.0})
+        store.forget("worker", {name})
+        store.forget("actor", {name})
+    assert not store.scalars["squelch_worker_policy_version"] and not store.scalars["squelch_actor_up"]
+    assert registry._found.cache_info().currsize <= KEYS
+
+
+def test_a_gauge_is_replaced_as_a_whole_and_only_by_its_own_labels() -> None:
+    store = MetricStore(REGISTRY)
+    store.replace("squelch_actor_state", {("a", "healthy"): 1.0, ("b", "dead"): None})
+    store.replace("squelch_actor_state", {("c", "dead"): 1.0})
+    assert store.scalars["squelch_actor_state"] == {("c", "dead"): 1.0}
+    with pytest.raises(ValueError):
+        store.replace("squelch_actor_state", {("c",): 1.0})
+
+
+def test_the_section_of_a_key_is_that_of_its_metric() -> None:
+    assert REGISTRY.section_of("kept_mass") is Section.FILTER
+    assert REGISTRY.section_of("weights/rollout-7/version") is Section.HEALTH

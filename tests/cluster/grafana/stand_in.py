@@ -34,6 +34,8 @@ class Grafana:
     provisioned: set[str] = field(default_factory=set)
     normalise: bool = False
     old_history: bool = False
+    editor: bool = False
+    """Whether the credentials are those of an Editor, who may not see data sources."""
     page: str = ""
     """If set, every answer is this web page."""
     redirect: str = ""
@@ -136,6 +138,8 @@ def _handler(grafana: Grafana, prefix: str) -> type[BaseHTTPRequestHandler]:
                 return self.send(200, grafana.page, {"Content-Type": "text/html"})
             if path != "/health" and not _allowed(self.headers.get("Authorization", "")):
                 return self.send(401, json.dumps({"message": "Invalid API key"}))
+            if grafana.editor and path.startswith("/datasources"):
+                return self.send(403, json.dumps({"message": "You'll need additional permissions"}))
             status, answer = grafana.answer(self.command, path, body)
             self.send(status, json.dumps(answer))
 

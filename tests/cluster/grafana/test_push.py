@@ -149,6 +149,23 @@ def test_without_an_address_of_prometheus_an_existing_data_source_is_used(
     assert main(words) == 0 and "uses Prom" in capsys.readouterr().out
 
 
+def test_an_editor_may_push_dashboards_but_no_data_source(
+    grafana: Grafana, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grafana.editor = True
+    assert push(url) == 2 and not grafana.boards
+    refused(capsys, "needs the role Editor, and Admin for data sources")
+    assert main(["dashboards", "push", "--url", url]) == 0 and len(grafana.boards) == 4
+
+
+def test_another_data_source_of_that_name_is_refused(
+    grafana: Grafana, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grafana.sources.append({"uid": "other", "name": "Squelch", "type": "loki"})
+    assert push(url) == 2
+    refused(capsys, "another data source named Squelch", "--prometheus")
+
+
 def test_basic_credentials_and_a_path_before_the_api_work(grafana: Grafana, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRAFANA_TOKEN")
     monkeypatch.setenv("GRAFANA_USER", USER)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.archive.store import ArchiveError
+from actors.metrics.loggers import Loggers
 from cluster.config import load
 from cluster.control.parties import Refused
 from cluster.errors import UserError
@@ -114,7 +115,8 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="")
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
-        asyncio.run(run._train(config, tmp_path, LoopState(clock=3), tmp_path, recorder, None, 0.0, lambda _: None))
+        state, say = LoopState(clock=3), lambda _: None
+        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, 0.0, say))
 
 
 def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:
@@ -153,3 +155,49 @@ def test_the_endpoint_says_which_run_it_serves() -> None:
     recorder.close()
     assert 'squelch_run_info{environment="FrozenLake",filter="top_k",run="mine"} 1.0' in text
     assert f'squelch_build_info{{python="{platform.python_version()}",version="{installed_version()}"}} 1.0' in text
+
+
+class Spy:
+    """A logger that notes its steps, and the exit code with which it is closed."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def step(self, step: int, flat: object) -> None:
+        self.told.append(step)
+
+    def close(self, exit_code: int) -> None:
+        self.told.append(f"exit {exit_code}")
+
+
+def test_a_runs_loggers_get_its_steps_and_its_exit_code(monkeypatch, tmp_path) -> None:
+    train, exporter, logger = ending(monkeypatch, tmp_path, ValueError("unused")), Spy(), Spy()
+    exporter.close = lambda: None
+
+    async def steps(*arguments: object) -> int:
+        (loggers,) = (one for one in arguments if isinstance(one, Loggers))
+        loggers.step(1, {})
+        return 3
+
+    monkeypatch.setattr(run, "_open_recorder", lambda _: exporter)
+    monkeypatch.setattr(run, "open_loggers", lambda *_: [logger])
+    monkeypatch.setattr(run, "_train", steps)
+    assert train() == 3
+    assert (exporter.told, logger.told) == ([1], [1, "exit 3"])
+
+
+def test_a_run_that_fails_is_closed_as_failed_in_its_loggers(monkeypatch, tmp_path) -> None:
+    logger = Spy()
+    train = ending(monkeypatch, tmp_path, RuntimeError("a bug"))
+    monkeypatch.setattr(run, "open_loggers", lambda *_: [logger])
+    assert train() == 1 and logger.told == ["exit 1"]
+
+
+def test_a_logger_that_cannot_start_ends_the_run_before_its_actors(monkeypatch, tmp_path) -> None:
+    def refuse(*_: object) -> list[Spy]:
+        raise ValueError("recorder.loggers: Weights & Biases: nobody is logged in")
+
+    train = ending(monkeypatch, tmp_path, AssertionError("started"))
+    monkeypatch.setattr(run, "open_loggers", refuse)
+    with pytest.raises(UserError, match="nobody is logged in"):
+        train()

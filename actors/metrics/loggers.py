@@ -1,0 +1,120 @@
+"""Loggers beside Prometheus: TensorBoard and Weights & Biases, with the figures of the same registry.
+
+A logger gets the flat dict of each step that the exporter gets. A figure's name there is its section of docs/metrics.md
+and its key, e.g. `Filter/kept_mass`, so that both tools group it as the docs do. A figure without a value is left out.
+
+Invariants:
+
+- A resumed run continues the same TensorBoard folder and the same W&B run, and no step is in it twice.
+- A step waits for a logger only while the figures are handed over; both write in a thread or process of their own.
+- `close` waits `recorder.logger_timeout_s` at most.
+
+`open_loggers` imports a logger's package, which is an optional extra (`pip install 'squelch-rl[tensorboard,wandb]'`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from actors.config import RecorderConfig
+from actors.metrics.registry import Registry
+from actors.metrics.series import Flat
+
+PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
+"""The module that each logger needs; the extra has the logger's name."""
+
+
+class Logger(Protocol):
+    """Takes the figures of each step."""
+
+    def step(self, step: int, flat: Flat) -> None:
+        """Takes the flat figures of a training step."""
+
+
+class Exporter(Logger, Protocol):
+    """Takes single values between two steps too (`actors.metrics.exporter`)."""
+
+    def set(self, name: str, value: float | None, **labels: str) -> None:
+        """Sets a gauge."""
+
+
+class RunLogger(Logger, Protocol):
+    """A logger that ends with the run."""
+
+    def close(self, exit_code: int) -> None:
+        """Writes what is left; `exit_code` is that of the run, 0 for success."""
+
+
+class Loggers:
+    """Hands each step to the exporter and to the run's loggers, which it closes at the end of a `with` block.
+
+    `exit_code`: that of the run; a block that an exception ends has failed.
+    """
+
+    def __init__(self, exporter: Exporter, loggers: Sequence[RunLogger]) -> None:
+        self._exporter, self._loggers = exporter, tuple(loggers)
+        self.exit_code = 1
+
+    def set(self, name: str, value: float | None, **labels: str) -> None:
+        """Sets a gauge of the exporter; loggers take whole steps only."""
+        self._exporter.set(name, value, **labels)
+
+    def step(self, step: int, flat: Flat) -> None:
+        """Takes the flat figures of a training step."""
+        for logger in (self._exporter, *self._loggers):
+            logger.step(step, flat)
+
+    def __enter__(self) -> Loggers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as closing:  # one that fails to close does not keep the others open
+            for logger in self._loggers:
+                closing.callback(logger.close, self.exit_code)
+
+
+def require_packages(config: RecorderConfig) -> None:
+    """Imports what the configured loggers need. ModuleNotFoundError, whose `name` is the package, if one is missing."""
+    for name in config.loggers:
+        importlib.import_module(PACKAGES[name])
+
+
+def open_loggers(
+    config: RecorderConfig, registry: Registry, run_dir: Path, name: str, settings: Mapping[str, Any], clock: int
+) -> list[RunLogger]:
+    """The configured loggers of the run in `run_dir`.
+
+    Args:
+        name: the run's name; `settings`: its resolved configuration as plain data.
+        clock: the completed steps of the run, of which a resume keeps the records; -1 for a run that begins.
+
+    Raises:
+        ValueError: a logger cannot start; the text says which, why, and what helps.
+    """
+
+    def tensorboard() -> RunLogger:
+        from actors.metrics.tensorboard_log import TensorBoardLog
+
+        return TensorBoardLog(registry, run_dir / "tensorboard", clock)
+
+    def wandb() -> RunLogger:
+        from actors.metrics.wandb_log import WandbLog
+
+        return WandbLog(config, registry, run_dir, name, settings)
+
+    makers: dict[str, Callable[[], RunLogger]] = {"tensorboard": tensorboard, "wandb": wandb}
+    return [makers[logger]() for logger in config.loggers]
+
+
+def named_figures(registry: Registry, flat: Flat) -> dict[str, float]:
+    """The figures that have a value, under `SECTION/KEY`."""
+    return {
+        f"{registry.section_of(key)}/{key}": float(value)
+        for key, value in flat.items()
+        if value is not None and math.isfinite(value)
+    }

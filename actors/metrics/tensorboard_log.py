@@ -1,0 +1,58 @@
+"""Writes a run's figures as TensorBoard's scalars, in `RUN/tensorboard`. `tensorboard --logdir runs` shows them.
+
+Each process of a run writes an event file of its own. One that resumes after step n first writes TensorBoard's mark of
+a restart at step n + 1, at which readers drop the later steps of earlier files: those are trained again.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from actors.metrics.loggers import named_figures
+from actors.metrics.registry import Registry
+from actors.metrics.series import Flat
+
+MAX_WAITING = 100
+"""Steps that wait to be written; the next one waits for the disk."""
+FLUSH_S = 5
+"""Seconds after which a step is on disk at the latest."""
+
+
+class TensorBoardLog:
+    """The event file of one process. A disk that refuses a write raises OSError at a later step, or at the close."""
+
+    def __init__(self, registry: Registry, folder: Path, clock: int) -> None:
+        """`clock`: the completed steps of the run, -1 for one that begins. ValueError if the folder refuses."""
+        self._registry = registry
+        self._described: set[str] = set()
+        try:
+            self._writer = EventFileWriter(str(folder), max_queue_size=MAX_WAITING, flush_secs=FLUSH_S)
+        except OSError as error:
+            raise ValueError(f"recorder.loggers: {folder} cannot be written: {error.strerror or error}") from error
+        restart = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(step=clock + 1, wall_time=time.time(), session_log=restart))
+
+    def step(self, step: int, flat: Flat) -> None:
+        """Takes the flat figures of a training step."""
+        event = Event(step=step, wall_time=time.time())
+        for name, value in named_figures(self._registry, flat).items():
+            event.summary.value.add(tag=name, simple_value=value, metadata=self._description(name))
+        self._writer.add_event(event)
+
+    def _description(self, name: str) -> SummaryMetadata | None:
+        """The figure's meaning, which TensorBoard shows beside its plot; with the first value only."""
+        if name in self._described:
+            return None
+        self._described.add(name)
+        spec, _ = self._registry.series_of(name.partition("/")[2])[0]
+        plugin = SummaryMetadata.PluginData(plugin_name="scalars")
+        return SummaryMetadata(summary_description=spec.help, plugin_data=plugin)
+
+    def close(self, exit_code: int) -> None:
+        """Writes what is left."""
+        self._writer.close()

@@ -1,0 +1,99 @@
+"""Sends a run's figures to Weights & Biases, or keeps them for `wandb sync` (`recorder.wandb_mode=offline`).
+
+`RUN/wandb/run.json` holds the id of the W&B run and the last step that it has. A resumed run continues that run, and
+leaves out the steps that it has already: W&B takes no step twice, and a resumed run repeats them.
+
+W&B's process waits for the network; a step does not. Neither code nor git's state is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from actors.config import RecorderConfig
+from actors.metrics.loggers import named_figures
+from actors.metrics.registry import Registry
+from actors.metrics.series import Flat
+from actors.process.disk import write_whole
+from envs.untrusted.files import is_file, read_bytes, reason
+
+MAX_FILE = 4096
+
+
+class WandbLog:
+    """One W&B run."""
+
+    def __init__(
+        self, config: RecorderConfig, registry: Registry, run_dir: Path, name: str, settings: Mapping[str, Any]
+    ) -> None:
+        """ValueError if W&B has no credentials for this user, or cannot be reached, or its file is damaged."""
+        self._registry = registry
+        self._file = run_dir / "wandb" / "run.json"
+        found, self._last = _identity(self._file)
+        self._run = _start(config, run_dir, name, settings, found)
+        self._keep()
+
+    def step(self, step: int, flat: Flat) -> None:
+        """Takes the flat figures of a training step."""
+        if step > self._last:
+            self._run.log(named_figures(self._registry, flat), step=step)
+            self._last = step
+            self._keep()
+
+    def close(self, exit_code: int) -> None:
+        """Sends what is left, as far as it can be sent in time; the rest stays for `wandb sync`."""
+        self._run.finish(exit_code)
+
+    def _keep(self) -> None:
+        write_whole(self._file, json.dumps({"id": self._run.id, "step": self._last}))
+
+
+def _start(
+    config: RecorderConfig, run_dir: Path, name: str, settings: Mapping[str, Any], found: str | None
+) -> wandb.Run:
+    timeout = config.logger_timeout_s
+    own = wandb.Settings(
+        console="off",  # the terminal is the run's
+        silent=True,
+        disable_git=True,
+        save_code=False,
+        init_timeout=timeout,
+        finish_timeout=timeout,
+    )
+    try:
+        if config.wandb_mode != "offline" and own.mode == "online" and not wandb.login(prompt=False):
+            raise ValueError("nobody is logged in; run `wandb login`, set WANDB_API_KEY, or set it offline")
+        return wandb.init(
+            project=config.wandb_project,
+            entity=config.wandb_entity or None,
+            id=found,
+            resume="allow",
+            name=name,
+            dir=run_dir,
+            config=dict(settings),
+            mode=config.wandb_mode,
+            settings=own,
+        )
+    except (wandb.Error, ValueError, OSError) as error:
+        raise ValueError(
+            f"recorder.loggers: Weights & Biases: {reason(error)} (recorder.wandb_mode=offline keeps the figures in "
+            f"{run_dir / 'wandb'} for `wandb sync`)"
+        ) from error
+
+
+def _identity(file: Path) -> tuple[str | None, int]:
+    """The id of the run's W&B run and its last step; None and -1 for a run that has none yet."""
+    if not is_file(file):
+        return None, -1
+    try:
+        found = json.loads(read_bytes(file, MAX_FILE))
+        return str(found["id"]), int(found["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"recorder.loggers: {file} is damaged ({reason(error)}); remove it to start another W&B run"
+        ) from error
