@@ -13,9 +13,9 @@ and docs/known_truth.svg.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,11 @@ from actors.diagnosis.proxies import Scores, proxies_of_scores
 from actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge
 from actors.diagnosis.uncertainty import uncertainty
 from benchmarks.common import print_figures
+from cluster.figures import draw as drawing
+from cluster.figures.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parents[1] / "docs"
 SIZES = (6, 8, 16, 32, 64)
@@ -235,46 +240,37 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
     """docs/known_truth.svg: mean estimate against N with I(X;Z) for comparison, and coverage of the mean; K = 8."""
-    colours = {"weak": "#1b7837", "medium": "#2166ac", "strong": "#b2182b"}
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="760" height="300" font-family="sans-serif" font-size="11">',
-        '<rect width="760" height="300" fill="white"/>',
-    ]
-    left = _axes(parts, 50, "MI-Seq-Est, nats per sequence (dashed: I(X;Z); dotted: log N)", 0.0, 4.5, (0, 1, 2, 3, 4))
-    right = _axes(parts, 430, "share of 95% intervals that hold the mean", 0.5, 1.0, (0.5, 0.75, 0.95))
-    _line(parts, [left(n, float(np.log(n))) for n in SIZES], "#888888", "2 3")
-    _line(parts, [right(n, 0.95) for n in SIZES], "#888888", "2 3")
-    for place, (name, colour) in enumerate(colours.items()):
-        chosen = [r for r in rows if r["channel"] == name and r["samples"] == 8 and r["terminator"]]
-        _line(parts, [left(r["prompts"], r["mean"]) for r in chosen], colour)
-        _line(parts, [left(n, chosen[0]["truth"]) for n in (SIZES[0], SIZES[-1])], colour, "6 4")
-        _line(parts, [right(r["prompts"], r["covers_mean"]) for r in chosen], colour)
-        parts.append(f'<text x="{640}" y="{190 + 16 * place}" fill="{colour}">{name} dependence</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    chosen = {
+        name: [row for row in rows if (row["channel"], row["samples"]) == (name, 8) and row["terminator"]]
+        for name in SHOWN
+    }
+    reading = "Left: the mean estimate rises to the true value with the number of prompts. Right: coverage of the mean."
+    drawn = render("known-truth", "Estimates compared with known mutual information", reading, lambda: _draw(chosen))
+    return standalone(drawn)
 
 
-def _axes(
-    parts: list[str], x: int, title: str, low: float, high: float, marks: Sequence[float]
-) -> Callable[[float, float], tuple[float, float]]:
-    """Draws a frame of 290 x 220 at (x, 40) with a logarithmic axis of N; returns the map (N, value) -> (x, y)."""
-
-    def place(n: float, value: float) -> tuple[float, float]:
-        share = np.log(n / SIZES[0]) / np.log(SIZES[-1] / SIZES[0])
-        return x + 290 * float(share), 260 - 220 * (value - low) / (high - low)
-
-    parts.append(f'<text x="{x}" y="28">{title}</text>')
-    parts.append(f'<rect x="{x}" y="40" width="290" height="220" fill="none" stroke="#333333"/>')
-    for n in SIZES:
-        parts.append(f'<text x="{place(n, low)[0]:.0f}" y="276" text-anchor="middle">{n}</text>')
-    parts += [f'<text x="{x - 6}" y="{place(SIZES[0], m)[1] + 4:.0f}" text-anchor="end">{m:g}</text>' for m in marks]
-    parts.append(f'<text x="{x + 145}" y="292" text-anchor="middle">N, prompts</text>')
-    return place
+SHOWN = {"weak": GREEN, "medium": BLUE, "strong": VERMILLION}
+"""The channels of the figure, and their colours."""
 
 
-def _line(parts: list[str], points: Sequence[tuple[float, float]], colour: str, dash: str = "") -> None:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    style = f' stroke-dasharray="{dash}"' if dash else ""
-    parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{style}/>')
+def _draw(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    figure, ((left, right),) = drawing.grid(1, 2, height=3.2)
+    left.plot(SIZES, [float(np.log(n)) for n in SIZES], color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
+    drawing.end_label(left, "log N, the bound", float(np.log(SIZES[-1])), MUTED)
+    for (name, own), colour in zip(chosen.items(), SHOWN.values(), strict=True):
+        sizes = [row["prompts"] for row in own]
+        left.axhline(own[0]["truth"], color=colour, linewidth=1.0, linestyle=(0, (4, 2)))
+        drawing.lines(left, [drawing.Line(f"{name} dependence", sizes, [row["mean"] for row in own], colour)])
+        drawing.lines(right, [drawing.Line(name, sizes, [row["covers_mean"] for row in own], colour)])
+    drawing.reference(right, 0.95, "95%")
+    right.set_ylim(0.5, 1.0)
+    drawing.percent(right, whole=False)
+    titles = "MI-Seq-Est, nats per sequence (dashed: I(X;Z))", "Intervals that hold the mean"
+    for panel, title in zip((left, right), titles, strict=True):
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(SIZES, [str(size) for size in SIZES])
+        drawing.heading(panel, title, "N, prompts")
+    return drawing.finish(figure)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.studies.collapse --run ENV ... [--seeds 0,1,2] [--other-seeds 0] [--parallel N] [--runs-dir DIR]
 python -m benchmarks.studies.collapse --report DIR ... [--out FOLDER] [--unfinished] [--json]
+python -m benchmarks.studies.collapse --redraw FOLDER
 python -m benchmarks.studies.collapse --quick [--json]
 
 `--run` sweeps the arms on sokoban and frozenlake; the sweep can be resumed (docs/sweep.md), and a cell takes about five
@@ -11,7 +12,8 @@ MAIN run with `--seeds`, the others with `--other-seeds`. All arms were fixed be
 until a seed shows an effect.
 
 `--report` reads every run at or below the folders. It prints means with 95% t-intervals over seeds, differences from
-the same arm without a filter paired by seed, and a figure over steps; `--out` writes collapse.md and collapse.svg.
+the same arm without a filter paired by seed. `--out` writes them as collapse.md, the figures over steps as
+collapse.csv, and a picture of these for each environment. `--redraw` draws the pictures again from collapse.csv.
 `--quick` shows the report on synthetic runs, and says so.
 """
 
@@ -29,9 +31,10 @@ import numpy as np
 import yaml
 
 from benchmarks.common import print_figures
-from benchmarks.studies.collapse_figure import figure
+from benchmarks.studies import collapse_figure
 from benchmarks.studies.collapse_runs import COLUMNS, ENDS, Run, arm_rows, by_arm, find_runs, missing
 from cluster.errors import UserError
+from cluster.figures.style import standalone
 from cluster.sweep.plan import Arm, make_plan, read_seeds
 from cluster.sweep.table import INTERVAL, text
 
@@ -49,6 +52,7 @@ REGULARISERS: Mapping[str, Mapping[str, Any]] = {
 }
 MAIN = ("none_ent0.001", "top_p_ent0.001", "none_ent0.1", "top_p_ent0.1")
 """Arms that test the paper's claim: regularisers that ignore the input cause templates; the filter prevents them."""
+DATA = "collapse.csv"
 COMMON = ["scorer.every=3", "filter.include_zero=false"]
 
 
@@ -116,7 +120,9 @@ def markdown(figures: Mapping[str, Any]) -> str:
     ]
     if figures["made_up"]:
         lines += ["**These runs are made up.**", ""]
-    lines += ["![figures over steps](collapse.svg)", ""]
+    environments = dict.fromkeys(row["environment"] for row in figures["arms"])
+    lines += [line for name in environments for line in (f"![{name} over steps]({picture_of(name)})", "")]
+    lines += ["The data of the pictures is in [collapse.csv](collapse.csv).", ""]
     lines += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in figures["arms"]]
     return "\n".join([*lines, "", LEGEND, "", *(f"- {note}" for note in figures["notes"])]).rstrip() + "\n"
@@ -160,6 +166,17 @@ def _made_up_lines(collapses: bool, rng: np.random.Generator) -> list[dict[str, 
     return lines
 
 
+def picture_of(environment: str) -> str:
+    """Name of an environment's picture."""
+    return f"collapse-{environment.lower()}.svg"
+
+
+def redraw(folder: Path) -> None:
+    """Draws the pictures from the folder's collapse.csv."""
+    for environment, svg in collapse_figure.figures(collapse_figure.read_rows((folder / DATA).read_text())).items():
+        (folder / picture_of(environment)).write_text(standalone(svg))
+
+
 def show(folders: Sequence[Path], args: argparse.Namespace, made_up: bool) -> None:
     """Prints the report, and writes it into the folder of `--out`."""
     runs = find_runs(folders)
@@ -168,7 +185,8 @@ def show(folders: Sequence[Path], args: argparse.Namespace, made_up: bool) -> No
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "collapse.md").write_text(markdown(figures))
         shown = [run for run in runs if run.finished or args.unfinished]
-        (args.out / "collapse.svg").write_text(figure(by_arm(shown)))
+        (args.out / DATA).write_text(collapse_figure.csv_of(collapse_figure.rows(by_arm(shown))))
+        redraw(args.out)
     notes = [LEGEND, *figures["notes"], *(["these runs are made up; give --report DIR"] if made_up else [])]
     print_figures(figures, args.json, [h.replace("\\", "") for h in HEAD], [cells(r) for r in figures["arms"]], notes)
 
@@ -179,9 +197,10 @@ def main() -> int:
     form = parser.add_mutually_exclusive_group(required=True)
     form.add_argument("--run", nargs="+", choices=("sokoban", "frozenlake"), metavar="ENV", help="sweep the arms")
     form.add_argument("--report", nargs="+", type=Path, metavar="DIR", help="folders with runs at or below them")
+    form.add_argument("--redraw", type=Path, metavar="FOLDER", help="draw the pictures from FOLDER/collapse.csv again")
     form.add_argument("--quick", action="store_true", help="the report on synthetic runs, in seconds")
     parser.add_argument("--json", action="store_true", help="report: one JSON object instead of the table")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="report: write collapse.md and collapse.svg there")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="report: write collapse.md and its pictures there")
     parser.add_argument("--unfinished", action="store_true", help="report: also read runs that have not finished")
     parser.add_argument("--seeds", help="run: seeds of the main arms (default: 0,1,2)")
     parser.add_argument("--other-seeds", help="run: seeds of the other arms (default: 0)")
@@ -199,6 +218,9 @@ def main() -> int:
         if args.run:
             seeds, others = read_seeds(args.seeds or "0,1,2"), read_seeds(args.other_seeds or "0")
             return run_study(args.run, seeds, others, args.parallel or 1, args.runs_dir or "runs")
+        if args.redraw:
+            redraw(args.redraw)
+            return 0
         with tempfile.TemporaryDirectory() as scratch:
             if args.quick:
                 write_made_up(Path(scratch))

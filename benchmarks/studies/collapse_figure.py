@@ -1,81 +1,113 @@
-"""The figure of the collapse study: one column per environment, one row per figure, one line per arm."""
+"""The pictures of the collapse study, one for each environment: a column for each strength of the regularisers, a row
+for each figure, and in each panel the arms that differ in the filter only.
+
+`rows` computes the data from runs; it is committed as docs/collapse.csv, and `figures` draws it.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
-from html import escape
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.collapse_runs import TITLES, Arm, Run, mean_series
+from cluster.figures import draw
+from cluster.figures.style import BASELINE, BLUE, VERMILLION, render
 
-COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#01665e", "#c51b7d", "#8c510a", "#4d4d4d", "#35978f")
-WIDTH, HEIGHT, LEFT, TOP, GAP = 340, 150, 60, 40, 50
-Point = tuple[float, float]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHARES = ("success", "judge", "alarm")
+HEADS = {
+    "mi": "MI-Est, nats/token",
+    "entropy": "H(Z|X), nats/token",
+    "success": "success",
+    "judge": "true coordinates",
+    "alarm": "alarm raised",
+}
+COLOURS = {"no filter": BASELINE, "top_p": BLUE, "top_k": VERMILLION}
+"""Colour of a filter, by its rule."""
+Row = dict[str, Any]
 
 
-def figure(arms: Mapping[Arm, Sequence[Run]]) -> str:
-    """The figure as an SVG; a panel without data says that nothing was recorded."""
-    environments = sorted({arm.environment for arm in arms})
-    labels = list(dict.fromkeys(arm.label for arm in arms))
-    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
-    width = LEFT + len(environments) * (WIDTH + GAP)
-    bottom = TOP + len(TITLES) * (HEIGHT + GAP)
-    height = bottom + 16 * len(labels) + 20
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
+def rows(arms: Mapping[Arm, Sequence[Run]]) -> list[Row]:
+    """One row for each arm, figure and step: the mean over seeds and its interval."""
+    return [
+        {
+            **{"environment": arm.environment, "filter": arm.filter, "entropy": arm.entropy, "kl": arm.kl},
+            **{"figure": name, "step": step, "mean": found["mean"], "low": found["low"], "high": found["high"]},
+        }
+        for arm, runs in arms.items()
+        for name in TITLES
+        for step, found in mean_series(runs, name)
     ]
-    for column, environment in enumerate(environments):
-        chosen = {arm: runs for arm, runs in arms.items() if arm.environment == environment}
-        for row, (name, title) in enumerate(TITLES.items()):
-            x, y = LEFT + column * (WIDTH + GAP), TOP + row * (HEIGHT + GAP)
-            _panel(parts, x, y, f"{environment}: {title}", chosen, name, colours)
-    for place, label in enumerate(labels):
-        y = bottom + 16 * place
-        parts.append(f'<rect x="{LEFT}" y="{y - 8}" width="18" height="4" fill="{colours[label]}"/>')
-        parts.append(f'<text x="{LEFT + 26}" y="{y}">{escape(label)}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _panel(
-    parts: list[str],
-    x: float,
-    y: float,
-    title: str,
-    arms: Mapping[Arm, Sequence[Run]],
-    name: str,
-    colours: Mapping[str, str],
-) -> None:
-    parts.append(f'<text x="{x}" y="{y - 8}">{escape(title)}</text>')
-    parts.append(f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#333333"/>')
-    lines = {arm: mean_series(runs, name) for arm, runs in arms.items()}
-    points = [(step, found) for line in lines.values() for step, found in line]
-    if not points:
-        parts.append(f'<text x="{x + WIDTH / 2}" y="{y + HEIGHT / 2}" text-anchor="middle">not recorded</text>')
+def csv_of(found: Sequence[Row]) -> str:
+    """The rows as CSV, with four digits after the point."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in found:
+        writer.writerow(row | {k: "" if row[k] is None else f"{row[k]:.4f}" for k in ("mean", "low", "high")})
+    return buffer.getvalue()
+
+
+def read_rows(text: str) -> list[Row]:
+    """The rows of `csv_of`."""
+    numbers = {"entropy": float, "kl": float, "step": int, "mean": float, "low": float, "high": float}
+    return [
+        {key: (numbers.get(key, str)(value) if value else None) for key, value in row.items()}
+        for row in csv.DictReader(io.StringIO(text))
+    ]
+
+
+def figures(found: Sequence[Row]) -> dict[str, str]:
+    """The figure of each environment as an `<svg>` element."""
+    return {environment: _figure(environment, found) for environment in dict.fromkeys(r["environment"] for r in found)}
+
+
+def _figure(environment: str, found: Sequence[Row]) -> str:
+    own = [row for row in found if row["environment"] == environment]
+    strengths = sorted({(row["kl"], row["entropy"]) for row in own})
+
+    def drawn() -> Figure:
+        figure, axes = draw.grid(len(TITLES), len(strengths), height=1.6, share_y="row")
+        for line, name in zip(axes, TITLES, strict=True):
+            for panel, (kl, entropy) in zip(line, strengths, strict=True):
+                here = [r for r in own if (r["kl"], r["entropy"], r["figure"]) == (kl, entropy, name)]
+                _panel(panel, here, name)
+                title = f"entropy {entropy:g}, KL {kl:g}" if line is axes[0] else ""
+                draw.heading(panel, title, "training step" if line is axes[-1] else "")
+                panel.set_ylabel(HEADS[name] if panel is line[0] else "")
+        names = list(dict.fromkeys(row["filter"] for row in own))
+        draw.legend(figure, names, [_colour(name) for name in names])
+        return draw.finish(figure)
+
+    reading = (
+        "Columns: strength of the regularisers. Bands: 95% t-intervals over three seeds; a line without one is one run."
+    )
+    return render(f"collapse-{environment.lower()}", f"The collapse study on {environment}", reading, drawn)
+
+
+def _panel(panel: Axes, found: Sequence[Row], name: str) -> None:
+    if not found:
+        draw.empty(panel, "not recorded")
         return
-    last = max(1, *(run.steps for runs in arms.values() for run in runs))
-    means = [found["mean"] for _, found in points]
-    share = name in ("success", "judge", "alarm")
-    low, high = (0.0, 1.0) if share else (min(0.0, *means), max(means) * 1.15 or 1.0)
-
-    def place(step: float, value: float) -> Point:
-        inside = min(max(value, low), high)
-        return x + WIDTH * step / last, y + HEIGHT - HEIGHT * (inside - low) / (high - low)
-
-    for mark in (low, (low + high) / 2, high):
-        parts.append(f'<text x="{x - 5}" y="{place(0, mark)[1] + 4:.0f}" text-anchor="end">{mark:.2g}</text>')
-    for mark in (0, last // 2, last):
-        at = place(mark, low)
-        parts.append(f'<text x="{at[0]:.0f}" y="{at[1] + 14:.0f}" text-anchor="middle">{mark}</text>')
-    for arm, line in lines.items():
-        banded = [(step, found) for step, found in line if found["low"] is not None]
-        upper = [place(step, found["high"]) for step, found in banded]
-        lower = [place(step, found["low"]) for step, found in reversed(banded)]
-        if banded and name != "alarm":
-            parts.append(f'<polygon points="{_path(upper + lower)}" fill="{colours[arm.label]}" fill-opacity="0.12"/>')
-        mean = _path([place(step, found["mean"]) for step, found in line])
-        parts.append(f'<polyline points="{mean}" fill="none" stroke="{colours[arm.label]}" stroke-width="1.6"/>')
+    lines = [_line(found, chosen, name) for chosen in dict.fromkeys(row["filter"] for row in found)]
+    draw.lines(panel, lines, labels=False)
+    if name in SHARES:
+        draw.percent(panel)
 
 
-def _path(points: Sequence[Point]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+def _line(found: Sequence[Row], chosen: str, name: str) -> draw.Line:
+    points = [row for row in found if row["filter"] == chosen]
+    banded = name != "alarm" and all(row["low"] is not None for row in points)
+    low, high = ([row[end] for row in points] if banded else () for end in ("low", "high"))
+    return draw.Line(chosen, [r["step"] for r in points], [r["mean"] for r in points], _colour(chosen), low, high)
+
+
+def _colour(chosen: str) -> str:
+    return next(colour for rule, colour in COLOURS.items() if chosen.startswith(rule))

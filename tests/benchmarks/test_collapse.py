@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from benchmarks.studies import collapse
-from benchmarks.studies.collapse_figure import figure
+from benchmarks.studies.collapse_figure import csv_of, figures, read_rows, rows
 from benchmarks.studies.collapse_runs import arm_rows, by_arm, find_runs, missing
 from cluster.sweep.plan import make_plan
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def write_run(folder: Path, seed: int, rule: str, mi: list[float], steps: int, **extra: float) -> None:
@@ -86,8 +88,19 @@ def test_a_folder_without_runs_is_refused_by_name(tmp_path):
 def test_the_figure_is_well_formed_and_says_what_was_not_recorded(tmp_path):
     collapse.write_made_up(tmp_path)
     arms = by_arm(find_runs([tmp_path]))
-    drawn = ElementTree.fromstring(figure(arms))
-    assert len([e for e in drawn.iter() if e.tag.endswith("polyline")]) == 5 * len(arms)
+    (drawn,) = figures(rows(arms)).values()
+    assert ElementTree.fromstring(drawn) is not None and "not recorded" not in drawn
+    assert all(f">{arm.filter}<" in drawn for arm in arms)
     write_run(tmp_path / "x", 0, "none", [0.1], 10)
-    alone = figure(by_arm(find_runs([tmp_path / "x"])))
+    (alone,) = figures(rows(by_arm(find_runs([tmp_path / "x"])))).values()
     assert ElementTree.fromstring(alone) is not None and alone.count("not recorded") == 4
+
+
+def test_the_committed_pictures_are_drawn_from_the_committed_data(tmp_path):
+    found = read_rows((DOCS / collapse.DATA).read_text())
+    assert csv_of(found) == (DOCS / collapse.DATA).read_text()
+    assert {row["environment"] for row in found} == {"FrozenLake", "Sokoban"}
+    (tmp_path / collapse.DATA).write_text(csv_of(found))
+    collapse.redraw(tmp_path)
+    for name in ("collapse-frozenlake.svg", "collapse-sokoban.svg"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), "run: collapse --redraw docs"
