@@ -2,6 +2,7 @@
 
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd
     runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`actors.archive.group_index`)
+    runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`actors.archive.scores`)
     runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
     runs/<name>/events.jsonl                     one span per line: actor, name, start, end (Unix seconds), facts
 
@@ -46,6 +47,7 @@ from actors.archive.reader import (
     read_metrics,
 )
 from actors.archive.schema import DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
+from actors.archive.scores import encoded, scores_key, scores_keys
 from actors.archive.store import ArchiveError, LocalStore, Store, writing
 from actors.archive.version import VERSION, VERSION_KEY
 from actors.process.disk import whole_file
@@ -108,6 +110,12 @@ class Archive:
         block = read_block(self.store, key) if self.store.stat(key) is not None else INDEX_SCHEMA.empty_table()
         self._write(key, replaced(block, step, index_rows(whole)))
 
+    def write_scores(self, step: int, table: pa.Table) -> None:
+        """Writes the score matrices of a step (`actors.archive.scores`)."""
+        key = scores_key(step)
+        with writing(self.store.where(key)), self.store.put(key) as file:
+            file.write(encoded(table))
+
     def groups(self, step: int, ids: Sequence[str]) -> list[pa.Table]:
         """The rows of these groups of a written step, one table of `TRAJECTORY_SCHEMA` each, in the order of `ids`.
         ArchiveError if the part cannot be read or lacks a group."""
@@ -137,7 +145,7 @@ class Archive:
         self._events.append({"actor": actor, "name": name, "start": start, "end": end, **facts})
 
     def truncate_after(self, step: int) -> None:
-        """Deletes all groups and metrics after `step`, because a resumed run repeats those steps."""
+        """Deletes all groups, scores and metrics after `step`, because a resumed run repeats those steps."""
         kept = [line for line in read_metrics(self.run_dir) if line["step"] <= step]
         self._metrics.close()
         with writing(self.run_dir / METRICS), whole_file(self.run_dir / METRICS) as file:
@@ -147,7 +155,7 @@ class Archive:
 
     def _truncate_groups(self, step: int) -> None:
         with writing(self.store.where(GROUPS)):
-            for number, key in part_keys(self.store).items():
+            for number, key in [*part_keys(self.store).items(), *scores_keys(self.store).items()]:
                 if number > step:
                     self.store.delete(key)
             blocks = block_keys(self.store)

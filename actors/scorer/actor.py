@@ -29,6 +29,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError
 
+from actors.archive.scores import scores_table
 from actors.config import ScorerConfig
 from actors.messages import WeightBundle
 from actors.model_folder import load_model_folder
@@ -130,6 +131,11 @@ class ScorerActor:
             yield
         finally:
             self._busy = None
+
+    def scores(self) -> pa.Table:
+        """The score matrices of the last scoring (`actors.archive.scores.SCORES_SCHEMA`)."""
+        version = FIXED_VERSION if self._loaded is None else self._loaded[0]
+        return scores_table(self._scorer.matrices, version)
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""

@@ -40,7 +40,8 @@ class Draw:
     `prompts`: the ids of the distinct columns X_j; `pictures`: the pictures in each column; `weights`: (num_prompts,)
     float64, the columns' mass; `reasonings`: Z_s; `source`: (num_samples,) the column that Z_s was sampled under;
     `versions`: (num_samples, 2) oldest and newest policy version that sampled Z_s; `excluded`: count by reason;
-    `turns`: (num_samples,) index of Z_s's turn, from 0; `groups`: (num_samples,) id of Z_s's group.
+    `turns`: (num_samples,) index of Z_s's turn, from 0; `groups`: (num_samples,) id of Z_s's group; `trajectories`:
+    (num_samples,) index of Z_s's trajectory in its group.
     """
 
     prompts: list[np.ndarray]
@@ -52,6 +53,7 @@ class Draw:
     excluded: Mapping[str, int]
     turns: np.ndarray
     groups: np.ndarray
+    trajectories: np.ndarray
 
     def identities(self) -> list[np.ndarray]:
         """Each column's content, by which equal columns are found (`actors.shared_prefix.identities`)."""
@@ -61,6 +63,7 @@ class Draw:
 @dataclass(frozen=True)
 class _Sample:
     group: str
+    trajectory: int
     turn: int
     prompt: np.ndarray
     pictures: tuple[Picture, ...]
@@ -171,7 +174,7 @@ def _sample(group: str, trajectory: Trajectory, index: int, mass: float) -> _Sam
     prompt, reasoning = ids[: turn.sample_start], ids[turn.reasoning_start : turn.reasoning_end]
     pictures = tuple(picture for picture in trajectory.pictures if picture.position < turn.sample_start)
     key, versions = content_key(prompt, pictures), (turn.version_min, turn.version_max)
-    return _Sample(group, index, prompt, pictures, key, reasoning, versions, mass)
+    return _Sample(group, trajectory.index, index, prompt, pictures, key, reasoning, versions, mass)
 
 
 def _merged(samples: list[_Sample], excluded: Counter[str]) -> Draw:
@@ -183,10 +186,10 @@ def _merged(samples: list[_Sample], excluded: Counter[str]) -> Draw:
     prompts, pictures = [shown[key].prompt for key in column], [shown[key].pictures for key in column]
     versions = np.array([s.versions for s in samples], dtype=np.int64).reshape(-1, 2)
     turns, groups = np.array([s.turn for s in samples], dtype=np.int64), np.array([s.group for s in samples], dtype=str)
+    trajectories = np.array([s.trajectory for s in samples], dtype=np.int64)
     reasonings = [s.reasoning for s in samples]
-    return Draw(
-        prompts, pictures, weights.astype(np.float64), reasonings, source, versions, dict(excluded), turns, groups
-    )
+    mass = weights.astype(np.float64)
+    return Draw(prompts, pictures, mass, reasonings, source, versions, dict(excluded), turns, groups, trajectories)
 
 
 def columns_of(draw: Draw, keep: np.ndarray) -> np.ndarray:
@@ -212,4 +215,5 @@ def subset(draw: Draw, keep: np.ndarray) -> Draw:
         excluded=draw.excluded,
         turns=draw.turns[keep],
         groups=draw.groups[keep],
+        trajectories=draw.trajectories[keep],
     )

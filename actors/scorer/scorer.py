@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from actors.archive.scores import ScoreMatrix, TurnPlace
 from actors.config import ScorerConfig
 from actors.diagnosis.budget import draw_pairs, estimate, others_within
 from actors.diagnosis.fixed_probe import saturated
@@ -88,6 +89,8 @@ class Scorer:
         self._regime = {scope: RegimeGauge() for scope in SCOPES}
         self._parts: set[str] = set()
         """Turns and environments reported so far; each is reported again, as NaN, if a window does not have it."""
+        self.matrices: dict[str, ScoreMatrix] = {}
+        """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
 
     def score(
         self, step: int, version: int, groups: Groups, environments: Mapping[str, str] | None = None
@@ -107,6 +110,7 @@ class Scorer:
             )
         refuse_pictures(step, groups)
         figures = {"scorer/version": float(version)}
+        self.matrices = {}
         for index, (scope, draw) in enumerate(self._draws(step, version, groups).items()):
             seed = (self.seed, step, len(SCOPES) + index)
             figures |= self._scope(scope, draw, version, seed, environments or {})
@@ -134,6 +138,7 @@ class Scorer:
         if matrix is None:
             excluded["one_prompt"] += len(draw.reasonings)
         else:
+            self.matrices[scope] = _with_places(matrix, draw)
             figures |= self._measure(matrix, draw, self._ema[scope], seed)
             excluded["non_finite"] += int(figures["num_excluded"])
         figures |= one_hot(self._regime[scope].read(Reading.of(figures)))
@@ -256,3 +261,12 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
+
+
+def _with_places(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:
+    """The matrix with the place of every reasoning, and of a turn that showed each prompt."""
+    names, numbers = draw.groups.tolist(), zip(draw.trajectories.tolist(), draw.turns.tolist(), strict=True)
+    samples = [TurnPlace(group, *rest) for group, rest in zip(names, numbers, strict=True)]
+    shown = np.unique(draw.source, return_index=True)[1]
+    lengths = np.array([len(z) for z in draw.reasonings])
+    return ScoreMatrix(matrix.filled(np.nan), draw.source, lengths, samples, [samples[row] for row in shown])

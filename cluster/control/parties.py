@@ -144,6 +144,9 @@ class Scorer(Single, Protocol):
     async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
         """The flat figures of a reading of the fixed probe after a step; `payloads`: the groups of its tasks."""
 
+    async def scores(self) -> pa.Table:
+        """The score matrices of the last `score` (`actors.archive.scores`)."""
+
     async def state(self) -> dict[str, Any]:
         """The state of the scorer as JSON-able data."""
 
@@ -228,6 +231,9 @@ class Archive(Protocol):
         self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, Any], filter_text: str = ""
     ) -> object:
         """Writes a step's groups with the decision on each; ArchiveError if the disk refuses."""
+
+    def write_scores(self, step: int, table: pa.Table) -> object:
+        """Writes the score matrices of a step; ArchiveError if the disk refuses."""
 
     def groups(self, step: int, ids: Sequence[str]) -> list[pa.Table]:
         """The rows of these groups of a written step, in this order; ArchiveError if one cannot be read."""

@@ -254,6 +254,9 @@ class RayScorer(RayParty):
     async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
         return await answered(self.handle.probe.remote(step, bundle, payloads))
 
+    async def scores(self) -> pa.Table:
+        return await answered(self.handle.scores.remote())
+
     async def state(self) -> dict[str, Any]:
         return await answered(self.handle.state.remote())
 

@@ -94,7 +94,7 @@ class Coordinator:
         self.probing = Probing(config, self.play)
         self.decomposing = Decomposing(config, self.learning, self.play)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
-        self.scoring = Scoring(config, fleet, self.journal.event, say)
+        self.scoring = Scoring(config, fleet, archive, say)
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
             self.early_stop.restore(state.early_stop)

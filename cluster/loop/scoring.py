@@ -13,16 +13,20 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from actors.archive.store import ArchiveError
 from actors.diagnosis.alarm import DependenceAlarm, scoring_of
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
-from cluster.control.parties import Died, PartyError, Refused, Scorer
+from cluster.control.parties import Archive, Died, PartyError, Refused, Scorer
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 from cluster.loop.playing import PlayedGroup
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 60.0
@@ -31,11 +35,9 @@ DRAIN_TIMEOUT_S = 60.0
 class Scoring:
     """Runs at most one scoring at a time. Its figures go into the next step's record that has no scoring yet."""
 
-    def __init__(
-        self, config: RunConfig, fleet: Fleet, on_event: Callable[..., None], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
         self.say, self.alarm = say, DependenceAlarm()
-        self.timeout_s, self.fleet, self.on_event = config.scorer.timeout_s, fleet, on_event
+        self.timeout_s, self.fleet, self.archive = config.scorer.timeout_s, fleet, archive
         self.pace = ScoringPace(config.scorer.every, config.scorer.timeout_s)
         self.state: dict[str, Any] | None = None
         """The scorer's state after its last finished scoring."""
@@ -61,7 +63,7 @@ class Scoring:
         self._started = started = time.time()
         try:
             figures = await scorer.score(step, bundle, [g.table for g in groups])
-            self.state = await scorer.state()
+            self.state, scores = await scorer.state(), await scorer.scores()
         except Died as error:
             self._failed(step, started, error)
             await self._succeed(scorer, error)
@@ -71,7 +73,15 @@ class Scoring:
             self.pace.end("done")
             self._figures.append(figures | {"scorer/step": float(step), "seconds/score": time.time() - started})
             self._span = (started, time.time())
-            self.on_event("scorer", "score", *self._span, step=step)
+            self.archive.event("scorer", "score", *self._span, step=step)
+            await self._keep(step, scores)
+
+    async def _keep(self, step: int, scores: pa.Table) -> None:
+        """Writes the score matrices. Only readers of the run need them, so the run goes on without them."""
+        try:
+            await asyncio.to_thread(self.archive.write_scores, step, scores)
+        except ArchiveError as error:
+            log.error("the score matrices of step %d are not kept: %s", step, error)
 
     def probe(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
         """Starts a reading of the fixed probe, unless the one before is still under way; `groups`: its tasks'."""
@@ -111,7 +121,7 @@ class Scoring:
     def _failed(self, step: int, started: float, error: PartyError) -> None:
         outcome = "refused" if isinstance(error, Refused) else "failed"
         log.error("%s", self.pace.end(outcome, str(error)))
-        self.on_event("scorer", outcome, started, time.time(), step=step, cause=str(error))
+        self.archive.event("scorer", outcome, started, time.time(), step=step, cause=str(error))
 
     def take_figures(self, step: int, reward_mean: float) -> dict[str, float]:
         """Figures of the oldest finished scoring that was not taken yet, the outcomes counted since the last call, and
@@ -134,7 +144,7 @@ class Scoring:
         log.warning("%s", text)
         self.say(f"step {seen[0]:4d}  ALARM: {text}")
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend, "text": text}
-        self.on_event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
+        self.archive.event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
 
     async def drain(self) -> None:
         """Waits at most `DRAIN_TIMEOUT_S` for the scoring under way, before the last record and at the end of a run."""

@@ -294,6 +294,9 @@ class Scorer(Fake):
         self.world.probed[step] = [group.ticket.ticket_id for group in played]
         return await self._call("probe", lambda: {"probe/step": float(step), "probe/version": float(bundle.version)})
 
+    async def scores(self) -> Any:
+        return await self._call("scores", lambda: None)
+
     async def state(self) -> dict[str, Any]:
         return await self._call("state", dict)
 
@@ -466,12 +469,17 @@ class FakeArchive:
     """What each event says beside party, name and time."""
     rows: dict[str, Any] = field(default_factory=dict)
     """The group of each ticket as it was written last."""
+    scored: list[int] = field(default_factory=list)
+    """The steps whose score matrices were written."""
 
     def write_groups(self, step: int, tables: list[Any], decisions: Mapping[str, Any], filter_text: str = "") -> None:
         assert filter_text
         self.steps[step] = {name: decision.decision for name, decision in decisions.items()}
         assert len(tables) == len(decisions)
         self.rows |= {group.ticket.ticket_id: group for group in tables if isinstance(group, Group)}
+
+    def write_scores(self, step: int, table: Any) -> None:
+        self.scored.append(step)
 
     def groups(self, step: int, ids: list[str]) -> list[Any]:
         assert set(ids) <= set(self.steps[step])

@@ -172,7 +172,7 @@ def test_what_is_left_fits_the_context_and_the_rest_is_counted(
     versions = np.zeros((len(samples), 2), dtype=int)
     marks = np.zeros(len(samples), dtype=int)
     groups, none = marks.astype(str), [()] * len(prompts)
-    draw = Draw(prompts, none, np.ones(len(columns)), reasonings, source, versions, {}, marks, groups)
+    draw = Draw(prompts, none, np.ones(len(columns)), reasonings, source, versions, {}, marks, groups, marks)
     left = within_context(draw, context)
     assert len(left.reasonings) + left.excluded.get("too_long", 0) == len(samples)
     assert len(left.versions) == len(left.reasonings) == len(left.source)
@@ -188,7 +188,7 @@ def test_one_overlong_prompt_leaves_alone() -> None:
     prompts = [np.ones(10), np.ones(98), np.ones(20)]
     weights, source, marks = np.array([2.0, 1, 1]), np.array([0, 0, 1, 2]), np.arange(4)
     groups, none = marks.astype(str), [()] * len(prompts)
-    draw = Draw(prompts, none, weights, reasonings, source, np.zeros((4, 2)), {"failed": 2}, marks, groups)
+    draw = Draw(prompts, none, weights, reasonings, source, np.zeros((4, 2)), {"failed": 2}, marks, groups, marks)
     left = within_context(draw, 100)
     assert [len(x) for x in left.prompts] == [10, 20]
     assert left.source.tolist() == [0, 0, 1] and left.weights.tolist() == [2.0, 1.0]

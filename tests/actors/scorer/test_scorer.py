@@ -262,3 +262,14 @@ def test_under_a_budget_a_reasoning_the_model_gives_nan_is_counted_and_left_out(
 def test_a_budget_is_refused_where_its_estimator_does_not_apply() -> None:
     with pytest.raises(ValueError, match="max_pairs estimates Eq"):
         ScorerConfig(max_pairs=100, compat="ragen")
+
+
+def test_the_matrices_of_a_scoring_name_the_turn_of_every_reasoning_and_prompt() -> None:
+    scorer, groups = Scorer(Oracle(5.0), CONFIG, seed=1), window()
+    scorer.score(1, 0, groups)
+    assert set(scorer.matrices) == {"first_turn", "trajectory"}
+    for matrix in scorer.matrices.values():
+        assert matrix.values.shape == (len(matrix.samples), len(matrix.prompts))
+        for place, column in zip(matrix.samples, matrix.source, strict=True):
+            assert matrix.prompts[column].group == place.group and place.turn == 0
+            assert any(trajectory.index == place.trajectory for trajectory in groups[place.group])

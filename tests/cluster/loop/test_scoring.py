@@ -15,6 +15,7 @@ from cluster.errors import UserError
 from cluster.loop.run import _check_scorer
 from cluster.loop.scoring import Scoring
 from cluster.metrics import REGISTRY
+from tests.fakes.parties import FakeArchive
 
 
 def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
@@ -24,7 +25,8 @@ def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
     def on_event(actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         events.append({"actor": actor, "name": name, **facts})
 
-    return Scoring(load("frozenlake"), SimpleNamespace(scorer=None), on_event, said.append), said, events
+    archive = SimpleNamespace(event=on_event)
+    return Scoring(load("frozenlake"), SimpleNamespace(scorer=None), archive, said.append), said, events
 
 
 def feed(watched: Scoring, step: int, mi: float, reward: float) -> dict[str, float]:
@@ -94,6 +96,9 @@ class OneScorer:
     async def state(self) -> dict[str, Any]:
         return self._state
 
+    async def scores(self) -> None:
+        return None
+
     async def restore(self, state: dict[str, Any]) -> None:
         self.restored.append(state)
 
@@ -118,7 +123,7 @@ class OneScorerFleet:
 
 
 def watching(fleet: OneScorerFleet) -> Scoring:
-    return Scoring(load("frozenlake", ["scorer.every=1"]), fleet, lambda *_, **__: None, lambda _: None)
+    return Scoring(load("frozenlake", ["scorer.every=1"]), fleet, FakeArchive(), lambda _: None)
 
 
 def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies_in_it() -> None:
