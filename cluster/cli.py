@@ -21,6 +21,8 @@ COMMANDS = {
     "job": "list submitted jobs; show status or logs of one, or stop it",
     "status": "show the progress of a run once",
     "watch": "show the progress of a run live",
+    "inspect": "show a run's groups, trajectories and spans in the browser",
+    "trace": "write who worked when, for Perfetto",
     "eval": "measure success on the fixed validation tasks",
     "tiny": "build the embedded tiny policy",
     "filter": "show which groups the filter keeps, from a file of rewards",
@@ -41,6 +43,7 @@ examples:
   squelch train frozenlake filter.rule=none name=unfiltered
   squelch train sokoban --resume               continue from the last checkpoint
   squelch watch runs/frozenlake                live view of a run
+  squelch inspect runs/frozenlake              read its trajectories in the browser
   squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer

@@ -50,7 +50,12 @@ def complain(text: str) -> None:
 
 def visible(text: str) -> str:
     """The text as a terminal may show it: secrets masked, control characters as `\\xNN` or `\\uNNNN`."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], masked(text))
+    return controls_visible(masked(text))
+
+
+def controls_visible(text: str) -> str:
+    """The text with control and format characters as `\\xNN` or `\\uNNNN`, except line ends and tabs."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:

@@ -82,18 +82,20 @@ setup_sandbox() {
         "namespaces (as root on Debian: apt-get install bubblewrap; squelch doctor names the sandbox that works)" >&2
 }
 
-# Prometheus scrapes the tests' runs, and Alertmanager pages for one; iproute2 and util-linux make the hosts of the tests on several hosts.
+# Prometheus scrapes the tests' runs, and Alertmanager pages for one; iproute2 and util-linux make the hosts of the tests
+# on several hosts; Chromium opens the inspector.
 setup_tests() {
     command -v prometheus >/dev/null && command -v promtool >/dev/null && command -v amtool >/dev/null \
-        && command -v bridge >/dev/null && command -v nsenter >/dev/null && return
+        && command -v bridge >/dev/null && command -v nsenter >/dev/null \
+        && command -v chromium >/dev/null && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-            prometheus prometheus-alertmanager iproute2 util-linux >/dev/null
+            prometheus prometheus-alertmanager iproute2 util-linux chromium >/dev/null
     else
-        echo "setup: prometheus, prometheus-alertmanager, iproute2 or util-linux is not installed; tests that need it" \
-            "are skipped with a message (as root on Debian: apt-get install prometheus prometheus-alertmanager" \
-            "iproute2 util-linux)" >&2
+        echo "setup: prometheus, prometheus-alertmanager, iproute2, util-linux or chromium is not installed; tests that" \
+            "need it are skipped with a message (as root on Debian: apt-get install prometheus" \
+            "prometheus-alertmanager iproute2 util-linux chromium)" >&2
     fi
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VERSION_SPAN, Column
+from actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
 from actors.archive.version import VERSION, VERSION_KEY
 
 PAGE = Path(__file__).parents[2] / "docs" / "schema.md"
@@ -26,6 +26,12 @@ row per group for a hundred steps. Both have **schema {VERSION}**: the metadata 
 - A nullable column may be missing from a file; it is then read as null. Every other column is required.
 - Positions count from 0 and ends are exclusive. Lists have one entry per token, per turn, or per trajectory.
 """
+
+SCORES = """\
+One row of `scores/step-NNNNNN.parquet`, which each scoring writes: the score matrices that the mutual-information
+figures were computed from, at most 1 MiB. The texts are in the step's part, at the group, trajectory and turn that the
+row names. `squelch.policy_version` in the metadata is the policy version of the scorer's weights. A matrix of more
+pairs than fit keeps evenly spaced reasonings."""
 
 TAIL = """\
 ## Version 0
@@ -55,6 +61,7 @@ def page() -> str:
         _section("A version span", "One entry of `version_spans`. A turn may have several.", VERSION_SPAN),
         _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", PICTURE),
         _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", INDEX),
+        _section("A scored pair", SCORES, SCORE),
         TAIL,
     ]
     return "\n".join(parts)

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
 from actors.archive.version import checked_version, version_of
-from envs.untrusted.files import is_folder, read_bounded, require_regular, state
+from envs.untrusted.files import brief, is_folder, read_bounded, require_regular, state
 from envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     Place = Path | str | Store
 
 GROUPS = "groups"
 METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
-CONFIG = "config.yaml"
+CONFIG, TOKENIZER = "config.yaml", "tokenizer.json"
 _PART, _BLOCK = re.compile(r"(?:groups/)?step-([0-9]{1,9})\.parquet"), re.compile(r"groups/index-([0-9]{1,9})\.parquet")
 
 
@@ -82,6 +83,34 @@ def stream_groups(
         yield from _read_part(store, key, names)
 
 
+def read_group(place: Place, step: int, group_id: str) -> pa.Table:
+    """The trajectories of one group of a run, in order; only the row groups that hold them are decoded.
+
+    Raises:
+        ArchiveError: the step or the group is not archived, or the step's part is damaged or has a newer schema.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from actors.archive.schema import ARCHIVE_SCHEMA
+
+    store, key = as_store(place), part_key(step)
+    tables = _read_part(store, key, ARCHIVE_SCHEMA.names, only=group_id)
+    found = [table.filter(pc.equal(table["group_id"], group_id)) for table in tables]
+    if not any(map(len, found)):
+        raise ArchiveError(f"{store.where(key)} holds no group {brief(group_id)}")
+    return pa.concat_tables(found).sort_by("trajectory")
+
+
+def read_index_of(place: Place, step: int) -> pa.Table:
+    """The rows of one step in the index, computed from the step's part."""
+    import pyarrow as pa
+
+    from actors.archive.group_index import NEEDED, index_rows
+
+    return index_rows(pa.concat_tables(_read_part(as_store(place), part_key(step), NEEDED)))
+
+
 def group_steps(place: Place) -> list[int]:
     """The archived steps of a run, ascending. Raises ArchiveError if there is none."""
     store = as_store(place)
@@ -114,8 +143,9 @@ def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
     return f"{store.where()} holds no groups{wanted}: give a run's folder, or a Parquet file of trajectories"
 
 
-def _read_part(store: Store, key: str, names: Sequence[str]) -> Iterator[pa.Table]:
-    """These columns of one file, in schema 1, a row group at a time."""
+def _read_part(store: Store, key: str, names: Sequence[str], only: str | None = None) -> Iterator[pa.Table]:
+    """These columns of one file, in schema 1, a row group at a time; with `only`, of the row groups that hold a row of
+    that group."""
     from actors.archive import version0
     from actors.archive.schema import OPTIONAL
     from envs.untrusted.parquet import open_parquet, row_groups
@@ -129,8 +159,19 @@ def _read_part(store: Store, key: str, names: Sequence[str]) -> Iterator[pa.Tabl
         missing = [name for name in wanted if name not in there and name not in optional]
         if missing:
             raise ArchiveError(_lacks(where, missing, version))
-        for table in row_groups(file, where, [name for name in wanted if name in there]):
+        numbers = None if only is None else _holding(file, where, only)
+        for table in row_groups(file, where, [name for name in wanted if name in there], numbers):
             yield _in_schema(table, names, version, where)
+
+
+def _holding(file: pq.ParquetFile, where: str, group_id: str) -> list[int]:
+    """The row groups of a file that hold a row of the group."""
+    import pyarrow.compute as pc
+
+    from envs.untrusted.parquet import read_row_group
+
+    ids = (read_row_group(file, where, number, ["group_id"])["group_id"] for number in range(file.num_row_groups))
+    return [number for number, column in enumerate(ids) if pc.any(pc.equal(column, group_id)).as_py()]
 
 
 def _in_schema(table: pa.Table, names: Sequence[str], version: int, where: str) -> pa.Table:
@@ -186,7 +227,6 @@ def read_index(place: Place) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from actors.archive.group_index import NEEDED, index_rows
     from actors.archive.schema import INDEX_SCHEMA
 
     store = as_store(place)
@@ -194,9 +234,7 @@ def read_index(place: Place) -> pa.Table:
     table = pa.concat_tables([INDEX_SCHEMA.empty_table(), *blocks])
     parts = part_keys(store)
     held = set(pc.unique(table["step"]).to_pylist())
-    late = [
-        index_rows(pa.concat_tables(_read_part(store, key, NEEDED))) for step, key in parts.items() if step not in held
-    ]
+    late = [read_index_of(store, step) for step in parts if step not in held]
     known = table.filter(pc.is_in(table["step"], pa.array(list(parts), pa.int32())))
     whole = pa.concat_tables([known, *late])
     return whole.take(np.argsort(whole["step"].to_numpy(), kind="stable")) if late else whole

@@ -192,6 +192,23 @@ INDEX = (
     Column("worker", pa.string(), "Rollout worker that sampled the whole group"),
 )
 
+SCORE = (
+    Column("scope", pa.string(), "`first_turn` or `trajectory` (docs/reasoning.md)"),
+    Column("sample", pa.int32(), "The reasoning: its row in the scope's matrix", "from 0"),
+    Column("prompt", pa.int32(), "The prompt: its column in the scope's matrix", "from 0"),
+    Column(
+        "log_likelihood", pa.float32(), "log p(Z \\| X) of the reasoning under the prompt, summed over tokens", "nats"
+    ),
+    Column("own", pa.bool_(), "The reasoning was sampled under this prompt"),
+    Column("num_tokens", pa.int32(), "Tokens of the reasoning", "tokens"),
+    Column("sample_group", pa.string(), "Group of the reasoning"),
+    Column("sample_trajectory", pa.int32(), "Index of its trajectory in the group", "from 0"),
+    Column("sample_turn", pa.int32(), "Its turn", "from 0"),
+    Column("prompt_group", pa.string(), "A group that was shown the prompt"),
+    Column("prompt_trajectory", pa.int32(), "Index of a trajectory that was shown it", "from 0"),
+    Column("prompt_turn", pa.int32(), "The turn that showed it", "from 0"),
+)
+
 
 def _schema(columns: tuple[Column, ...]) -> pa.Schema:
     return pa.schema([column.field for column in columns], metadata={VERSION_KEY: str(VERSION)})
@@ -205,3 +222,5 @@ OPTIONAL = frozenset(column.name for column in (*TRAJECTORY, *DECISION) if colum
 """Columns that may be missing from a file of the archive; they are then read as null."""
 INDEX_SCHEMA = _schema(INDEX)
 """One row per group, without tokens."""
+SCORES_SCHEMA = _schema(SCORE)
+"""One row per scored pair of a reasoning and a prompt (`actors.archive.scores`)."""

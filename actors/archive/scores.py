@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from actors.archive.schema import SCORES_SCHEMA
 from actors.archive.store import ArchiveError, Store, as_store, reading
-from actors.archive.version import VERSION, VERSION_KEY, version_of
+from actors.archive.version import version_of
 from envs.untrusted.files import MIB, decoding
 from envs.untrusted.parquet import open_parquet, row_groups
 
@@ -40,23 +41,6 @@ POLICY_KEY = b"squelch.policy_version"
 _FILE = re.compile(rf"{SCORES}/step-([0-9]{{1,9}})\.parquet")
 _REMEDY = "delete it: the run does not need it"
 
-SCORES_SCHEMA = pa.schema(
-    [
-        pa.field("scope", pa.string()),  # `first_turn` or `trajectory`
-        pa.field("sample", pa.int32()),  # row of the matrix, from 0 in each scope
-        pa.field("prompt", pa.int32()),  # column of the matrix, from 0 in each scope
-        pa.field("log_likelihood", pa.float32()),  # log p(Z_sample | X_prompt), nats, summed over Z's tokens
-        pa.field("own", pa.bool_()),  # the reasoning was sampled under this prompt
-        pa.field("num_tokens", pa.int32()),  # tokens of the reasoning
-        pa.field("sample_group", pa.string()),
-        pa.field("sample_trajectory", pa.int32()),
-        pa.field("sample_turn", pa.int32()),  # from 0
-        pa.field("prompt_group", pa.string()),
-        pa.field("prompt_trajectory", pa.int32()),
-        pa.field("prompt_turn", pa.int32()),  # from 0
-    ],
-    metadata={VERSION_KEY: str(VERSION)},
-)
 _TEXT = [field.name for field in SCORES_SCHEMA if field.type == pa.string()]
 
 

@@ -3,6 +3,7 @@
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd
     runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`actors.archive.group_index`)
     runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`actors.archive.scores`)
+    runs/<name>/tokenizer.json                   the policy's tokenizer, with which the groups' ids are read
     runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
     runs/<name>/events.jsonl                     one span per line: actor, name, start, end (Unix seconds), facts
 
@@ -38,6 +39,7 @@ from actors.archive.reader import (
     GROUPS,
     METRICS,
     METRICS_TABLE,
+    TOKENIZER,
     block_key,
     block_keys,
     part_key,
@@ -51,8 +53,11 @@ from actors.archive.scores import encoded, scores_key, scores_keys
 from actors.archive.store import ArchiveError, LocalStore, Store, writing
 from actors.archive.version import VERSION, VERSION_KEY
 from actors.process.disk import whole_file
-from envs.untrusted.files import open_file, require_output
+from envs.untrusted.files import MIB, open_file, read_bytes, require_output
 
+ROWS_PER_ROW_GROUP = 256
+"""Trajectories in one row group of a part: a reader of one group decodes a few of them, not the whole step."""
+MAX_TOKENIZER_BYTES = 64 * MIB
 _TAIL = 2**16
 """Bytes in which the last line break is looked for at once."""
 
@@ -105,10 +110,16 @@ class Archive:
         """
         plain = [_plain_rows(table) for table in tables] or [TRAJECTORY_SCHEMA.empty_table()]
         whole = _with_decision(pa.concat_tables(plain).combine_chunks(), decisions, filter_text)
-        self._write(part_key(step), whole)
+        self._write(part_key(step), whole, ROWS_PER_ROW_GROUP)
         key = block_key(block_of(step))
         block = read_block(self.store, key) if self.store.stat(key) is not None else INDEX_SCHEMA.empty_table()
         self._write(key, replaced(block, step, index_rows(whole)))
+
+    def keep_tokenizer(self, model_dir: Path) -> None:
+        """Copies the policy's tokenizer into the run, because groups hold token ids."""
+        data = read_bytes(model_dir / TOKENIZER, MAX_TOKENIZER_BYTES)
+        with writing(self.store.where(TOKENIZER)), self.store.put(TOKENIZER) as file:
+            file.write(data)
 
     def write_scores(self, step: int, table: pa.Table) -> None:
         """Writes the score matrices of a step (`actors.archive.scores`)."""
@@ -128,10 +139,10 @@ class Archive:
             )
         return found
 
-    def _write(self, key: str, table: pa.Table) -> None:
+    def _write(self, key: str, table: pa.Table, row_group_size: int | None = None) -> None:
         text = [field.name for field in table.schema if field.type == pa.string()]
         with writing(self.store.where(key)), self.store.put(key) as file:
-            pq.write_table(table, file, compression="zstd", use_dictionary=text)
+            pq.write_table(table, file, compression="zstd", use_dictionary=text, row_group_size=row_group_size)
 
     def metrics(self, step: int, values: Mapping[str, Any], at: float | None = None) -> None:
         """Appends one line: `step`, `time` (Unix seconds, `at` or now), and the step's metrics by flat key."""

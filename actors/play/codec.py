@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 
 from actors.text.chat_template import Part, TemplateRefused, read_chat_template, read_chat_tokenizer
 from actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
-from actors.text.tokenizer import TOKENIZER_FILE, check_vocabulary, read_object
+from actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
 
 Message = dict[str, str]
 
@@ -40,14 +40,6 @@ MARKERS = (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>")
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)
 """A content with which a template is tried: it must come out as it went in."""
-
-
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte-level alphabet: printable character -> byte; 256 entries."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    shifted = {chr(256 + index): byte for index, byte in enumerate(rest)}
-    return {chr(byte): byte for byte in printable} | shifted
 
 
 def _kinds(part: dict[str, Any] | None) -> list[str]:

@@ -67,6 +67,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return {} if state(path) is None else parse_object(read_bytes(path, MAX_FILE_BYTES), str(path))
 
 
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's byte-level alphabet: printable character -> byte; 256 entries."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + index): byte for index, byte in enumerate(rest)}
+    return {chr(byte): byte for byte in printable} | shifted
+
+
 def unknown_id(tokenizer: Tokenizer) -> int | None:
     """The id with which the tokenizer's model stands for text that it does not know; None if it has none."""
     model = tokenizer.model

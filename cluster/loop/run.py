@@ -181,6 +181,7 @@ async def _train(
 ) -> int:
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
+    archive.keep_tokenizer(model_dir)
     fleet = Fleet(config, RayParties(config, model_dir, log_folder(config.run_dir)), archive.event)
     stop_signal: list[int] = []
     if uploads is not None:

@@ -99,11 +99,11 @@ class Scoring:
         except (PartyError, TimeoutError) as error:
             cause = str(error) or f"no answer within {bound:g} s"
             log.error("the fixed probe was not read after step %d: %s", step, cause)
-            self.on_event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
+            self.archive.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
             if isinstance(error, Died):
                 await self._succeed(scorer, error)
         else:
-            self.on_event("scorer", "probe", started, time.time(), step=step)
+            self.archive.event("scorer", "probe", started, time.time(), step=step)
 
     async def _succeed(self, dead: Scorer, error: Died) -> None:
         """Puts a successor in the place of a dead scorer, with the state of the last finished scoring."""

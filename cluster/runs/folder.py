@@ -11,6 +11,8 @@ says, and have the shape that `cluster.runs.shapes` says.
     events.jsonl                       events            from the start
     groups/step-NNNNNN.parquet         groups, steps     one step late
     groups/index-NNNNNN.parquet        index             with the step's part; older runs have none
+    scores/step-NNNNNN.parquet         scores, scored    after each scoring
+    tokenizer.json                     tokenizer         from the start; older runs have it in checkpoints alone
     gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
     summary.json                       summary           after the run's end; older than the metrics after a resume
@@ -32,6 +34,7 @@ from envs.untrusted.text import MAX_RECIPE, parse_object
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from actors.archive.scores import ScoreMatrix
     from cluster.config import RunConfig
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
@@ -119,6 +122,31 @@ class RunFolder:
         """Archived groups, one row per group (`actors.archive.reader.read_index`)."""
         with bad_files_are_the_users():
             return reader.read_index(self.store)
+
+    def group(self, step: int, group_id: str) -> pa.Table:
+        """The trajectories of one group, in order (`actors.archive.reader.read_group`)."""
+        with bad_files_are_the_users():
+            return reader.read_group(self.store, step, group_id)
+
+    def scored(self) -> list[int]:
+        """The steps that have score matrices, ascending."""
+        from actors.archive.scores import scores_keys
+
+        with bad_files_are_the_users():
+            return list(scores_keys(self.store))
+
+    def scores(self, step: int) -> dict[str, ScoreMatrix]:
+        """The score matrices of a step by scope (`actors.archive.scores`)."""
+        from actors.archive.scores import read_scores
+
+        with bad_files_are_the_users():
+            return read_scores(self.store, step)
+
+    def tokenizer(self) -> bytes | None:
+        """The policy's `tokenizer.json`: the run's own, or that of its newest checkpoint; None if there is neither."""
+        exports = [f"{key}/hf/{reader.TOKENIZER}" for key in reversed(self.checkpoints().values())]
+        found = next((key for key in (reader.TOKENIZER, *exports) if self._stat(key) is not None), None)
+        return None if found is None else self._bytes(found, MAX_DOCUMENT)
 
     def decompositions(self) -> dict[int, dict[str, Any]]:
         """The gradient decompositions by step (docs/gradients.md)."""

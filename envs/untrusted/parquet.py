@@ -44,13 +44,16 @@ def open_parquet(source: BinaryIO | Path, where: str) -> pq.ParquetFile:
     return file
 
 
-def row_groups(file: pq.ParquetFile, where: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The wanted columns of each row group in order; a file without row groups yields one empty table."""
+def row_groups(
+    file: pq.ParquetFile, where: str, columns: Sequence[str], only: Sequence[int] | None = None
+) -> Iterator[pa.Table]:
+    """The wanted columns of each row group in order, or of the row groups with the numbers `only`; a file without row
+    groups yields one empty table."""
     if file.num_row_groups == 0:
         with decoding(where, DAMAGED, _REMEDY):
             empty = _empty(file, columns)
         yield empty
-    for group in range(file.num_row_groups):
+    for group in range(file.num_row_groups) if only is None else only:
         yield read_row_group(file, where, group, columns)
 
 

@@ -12,16 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.reader import last_event, read_events, read_groups, read_metrics
+from actors.archive.reader import last_event, read_events, read_group, read_groups, read_metrics
 from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
 from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
 from actors.failures import Failure, FailureCause
 from actors.process import disk
 from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from envs.untrusted import parquet
+from tests.actors.archive.small_groups import archive_step
 
 
 @dataclass(frozen=True)
@@ -282,3 +285,25 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(ArchiveError, match="run"):
         Archive(tmp_path / "run")
+
+
+def test_one_group_is_read_from_the_row_groups_that_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.archive.writer.ROWS_PER_ROW_GROUP", 4)  # groups of 3 rows straddle row groups
+    archive_step(Archive(tmp_path), 5, 6)
+    decoded: list[tuple[int, int]] = []
+    read = parquet.read_row_group
+
+    def counted(file: pq.ParquetFile, where: str, group: int, columns: list[str]) -> pa.Table:
+        decoded.extend([(group, len(columns))] if len(columns) > 1 else [])
+        return read(file, where, group, columns)
+
+    monkeypatch.setattr(parquet, "read_row_group", counted)
+    whole = read_groups(tmp_path, [5])
+    decoded.clear()
+    found = read_group(tmp_path, 5, "000005-003")
+    assert found.equals(whole.filter(pc.equal(whole["group_id"], "000005-003"))) and len(found) == 3
+    assert [number for number, _ in decoded] == [2], "rows 9 to 11 of 18 are in row group 2"
+    with pytest.raises(ArchiveError, match=r"step-000005\.parquet holds no group 'other'"):
+        read_group(tmp_path, 5, "other")
+    with pytest.raises(ArchiveError, match="step-000006"):
+        read_group(tmp_path, 6, "000005-003")

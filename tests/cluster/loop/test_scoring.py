@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.archive.store import ArchiveError
 from cluster.config import load
 from cluster.control.parties import Died, Failed, Refused
 from cluster.errors import UserError
@@ -148,6 +149,30 @@ def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies
         assert (figures["scorer/step"], figures["scorer/version"], figures["scorer/done"]) == (3.0, 3.0, 1.0)
 
     asyncio.run(run())
+
+
+def test_each_scoring_keeps_its_matrices_and_a_full_disk_costs_the_matrices_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class FullDisk(FakeArchive):
+        def write_scores(self, step: int, table: Any) -> None:
+            super().write_scores(step, table)
+            if step == 2:
+                raise ArchiveError("scores/step-000002.parquet: no space is left")
+
+    async def run() -> FakeArchive:
+        fleet, archive = OneScorerFleet(), FullDisk()
+        watched = Scoring(load("frozenlake", ["scorer.every=1"]), fleet, archive, lambda _: None)
+        for step in (1, 2):
+            watched.offer(step, None, [])
+            await asyncio.sleep(0)
+            await fleet.scorer.answer({"scorer/version": float(step)})
+            await watched.drain()
+            assert watched.take_figures(step, 0.1)["scorer/step"] == step
+        return archive
+
+    assert asyncio.run(run()).scored == [1, 2]
+    assert "the score matrices of step 2 are not kept" in caplog.text and "no space" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,291 @@
+"""Measures `squelch inspect` in headless Chromium on a run of 100,000 groups.
+
+    python -m benchmarks.inspector [--run RUN] [--keep FOLDER] [--quick] [--json]
+
+The run has 12,500 steps of 8 groups with the index, figures and spans of such a run. Its tokens are those of 1,000
+groups, repeated: the groups of RUN, or FrozenLake as its demonstrator plays it. `--keep` builds the run in a folder and
+leaves it there; a run that is already in it is measured again.
+
+The server runs in a process of its own, as `squelch inspect` starts it. A figure is the time from the browser's request
+until the page is painted; a group is opened both as a new page and from the list, as a click does it. Memory is the
+server's resident set at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from playwright.sync_api import Page, sync_playwright
+
+from actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
+from actors.archive.reader import block_key, part_key, stream_groups
+from actors.archive.schema import ARCHIVE_SCHEMA, DECISION
+from actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_key, scores_table
+from actors.archive.writer import ROWS_PER_ROW_GROUP
+from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from benchmarks.common import print_figures
+from cluster.config import dump, load
+from cluster.inspector.figures import KEYS
+
+STEP_GROUPS, GROUP_SIZE = 8, 16
+REAL_GROUPS, ALL_GROUPS = 1_000, 100_000
+SPANS_PER_STEP = 60
+SECONDS_PER_STEP = 3.0
+OPENED = 40
+"""Groups that are opened in each way, drawn from the whole run."""
+TARGETS = {
+    "first_page_ms": 1000.0,
+    "group_new_page_ms_max": 300.0,
+    "group_from_list_ms_max": 300.0,
+    "memory_mib": 500.0,
+}
+PAINTED = "() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))"
+OPEN = """async (path) => {
+  const started = performance.now();
+  await htmx.ajax("GET", path, {target: "#main", select: "#main", swap: "outerHTML"});
+  await new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
+  if (!document.querySelector(".trajectory .sampled i")) throw new Error("no group is shown: " + path);
+  return performance.now() - started;
+}"""
+
+
+# --- the run ---
+
+
+def build(folder: Path, real: Path | None, num_groups: int, num_real: int) -> None:
+    """Writes the run: parts, index, score matrices, figures, spans, configuration and tokenizer."""
+    (folder / "groups").mkdir(parents=True)
+    (folder / "scores").mkdir()
+    (folder / "config.yaml").write_text(dump(load("frozenlake", [f"name={folder.name}"])))
+    steps = _taken(real, num_real, folder) if real else _played(num_real, folder)
+    count = -(-num_groups // STEP_GROUPS)
+    _write_groups(folder, steps, count)
+    _write_lines(folder, count)
+
+
+def _taken(real: Path, num_real: int, folder: Path) -> list[pa.Table]:
+    """The first groups of a run, a table a step."""
+    tokenizers = sorted(real.glob("tokenizer.json")) or sorted(real.glob("checkpoints/*/hf/tokenizer.json"))
+    shutil.copy(tokenizers[-1], folder / "tokenizer.json")
+    tables, found = [], 0
+    for table in stream_groups(real):
+        tables.append(table)
+        found += len(set(table["group_id"].to_pylist()))
+        if found >= num_real:
+            break
+    return tables
+
+
+def _played(num_real: int, folder: Path) -> list[pa.Table]:
+    """Groups of FrozenLake as its demonstrator plays it, with random log-probabilities and rewards, a table a step."""
+    from actors.play.codec import ChatCodec
+    from benchmarks.learner.work import demonstrated
+
+    with tempfile.TemporaryDirectory() as made:
+        groups = demonstrated("frozenlake", num_real, GROUP_SIZE, Path(made) / "policy")
+        codec = ChatCodec(Path(made) / "policy")
+        shutil.copy(Path(made) / "policy" / "tokenizer.json", folder / "tokenizer.json")
+    rng = np.random.default_rng(0)
+    tables = [_table(number, members, codec, rng) for number, (_, members) in enumerate(groups)]
+    return [pa.concat_tables(tables[at : at + STEP_GROUPS]) for at in range(0, len(tables), STEP_GROUPS)]
+
+
+def _table(number: int, members: Sequence[Trajectory], codec: Any, rng: np.random.Generator) -> pa.Table:
+    step, place = divmod(number, STEP_GROUPS)
+    ticket = Ticket(f"{step + 1:06d}-{place:03d}", step + 1, Task("FrozenLake", number), len(members), 0)
+    made = [_in_turns(one, codec, rng) for one in members]
+    table = to_table(Group(ticket, f"{number % 700:032x}", made))
+    kept = bool(rng.random() < 0.7)
+    values = {"score": 0.2, "decision": "kept" if kept else "dropped", "reason": "" if kept else "below top_p cut"}
+    for column in DECISION:
+        value = values.get(column.name, "top_p rho=0.9")
+        table = table.append_column(column.field, pa.array([value] * len(table), column.type))
+    return table.cast(ARCHIVE_SCHEMA)
+
+
+def _in_turns(one: Trajectory, codec: Any, rng: np.random.Generator) -> Trajectory:
+    """The demonstration with a turn for each run of sampled ids."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], one.loss_mask, [False]]).astype(np.int8)))
+    turns, win = [], float(rng.random() < 0.4)
+    for start, end in edges.reshape(-1, 2).tolist():
+        span = codec.reasoning_span(one.token_ids[start:end])
+        reward = win if end == edges[-1] else 0.0
+        turns.append(Turn(start, end, start + span[0], start + span[1], reward, 0.0, True, False, 1, 0, 0))
+    log_probs = np.where(one.loss_mask, -rng.exponential(0.6, len(one.token_ids)), 0.0).astype(np.float32)
+    return Trajectory(one.index, one.token_ids, one.loss_mask, log_probs, turns, bool(win), False, worker="rollout-0")
+
+
+def _write_groups(folder: Path, steps: Sequence[pa.Table], count: int) -> None:
+    """The parts of `count` steps, which repeat `steps`; their index; and score matrices of every fiftieth step."""
+    indexed, block = [index_rows(table) for table in steps], list[pa.Table]()
+    for step in range(1, count + 1):
+        at = (step - 1) % len(steps)
+        pq.write_table(
+            _as_step(steps[at], step), folder / part_key(step), compression="zstd", row_group_size=ROWS_PER_ROW_GROUP
+        )
+        block.append(_as_step(indexed[at], step))
+        if step % 50 == 1:
+            (folder / scores_key(step)).write_bytes(encoded(scores_table({"first_turn": _matrix(block[-1])}, step)))
+        if (step + 1) % STEPS_PER_BLOCK == 0 or step == count:
+            pq.write_table(pa.concat_tables(block), folder / block_key(block_of(step)), compression="zstd")
+            block = []
+
+
+def _as_step(table: pa.Table, step: int) -> pa.Table:
+    """The rows as those of another step: other steps, versions stay as they are, and other ids."""
+    names = {
+        name: f"{step:06d}-{number:03d}" for number, name in enumerate(dict.fromkeys(table["group_id"].to_pylist()))
+    }
+    ids = pa.array([names[name] for name in table["group_id"].to_pylist()], pa.string())
+    schema = table.schema
+    table = table.set_column(schema.get_field_index("group_id"), schema.field("group_id"), ids)
+    return table.set_column(
+        schema.get_field_index("step"), schema.field("step"), pa.array([step] * len(table), pa.int32())
+    )
+
+
+def _matrix(index: pa.Table) -> ScoreMatrix:
+    """A score matrix of the step's groups, as many reasonings a prompt as the demo scores."""
+    rng, ids = np.random.default_rng(0), index["group_id"].to_pylist()
+    source = np.repeat(np.arange(len(ids)), 8)
+    places = [TurnPlace(name, k, 0) for name in ids for k in range(8)]
+    return ScoreMatrix(
+        -rng.exponential(10, (len(source), len(ids))), source, np.full(len(source), 12), places, places[::8]
+    )
+
+
+def _write_lines(folder: Path, count: int) -> None:
+    """Figures of as many keys, and spans of as many pieces of work, as a step of the demo has."""
+    rng = np.random.default_rng(0)
+    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "events.jsonl", "w") as events:
+        for step in range(1, count + 1):
+            began = 1.7e9 + SECONDS_PER_STEP * step
+            values = {key: round(float(value), 6) for key, value in zip(KEYS, rng.random(len(KEYS)), strict=True)}
+            others = {f"figure/{number}": float(value) for number, value in enumerate(rng.random(180))}
+            metrics.write(json.dumps(values | others | {"step": step, "time": began + SECONDS_PER_STEP}) + "\n")
+            for span in range(SPANS_PER_STEP):
+                start = began + span * SECONDS_PER_STEP / SPANS_PER_STEP
+                actor = ("env-0", "env-1", "rollout-0", "learner")[span % 4]
+                events.write(json.dumps({"actor": actor, "name": "work", "start": start, "end": start + 0.02}) + "\n")
+
+
+# --- the browser ---
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server: its address, its process, and how long it took to be ready."""
+
+    address: str
+    process: psutil.Process
+    seconds: float
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[Served]:
+    """`squelch inspect` on the run, in a process of its own."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "cluster.cli", "inspect", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            if found is None:
+                raise RuntimeError(f"the inspector did not start: {line!r}")
+            yield Served(found[0], psutil.Process(server.pid), time.perf_counter() - started)
+        finally:
+            server.terminate()
+            server.wait(15)
+
+
+def timed(page: Page, address: str, drawn: str) -> float:
+    """Milliseconds until a page is loaded, has drawn the element, and is painted."""
+    started = time.perf_counter()
+    page.goto(address)
+    page.wait_for_selector(drawn, state="attached")
+    page.evaluate(PAINTED)
+    return 1000 * (time.perf_counter() - started)
+
+
+def measure(folder: Path, chromium: str) -> dict[str, float]:
+    """All figures, milliseconds unless the name says otherwise."""
+    steps = sum(1 for _ in folder.glob("groups/step-*.parquet"))
+    with served(folder) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        figures = {"groups": float(STEP_GROUPS * steps), "start_s": server.seconds}
+        figures |= _visit(page, server.address, steps)
+        figures["memory_mib"] = server.process.memory_info().rss / 2**20
+        browser.close()
+    return figures
+
+
+def _visit(page: Page, address: str, steps: int) -> dict[str, float]:
+    home, rows = address.rstrip("/"), "table.groups tbody tr[data-row]"
+    middle = f"{steps // 100 * 50 + 1}"
+    found = {"first_page_ms": timed(page, address, rows), "list_again_ms": timed(page, address, rows)}
+    rng = np.random.default_rng(1)
+    paths = [
+        f"/groups/{step}/{step:06d}-{rng.integers(STEP_GROUPS):03d}" for step in rng.integers(1, steps + 1, OPENED)
+    ]
+    pages = [timed(page, home + path, ".trajectory .sampled i") for path in paths]
+    page.goto(address)
+    clicks = [page.evaluate(OPEN, path) for path in reversed(paths)]
+    for name, values in (("group_new_page", pages), ("group_from_list", clicks)):
+        found |= {f"{name}_ms_median": statistics.median(values), f"{name}_ms_max": max(values)}
+    found |= {
+        "last_page_ms": timed(page, f"{home}/?page={steps * STEP_GROUPS // 50}", rows),
+        "sorted_ms": timed(page, f"{home}/?sort=variance", rows),
+        "search_ms": timed(page, f"{home}/?q=-007&decision=dropped", rows),
+        "scores_ms": timed(page, f"{home}/scores?step={middle}", "canvas[data-drawn]"),
+        "templates_ms": timed(page, f"{home}/templates?step={middle}", ".templates tr[data-row]"),
+        "figures_ms": timed(page, f"{home}/figures", ".charts[data-drawn]"),
+        "timeline_first_ms": timed(page, f"{home}/timeline", ".lanes[data-drawn]"),
+        "timeline_again_ms": timed(page, f"{home}/timeline?step={middle}", ".lanes[data-drawn]"),
+    }
+    return found
+
+
+def main() -> int:
+    """Prints the figures; returns 1 if a target was missed, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, metavar="RUN", help="take the 1,000 groups from this run")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build the run there, and leave it")
+    parser.add_argument("--quick", action="store_true", help="2,000 groups instead of 100,000")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    args = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        parser.error("no chromium is installed; on Debian: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.keep or Path(made) / "large"
+        if not (folder / "config.yaml").exists():
+            build(folder, args.run, *((2_000, 80) if args.quick else (ALL_GROUPS, REAL_GROUPS)))
+        found = measure(folder, chromium)
+    missed = [name for name, most in TARGETS.items() if found[name] > most]
+    rows = [(name, value, f"<= {TARGETS[name]:g}" if name in TARGETS else "") for name, value in found.items()]
+    print_figures(found | {"reached": not missed}, args.json, ("figure", "value", "target"), rows, ())
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

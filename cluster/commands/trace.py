@@ -1,0 +1,58 @@
+"""`squelch trace`: writes the spans of a run's actors as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster.commands.arguments import add_run_dir, run_folder
+from cluster.errors import UserError, bad_files_are_the_users
+from cluster.runs.folder import RunFolder
+from cluster.terminal import say
+from envs.untrusted.memory import memory_of_at_most
+
+NAME = "trace.json.gz"
+
+HELP = """\
+Writes which actor of a run worked when, as a file for https://ui.perfetto.dev (drag it there; nothing is uploaded) or
+chrome://tracing. Each actor is a lane; success, kept mass and mutual information are counter tracks. The gaps in the
+learner's lane are bubbles: the lanes below say who worked meanwhile. The run may be live."""
+
+EPILOG = """\
+examples:
+  squelch trace runs/frozenlake                       writes runs/frozenlake/trace.json.gz
+  squelch trace runs/frozenlake -o step.json          not compressed"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = HELP, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_run_dir(parser)
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help=f"the file (default: {NAME} in the run's folder)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the trace."""
+    with bad_files_are_the_users(), memory_of_at_most(str(options.run_dir)):
+        path, count = trace(run_folder(options.run_dir), options.out)
+    say(f"{path}: {count} events; open it in https://ui.perfetto.dev")
+    return 0
+
+
+def trace(run_dir: Path, out: Path | None = None) -> tuple[Path, int]:
+    """Writes the trace of a run; returns the file and the number of its events. UserError if the run has no span."""
+    from actors.archive.store import writing
+    from actors.process.disk import whole_file
+    from cluster.runs.shapes import checked_event
+    from cluster.runs.trace import trace_events, write_trace
+
+    folder, path = RunFolder(run_dir).require(), out or run_dir / NAME
+    with bad_files_are_the_users():
+        spans = [checked_event(span, str(run_dir / "events.jsonl")) for span in folder.events()]
+    if not spans:
+        raise UserError(f"{run_dir}/events.jsonl holds no span yet: no actor has worked in this run")
+    with bad_files_are_the_users(), writing(path), whole_file(path) as file:
+        return path, write_trace(trace_events(folder.name, spans, folder.metrics()), file, path.suffix == ".gz")

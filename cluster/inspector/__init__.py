@@ -1,0 +1,16 @@
+"""The web page of `squelch inspect`: reads a run's folder and shows its groups, score matrices and spans.
+
+```
+browser ──GET──▶ guard (host, token, headers) ──▶ pages ──▶ groups | trajectories | matrices | timeline | figures
+                                                                    └── run folder (cluster.runs), read only
+```
+
+Nothing writes to the run, and nothing waits for the inspector. A request reads what it shows: the page of groups comes
+from the index, which is held in memory (`groups`); a group's tokens are read from its row groups when it is opened
+(`trajectories`); figures and spans are followed line by line (`cluster.runs.following`). The browser asks once in two
+seconds whether the run has changed; a run that is over is not asked about.
+
+The URL is the state: every filter, sort and selection is a query parameter, so that a link shows what its sender saw.
+Whatever a model wrote is escaped by the templates, its control characters are made visible, and the content security
+policy allows no inline script or style (`guard`).
+"""

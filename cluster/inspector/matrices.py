@@ -1,0 +1,195 @@
+"""A step's score matrix for the page: the heat map, one of its cells, and the templates.
+
+A cell (i, j) says how likely reasoning i is under prompt j. The heat map shows p(X_j | Z_i), the posterior over the
+prompts of the matrix under a uniform prior: a bright diagonal means that reasonings name their prompts, even columns
+that they fit all prompts alike. The rows are sorted by their own prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from markupsafe import Markup
+
+from actors.archive.scores import ScoreMatrix, TurnPlace
+from actors.diagnosis.templates import Template, gaps, ranked
+from actors.records import Trajectory
+from cluster.errors import UserError
+from cluster.inspector.texts import Pieces, shown, tokens_html
+from cluster.inspector.trajectories import (
+    Board,
+    board_of,
+    by_index,
+    prompt_of,
+    readable,
+    reasoning_log_probs,
+    reasoning_of,
+)
+from cluster.runs.folder import RunFolder
+
+MOST_TEMPLATES = 60
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A scope's matrix with rows sorted by their own prompt. `order`: (num_samples,) the matrix's row of each row."""
+
+    matrix: ScoreMatrix
+    order: np.ndarray
+
+    @property
+    def source(self) -> np.ndarray:
+        """(num_samples,) own column of each row."""
+        return self.matrix.source[self.order]
+
+    def values(self, shows: str) -> np.ndarray:
+        """(num_samples, num_prompts) float32, for the colours; NaN where nothing was scored. `shows`: `posterior`, in
+        [0, 1], or `gap`: log p(z|x) - log p(z|own), nats per token of the reasoning."""
+        likely = self.matrix.values[self.order]
+        if shows == "gap":
+            own = likely[np.arange(len(likely)), self.source]
+            return ((likely - own[:, None]) / np.maximum(self.matrix.lengths[self.order], 1)[:, None]).astype(
+                np.float32
+            )
+        return posterior(likely).astype(np.float32)
+
+    def found(self) -> np.ndarray:
+        """(num_samples,) whether the own prompt is the likeliest of those scored."""
+        return np.nanargmax(self.matrix.values[self.order], axis=1) == self.source
+
+
+def posterior(log_likelihood: np.ndarray) -> np.ndarray:
+    """p(x_j | z_i) under a uniform prior over the scored prompts of each row; NaN where nothing was scored."""
+    top = np.nanmax(log_likelihood, axis=1, keepdims=True)
+    mass = np.exp(log_likelihood - top)
+    return mass / np.nansum(mass, axis=1, keepdims=True)
+
+
+def heatmap(matrix: ScoreMatrix) -> Heatmap:
+    """The heat map of a matrix."""
+    return Heatmap(matrix, np.argsort(matrix.source, kind="stable"))
+
+
+@dataclass(frozen=True)
+class PromptView:
+    """A prompt of a matrix: where it was shown, its text and its board."""
+
+    place: TurnPlace
+    text: Markup
+    board: Board | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pair. Log-likelihoods in nats; `posterior` in [0, 1]; `rank`: of this prompt for the reasoning, from 1."""
+
+    row: int
+    column: int
+    place: TurnPlace
+    reasoning: Markup
+    num_tokens: int
+    prompt: PromptView
+    own: PromptView
+    is_own: bool
+    log_likelihood: float | None
+    own_log_likelihood: float
+    posterior: float | None
+    rank: int | None
+    num_prompts: int
+
+
+class Texts:
+    """The turns that a step's matrix names; reads each group once. `environment`: by group id."""
+
+    def __init__(self, folder: RunFolder, step: int, pieces: Pieces) -> None:
+        self.step, self.pieces = step, pieces
+        self.environment: dict[str, str] = {}
+        self._group = lru_cache(maxsize=None)(lambda group: self._read(folder, group))
+
+    def _read(self, folder: RunFolder, group: str) -> dict[int, Trajectory]:
+        table = folder.group(self.step, group)
+        self.environment[group] = table["environment"][0].as_py()
+        return by_index(table)
+
+    def trajectory(self, place: TurnPlace) -> Trajectory:
+        """The trajectory of a place. UserError if the archive lacks it, e.g. because the files are of two runs."""
+        found = self._group(place.group).get(place.trajectory)
+        if found is None or not 0 <= place.turn < len(found.turns):
+            raise UserError(
+                f"the scores of step {self.step} name turn {place.turn} of trajectory {place.trajectory} of group "
+                f"{place.group}, which the step's groups do not hold"
+            )
+        return found
+
+    def reasoning(self, place: TurnPlace) -> str:
+        """The text of a reasoning."""
+        return self.pieces.text(reasoning_of(self.trajectory(place), place.turn))
+
+    def prompt(self, place: TurnPlace) -> PromptView:
+        """A prompt, for the page."""
+        trajectory = self.trajectory(place)
+        text = self.pieces.text(prompt_of(trajectory, place.turn))
+        return PromptView(place, readable(text), board_of(self.environment[place.group], text))
+
+    def tokens(self, place: TurnPlace) -> Markup:
+        """The tokens of a reasoning, coloured by the log-probability with which they were sampled."""
+        trajectory = self.trajectory(place)
+        ids, log_probs = reasoning_of(trajectory, place.turn), reasoning_log_probs(trajectory, place.turn)
+        return tokens_html(self.pieces.html(ids), log_probs, (0, 0))
+
+
+def cell(heat: Heatmap, texts: Texts, row: int, column: int) -> Cell:
+    """The pair in a row and column of the heat map. UserError outside of it."""
+    matrix = heat.matrix
+    if not (0 <= row < len(matrix.samples) and 0 <= column < len(matrix.prompts)):
+        raise UserError(
+            f"the matrix has {len(matrix.samples)} rows and {len(matrix.prompts)} columns; no {row}, {column}"
+        )
+    sample = int(heat.order[row])
+    own, likely = int(matrix.source[sample]), matrix.values[sample]
+    scored = bool(np.isfinite(likely[column]))
+    place = matrix.samples[sample]
+    return Cell(
+        row=row,
+        column=column,
+        place=place,
+        reasoning=texts.tokens(place),
+        num_tokens=int(matrix.lengths[sample]),
+        prompt=texts.prompt(matrix.prompts[column]),
+        own=texts.prompt(matrix.prompts[own]),
+        is_own=own == column,
+        log_likelihood=float(likely[column]) if scored else None,
+        own_log_likelihood=float(likely[own]),
+        posterior=float(posterior(likely[None])[0, column]) if scored else None,
+        rank=int((likely > likely[column]).sum()) + 1 if scored else None,
+        num_prompts=int(np.isfinite(likely).sum()),
+    )
+
+
+def templates(matrix: ScoreMatrix, texts: Texts) -> list[Template]:
+    """The texts of the matrix's reasonings, those nearest to every prompt first."""
+    whole = np.where(np.isfinite(matrix.values), matrix.values, np.nan)
+    written = [texts.reasoning(place) for place in matrix.samples]
+    gap = gaps(whole, matrix.source) if whole.shape[1] > 1 else np.full(len(written), np.nan)
+    found = ranked(gap, matrix.source, written, matrix.lengths, np.arange(len(written)))
+    return found[:MOST_TEMPLATES]
+
+
+def nearest(matrix: ScoreMatrix, column: int, most: int = 12) -> Sequence[tuple[int, float]]:
+    """(row of the matrix, log p per token) of the reasonings that are likeliest under a prompt."""
+    rate = matrix.values[:, column] / np.maximum(matrix.lengths, 1)
+    order = np.argsort(-np.where(np.isfinite(rate), rate, -np.inf), kind="stable")[:most]
+    return [(int(row), float(rate[row])) for row in order if np.isfinite(rate[row])]
+
+
+def template_text(template: Template) -> Markup:
+    """A template's text for the page."""
+    return shown(template.text.strip())
+
+
+def as_bytes(values: np.ndarray) -> bytes:
+    """Row-major little-endian float32."""
+    return np.ascontiguousarray(values, dtype="<f4").tobytes()

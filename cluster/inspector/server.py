@@ -1,0 +1,78 @@
+"""Serves the application: opens the port, prints the address, and answers until it is interrupted."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from urllib.parse import urlencode
+
+import uvicorn
+
+from cluster.errors import UserError
+from cluster.inspector.app import application
+from cluster.inspector.guard import LOOPBACK_NAMES, Access, is_loopback
+from cluster.runs.folder import RunFolder
+from envs.untrusted.files import reason
+
+GRACE_S = 2
+"""Seconds that requests under way may take after an interrupt."""
+
+
+def serve(
+    folder: RunFolder,
+    host: str,
+    port: int,
+    say: Callable[[str], None],
+    token: str | None = None,
+    names: Sequence[str] = (),
+) -> None:
+    """Shows the run at http://HOST:PORT until Ctrl-C.
+
+    Args:
+        port: 0 takes a free one.
+        token: that readers from other machines must give; None makes one if `host` is not loopback.
+        names: further names under which browsers reach this server.
+    Raises:
+        UserError: the port cannot be opened, or the run's index cannot be read.
+    """
+    listening = listen(host, port)
+    with listening:
+        access = access_of(host, listening.getsockname()[1], token, names)
+        app = application(folder, access)
+        say(f"{folder.name}: {url(host, access)}  (Ctrl-C ends it; the run is only read)")
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", server_header=False,
+            timeout_graceful_shutdown=GRACE_S, h11_max_incomplete_event_size=65536,
+        )  # fmt: skip
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. UserError if it cannot be opened, which says what to do."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen(128)
+    except OSError as error:
+        taken = "another program listens there, perhaps the inspector of another run; choose a free port with --port"
+        why = taken if error.errno == errno.EADDRINUSE else f"{reason(error)}; give an address of this machine"
+        raise UserError(f"{host}:{port} cannot be opened: {why}") from error
+    return found
+
+
+def access_of(host: str, port: int, token: str | None, names: Sequence[str]) -> Access:
+    """Who may read from a server on this address."""
+    if is_loopback(host):
+        return Access(LOOPBACK_NAMES | {host.lower(), *(name.lower() for name in names)}, port, token)
+    own = {host.lower(), socket.gethostname().lower(), *(name.lower() for name in names)}
+    return Access(LOOPBACK_NAMES | own, port, token or secrets.token_urlsafe(24))
+
+
+def url(host: str, access: Access) -> str:
+    """The address to open."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{access.port}/" + (f"?{urlencode({'token': access.token})}" if access.token else "")

@@ -1,0 +1,184 @@
+"""A group for the page: its trajectories side by side, turn by turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from markupsafe import Markup
+
+from actors.diagnosis.grounding import ROLES, last_grid
+from actors.records import Trajectory, Turn, from_table
+from cluster.inspector.texts import Pieces, shown, tokens_html
+
+MOST_TOKENS = 1_500
+"""Sampled tokens of a trajectory that are shown before the reader asks for all of them."""
+_KINDS = {
+    "FrozenLake": {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player hole", "*": "player goal"},
+    "Sokoban": {
+        **{"P": "player", "X": "box", "O": "target", "#": "wall", "_": "floor"},
+        **{"*": "box target", "S": "player target"},
+    },
+}
+"""What a cell's symbol shows, by environment."""
+_CONTROL_TOKEN = re.compile(r"<\|[^|>]{1,40}\|>")
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board: for each row, (symbol, what it shows) of each cell."""
+
+    rows: tuple[tuple[tuple[str, str], ...], ...]
+
+    @property
+    def width(self) -> int:
+        """Cells of a row."""
+        return len(self.rows[0])
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """One turn. `fed`: what the policy was shown since its last turn, as text; `board`: the board in it."""
+
+    number: int
+    turn: Turn
+    fed: Markup
+    board: Board | None
+    tokens: Markup
+    num_sampled: int
+    num_hidden: int
+    surprisal: float | None
+    """Mean -log p of the sampled tokens, nats; None without a token."""
+
+    @property
+    def versions(self) -> str:
+        """The policy versions that sampled the turn, e.g. `12` or `12-13`."""
+        first, last = self.turn.version_min, self.turn.version_max
+        return str(first) if first == last else f"{first}\u2013{last}"
+
+
+@dataclass(frozen=True)
+class TrajectoryView:
+    """One trajectory with its turns."""
+
+    trajectory: Trajectory
+    turns: tuple[TurnView, ...]
+    num_sampled: int
+    num_hidden: int
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A group. `facts`: the columns that its trajectories share; `opening`: the first prompt, which they share too."""
+
+    facts: dict[str, Any]
+    trajectories: tuple[TrajectoryView, ...]
+    opening: Markup
+    board: Board | None
+
+
+def board_of(environment: str, text: str) -> Board | None:
+    """The last board in a text; None if the environment has none, or none is there."""
+    kinds = _KINDS.get(environment)
+    found = None if kinds is None else last_grid(text, "".join(kinds))
+    if kinds is None or found is None:
+        return None
+    return Board(tuple(tuple((symbol, kinds[symbol]) for symbol in row) for row in found))
+
+
+assert _KINDS.keys() == ROLES.keys(), "every grid world is drawn"
+
+
+def readable(text: str) -> Markup:
+    """A fed text without its template's control tokens, escaped."""
+    return shown(re.sub(r"\n{2,}", "\n", _CONTROL_TOKEN.sub("\n", text)).strip())
+
+
+def without_board(environment: str, text: str) -> str:
+    """The text with each line of a drawn board left out."""
+    kinds = _KINDS.get(environment, {})
+    lines = text.split("\n")
+    return "\n".join(line for line in lines if not (len(line) > 2 and set(line) <= {*kinds, " "}))
+
+
+def group_view(table: pa.Table, pieces: Pieces, whole: bool = False) -> GroupView:
+    """The view of a group's rows (`ARCHIVE_SCHEMA`); `whole`: all tokens, however many."""
+    small = ["group_id", "step", "environment", "split", "task_seed", "task_options", "task_key", "task_kind"]
+    facts = table.slice(0, 1).select([*small, "worker", "score", "decision", "reason", "filter"]).to_pylist()[0]
+    environment = facts["environment"]
+    found = from_table(table)
+    views = tuple(trajectory_view(one, environment, pieces, None if whole else MOST_TOKENS) for one in found)
+    first = next((one for one in found if one.turns), found[0])
+    opening = pieces.text(first.token_ids[: first.turns[0].sample_start] if first.turns else first.token_ids)
+    return GroupView(facts, views, readable(opening), board_of(environment, opening))
+
+
+def trajectory_view(
+    trajectory: Trajectory, environment: str, pieces: Pieces, most_tokens: int | None = None
+) -> TrajectoryView:
+    """The view of one trajectory, of which at most `most_tokens` sampled tokens are shown."""
+    turns, last, left = [], 0, most_tokens
+    for number, turn in enumerate(trajectory.turns, start=1):
+        shown_tokens = _size(turn) if left is None else min(_size(turn), left)
+        turns.append(_turn_view(trajectory, number, turn, last, environment, pieces, shown_tokens))
+        last, left = turn.sample_end, None if left is None else left - shown_tokens
+    sampled, hidden = sum(view.num_sampled for view in turns), sum(view.num_hidden for view in turns)
+    return TrajectoryView(trajectory, tuple(turns), sampled, hidden)
+
+
+def _size(turn: Turn) -> int:
+    return turn.sample_end - turn.sample_start
+
+
+def _turn_view(
+    trajectory: Trajectory, number: int, turn: Turn, last: int, environment: str, pieces: Pieces, most: int
+) -> TurnView:
+    start, end = turn.sample_start, turn.sample_start + most
+    log_probs = trajectory.log_probs[start : turn.sample_end]
+    fed = pieces.text(trajectory.token_ids[last:start])
+    reasoning = min(max(turn.reasoning_start - start, 0), most), min(max(turn.reasoning_end - start, 0), most)
+    tokens = tokens_html(pieces.html(trajectory.token_ids[start:end]), log_probs[:most], reasoning)
+    board = board_of(environment, fed)
+    return TurnView(
+        number=number,
+        turn=turn,
+        fed=readable(without_board(environment, fed) if board else fed),
+        board=board,
+        tokens=tokens,
+        num_sampled=_size(turn),
+        num_hidden=_size(turn) - most,
+        surprisal=float(-np.mean(log_probs, dtype=np.float64)) if len(log_probs) else None,
+    )
+
+
+def prompt_of(trajectory: Trajectory, turn: int) -> np.ndarray:
+    """X of a turn (from 0): the ids that were fed and sampled before it samples."""
+    return trajectory.token_ids[: trajectory.turns[turn].sample_start]
+
+
+def reasoning_of(trajectory: Trajectory, turn: int) -> np.ndarray:
+    """Z of a turn (from 0)."""
+    found = trajectory.turns[turn]
+    return trajectory.token_ids[found.reasoning_start : found.reasoning_end]
+
+
+def reasoning_log_probs(trajectory: Trajectory, turn: int) -> np.ndarray:
+    """The rollout's log-probabilities of `reasoning_of`, nats."""
+    found = trajectory.turns[turn]
+    return trajectory.log_probs[found.reasoning_start : found.reasoning_end]
+
+
+def by_index(table: pa.Table) -> dict[int, Trajectory]:
+    """The trajectories of a group's rows by their index."""
+    return {one.index: one for one in from_table(table)}
+
+
+def returns_line(values: Sequence[float | None]) -> tuple[float, float]:
+    """(low, high) that a strip of returns spans; at least one apart."""
+    known = [value for value in values if value is not None]
+    low, high = min([0.0, *known]), max([0.0, *known])
+    return (low, high) if high - low >= 1e-9 else (low, low + 1.0)

@@ -1,0 +1,58 @@
+"""Follows the lines of a live run: each call returns the lines that are new since the last one. Pure.
+
+A resumed run replaces `metrics.jsonl` by a shorter file. The follower notices that the line that it read last is no
+longer where it was, and starts again from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from actors.archive.store import Store, reading
+from envs.untrusted.text import lines_of, parse_object
+
+
+class LineFollower:
+    """The complete lines of one file of JSON lines."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.store, self.key = store, key
+        self._at = 0
+        """Bytes read so far."""
+        self._last = b""
+        """The line that ends there."""
+
+    def news(self) -> tuple[bool, Iterator[dict[str, Any]]]:
+        """(whether the lines of earlier calls are void, the new lines). Raises ArchiveError for a damaged line."""
+        void = self._moved()
+        if void:
+            self._at, self._last = 0, b""
+        return void, self._new_lines()
+
+    def _moved(self) -> bool:
+        """Whether the line that was read last is gone."""
+        with reading(self.store.where(self.key)):
+            found = self.store.stat(self.key)
+            if not self._at:
+                return False
+            if found is None or found.size < self._at:
+                return True
+            with self.store.get(self.key) as file:
+                file.seek(self._at - len(self._last))
+                return file.read(len(self._last)) != self._last
+
+    def _new_lines(self) -> Iterator[dict[str, Any]]:
+        where = self.store.where(self.key)
+        with reading(where):
+            found = self.store.stat(self.key)
+            if found is None or found.size <= self._at:
+                return
+            with self.store.get(self.key) as file:
+                file.seek(self._at)
+                for number, line in lines_of(file, where):
+                    if not line.endswith(b"\n"):
+                        return
+                    self._at, self._last = self._at + len(line), line
+                    if line.strip():
+                        yield parse_object(line, f"{where}, new line {number}")

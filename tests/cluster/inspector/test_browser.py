@@ -1,0 +1,188 @@
+"""The inspector in headless Chromium: what a reader sees and does, and what a hostile trajectory cannot do."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from actors.archive.writer import Archive
+from cluster.inspector.app import application
+from cluster.inspector.server import access_of, listen
+from cluster.runs.folder import RunFolder
+from tests.cluster.inspector.small_run import add_step, small_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium. Without it the tests are skipped with the reason; where CI is set, they fail."""
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        reason = "no chromium is installed; on Debian: apt-get install chromium"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_run(tmp_path_factory.mktemp("browsed") / "small")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """The inspector of `folder`, served in a thread of this process."""
+    with listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        app = application(RunFolder(folder), access_of("127.0.0.1", port, None, []))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page on which no script failed and the content policy refused nothing."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    found, wrong = context.new_page(), list[str]()
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type == "error" and "422" not in message.text:
+            wrong.append(message.text)
+
+    found.on("console", note)
+    found.on("pageerror", lambda error: wrong.append(str(error)))
+    found.set_default_timeout(15_000)
+    yield found
+    context.close()
+    assert not wrong, wrong
+
+
+def test_every_page_opens_without_an_error_of_script_or_policy(page: Page, address: str) -> None:
+    for path, drawn in (
+        *(("/", "table.groups tbody tr"), ("/groups/1/000001-000", ".trajectory .sampled i")),
+        *(("/compare?a=1:000001-000&b=2:000002-000", ".side .trajectory"), ("/scores", "canvas[data-drawn]")),
+        *(("/templates?prompt=1", ".templates tr[data-row]"), ("/timeline", ".lanes[data-drawn]")),
+        ("/figures", ".charts[data-drawn] .uplot"),
+    ):
+        page.goto(address + path)
+        page.wait_for_selector(drawn)
+
+
+def test_hostile_text_is_shown_and_does_nothing(page: Page, address: str) -> None:
+    page.goto(f"{address}/groups/1/000001-003")
+    sampled = page.locator(".trajectory").first.locator(".sampled").first
+    expect(sampled).to_contain_text("<script>window.hacked=1</script>")
+    expect(sampled).to_contain_text("\\x1b[31m\\u202eevil\\u2066 {{ 7*7 }} \\x00")
+    expect(page.locator(".cause").first).to_contain_text("<img src=x onerror=")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main script, main img").count() == 0
+    assert page.evaluate(
+        "[...document.querySelectorAll('.sampled')].every(e => getComputedStyle(e).unicodeBidi === 'isolate')"
+    )
+
+
+def test_an_inline_script_that_got_into_the_page_would_not_run(browser: Browser, address: str) -> None:
+    context = browser.new_context()
+    found = context.new_page()
+    found.goto(address)
+    found.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 1\">')")
+    found.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'hacked = 1'}))")
+    found.wait_for_timeout(200)
+    assert found.evaluate("window.hacked") is None
+    context.close()
+
+
+def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
+    page.goto(address)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    expect(page.locator("tr.at")).to_have_count(1)
+    page.keyboard.press("Enter")
+    named = page.locator(".facts .mono").first
+    expect(named).to_have_text("000003-000")
+    page.keyboard.press("]")
+    expect(named).to_have_text("000003-001")
+    page.go_back()
+    expect(named).to_have_text("000003-000")
+    page.keyboard.press("g")
+    page.keyboard.press("g")
+    expect(page.locator("table.groups")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("zero variance")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=zero**")
+    expect(page.locator("table.groups tbody tr")).to_have_count(3)
+
+
+def test_filters_change_the_address_and_the_address_restores_them(page: Page, address: str) -> None:
+    page.goto(address)
+    page.select_option("select[name=decision]", "dropped")
+    page.wait_for_url("**decision=dropped**")
+    expect(page.locator("table.groups tbody tr")).to_have_count(3)
+    page.locator("th a", has_text="tokens").click()
+    page.wait_for_url("**sort=tokens**")
+    there = page.url
+    page.goto(f"{address}/figures")
+    page.goto(there)
+    expect(page.locator("select[name=decision]")).to_have_value("dropped")
+    expect(page.locator("th[aria-sort=descending]")).to_contain_text("tokens")
+
+
+def test_a_cell_of_the_matrix_opens_both_texts_and_is_in_the_address(page: Page, address: str) -> None:
+    page.goto(f"{address}/scores")
+    canvas = page.wait_for_selector("canvas[data-drawn]")
+    box = canvas.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 5 / 6, box["y"] + box["height"] / 12)
+    expect(page.locator("#cell")).to_contain_text("Another prompt")
+    assert page.url.endswith("row=0&column=2")
+    canvas.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#cell")).to_contain_text("trajectory 1")
+    there = page.url
+    page.goto(there)
+    expect(page.locator("#cell")).to_contain_text("trajectory 1")
+
+
+def test_a_token_says_its_probability_and_the_theme_stays(page: Page, address: str) -> None:
+    page.goto(f"{address}/groups/1/000001-000")
+    page.locator(".sampled i").nth(4).hover()
+    expect(page.locator("#tip")).to_contain_text("nats")
+    before = page.evaluate("getComputedStyle(document.body).color")
+    page.keyboard.press("t")
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).color") != before
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_be_visible()
+
+
+def test_a_wrong_address_is_answered_in_words(page: Page, address: str) -> None:
+    page.goto(f"{address}/groups/1/none")
+    expect(page.locator(".error")).to_contain_text("holds no group")
+    page.locator(".error a").click()
+    page.wait_for_selector("table.groups tbody tr")
+
+
+def test_a_live_run_adds_its_steps_to_the_open_page(page: Page, address: str, folder: Path) -> None:
+    page.goto(address)
+    first = page.locator("table.groups tbody tr").first
+    expect(first).to_contain_text("3")
+    archive = Archive(folder)
+    add_step(archive, 4)
+    archive.close()
+    expect(page.locator("#pulse")).to_contain_text("step 4", timeout=10_000)
+    expect(first.locator("td").first).to_have_text("4", timeout=10_000)

@@ -1,0 +1,201 @@
+"""The pages, without a browser: what they say, and what they say about wrong addresses and damaged files."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from actors.archive.writer import Archive
+from cluster.inspector.search import search
+from cluster.inspector.texts import Pieces
+from cluster.runs.folder import RunFolder
+from tests.cluster.inspector.small_run import add_step, small_run, tokenizer
+
+Opener = Callable[[Path], TestClient]
+PAGES = (
+    *("/", "/?q=zero&sort=variance", "/groups/1/000001-000", "/groups/1/000001-003?whole=1"),
+    *(
+        "/compare?a=1:000001-000&b=3:000003-000",
+        "/scores",
+        "/scores?step=1&row=1&column=2",
+        "/scores/cell?row=0&column=0",
+    ),
+    *("/templates", "/templates?prompt=1", "/timeline", "/timeline?step=2", "/figures", "/pulse", "/search?text=go"),
+)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_shown_and_lets_no_text_of_a_model_through_unescaped(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    assert "<script>window" not in answer.text and "<img" not in answer.text
+    for character in "\x1b\x00\u202e\u2066":
+        assert character not in answer.text
+    assert "style=" not in answer.text and "javascript:" not in answer.text
+
+
+def test_the_list_says_what_was_kept_and_why_the_rest_was_not(client: TestClient) -> None:
+    text = client.get("/").text
+    assert text.count('class="badge kept"') == 9 and text.count("zero variance") >= 3
+    assert "1–12</b> of <b>12</b>" in text
+
+
+def test_a_group_shows_every_turn_with_board_versions_colours_and_failure(client: TestClient) -> None:
+    text = client.get("/groups/1/000001-003").text
+    assert text.count('class="turn"') == 6 and text.count('class="board"') == 7
+    assert "v3–4" in text or ("v3<" in text and "v3" in text)
+    assert "step_timeout" in text and "bad format" in text
+    assert 'class="b0"' in text and 'class="b7"' in text and "≥ 98%" in text
+    assert "&lt;" in text and "\\u202e" in text and "\\x1b" in text
+
+
+def test_a_group_links_to_its_neighbours_and_to_the_same_task_at_other_steps(client: TestClient) -> None:
+    text = client.get("/groups/2/000002-000?decision=kept&descending=0").text
+    assert "4 of 9" in text and "/groups/1/000001-003?decision=kept" in text and "/groups/2/000002-001?" in text
+    assert "/compare?a=1%3A000001-000&amp;b=2%3A000002-000" in text
+
+
+def test_two_steps_of_one_task_stand_one_above_the_other(client: TestClient) -> None:
+    text = client.get("/compare?a=1:000001-001&b=3:000003-001").text
+    assert "The same task at two steps" in text and text.count('<section class="side">') == 2
+    assert "Two groups" in client.get("/compare?a=1:000001-001&b=3:000003-002").text
+
+
+def test_the_matrix_is_fetched_as_numbers_and_a_cell_opens_both_texts(client: TestClient) -> None:
+    values = np.frombuffer(client.get("/scores/values?step=1").content, "<f4").reshape(6, 3)
+    np.testing.assert_allclose(values.sum(axis=1), 1.0, rtol=1e-5)
+    assert (values.argmax(axis=1) == np.repeat(np.arange(3), 2)).all()
+    gaps = np.frombuffer(client.get("/scores/values?step=1&show=gap").content, "<f4").reshape(6, 3)
+    np.testing.assert_allclose(gaps[0], [0.0, -4 / 11, -4 / 11], rtol=1e-5)
+    other = client.get("/scores/cell?step=1&row=0&column=2").text
+    assert "Another prompt" in other and "Its own prompt" in other and "2 of 3" in other
+    assert "Its own prompt" in client.get("/scores/cell?step=1&row=0&column=0").text
+
+
+def test_templates_are_listed_by_their_gap_with_links(client: TestClient) -> None:
+    text = client.get("/templates?prompt=0").text
+    assert "goal at 3 3 0" in text and "4.00" in text and "/groups/1/000001-000#t0-1" in text
+
+
+def test_spans_figures_and_trace_are_data(client: TestClient) -> None:
+    found = client.get("/timeline/spans?from=0&to=40").json()
+    assert [lane["actor"] for lane in found["lanes"]] == ["learner", "rollout-0"]
+    assert [bubble[:2] for bubble in found["bubbles"]] == [[8.0, 15.0], [18.0, 25.0]]
+    assert found["bubbles"][0][2] == [["rollout-0", pytest.approx(4 / 7)]]
+    assert [step for step, _ in found["steps"]] == [1, 2, 3]
+    numbers = client.get("/figures/numbers").json()
+    assert numbers["step"] == [1, 2, 3] and numbers["success"] == pytest.approx([0.1, 0.2, 0.3])
+    trace = client.get("/trace.json")
+    assert "attachment" in trace.headers["content-disposition"]
+    assert sum(event["ph"] == "X" for event in json.loads(trace.text)["traceEvents"]) == 9
+
+
+def test_search_finds_what_was_written_with_its_surroundings_and_not_what_was_fed(client: TestClient) -> None:
+    text = client.get("/search?text=GOAL+at+3").text
+    assert text.count("<mark>goal at 3</mark>") == 27 and "/groups/1/000001-000#t0" in text
+    assert "Nothing in these steps" in client.get("/search?text=reward+0").text, "the observation is fed"
+    assert "<mark>&lt;script&gt;</mark>" in client.get("/search?text=%3Cscript%3E").text
+
+
+def test_a_search_that_has_used_its_time_says_where_to_go_on(finished: Path) -> None:
+    folder, pieces = RunFolder(finished), Pieces(tokenizer().encode(), "here")
+    late = itertools.count(step=10.0)
+    found = search(folder, pieces, "goal", clock=lambda: next(late))
+    assert (found.first, found.last, found.rest, len(found.hits)) == (3, 3, 2, 9)
+    rest = search(folder, pieces, "goal", newest=found.rest)
+    assert (rest.first, rest.last, rest.rest, len(rest.hits)) == (1, 2, None, 18)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/groups/1/none", "holds no group"),
+        ("/groups/77/000077-000", "step-000077.parquet"),
+        ("/compare?a=1&b=2", "`a` is"),
+        ("/compare?a=1:000001-000&b=x:y", "`b` is"),
+        ("/scores?step=2", "step-000002.parquet"),
+        ("/scores?step=two", "`step` is"),
+        ("/scores?show=all", "`show` is"),
+        ("/scores?row=1&column=99", "3 columns"),
+        ("/templates?prompt=9", "`prompt` is"),
+        ("/timeline?step=99", "step 99 is not recorded"),
+        ("/timeline/spans?from=nan&to=1", "`from` is"),
+        ("/timeline/spans?from=5&to=1", "the smaller one"),
+        ("/?page=%3Cscript%3E", "`page` is"),
+    ],
+)
+def test_a_wrong_address_is_answered_in_words(client: TestClient, path: str, said: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 422 and said in answer.text.replace("&#39;", "'") and "<script>w" not in answer.text
+
+
+def test_an_unknown_page_and_a_path_out_of_the_static_folder_are_404(client: TestClient) -> None:
+    assert client.get("/nothing").status_code == 404
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd"):
+        assert client.get(path).status_code == 404
+
+
+def test_a_live_run_is_asked_about_and_a_change_is_answered(
+    tmp_path: Path, open_run: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.inspector.groups.FRESH_S", 0.0)
+    folder = small_run(tmp_path / "live", 1)
+    live = open_run(folder)
+    page = live.get("/").text
+    seen = page.split("/pulse?seen=")[1].split('"')[0]
+    assert live.get(f"/pulse?seen={seen}").status_code == 204
+    add_step(Archive(folder), 2)
+    answer = live.get(f"/pulse?seen={seen}")
+    assert answer.status_code == 200 and answer.headers["HX-Trigger"] == "run-changed" and "<b>2</b>" in answer.text
+
+
+def test_a_run_before_its_first_step_says_so(tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "new", 0)
+    (folder / "scores" / "step-000001.parquet").unlink()
+    new = open_run(folder)
+    assert "No step is archived yet" in new.get("/").text
+    assert "No step has a score matrix yet" in new.get("/scores").text and "No step has" in new.get("/templates").text
+    assert "No actor has worked" in new.get("/timeline").text and new.get("/figures").status_code == 200
+
+
+def test_without_a_tokenizer_ids_are_shown(tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "bare", 1)
+    (folder / "tokenizer.json").unlink()
+    assert "⟨103⟩" in open_run(folder).get("/groups/1/000001-000").text
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "path"),
+    [
+        ("groups/step-000001.parquet", b"PAR1 half a part", "/groups/1/000001-000"),
+        ("scores/step-000001.parquet", b"PAR1 half a matrix", "/scores"),
+        ("tokenizer.json", b'{"model": {}}', "/groups/1/000001-000"),
+        ("events.jsonl", b'{"actor": 3}\n', "/timeline"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_other_pages_go_on(
+    tmp_path: Path, open_run: Opener, name: str, data: bytes, path: str
+) -> None:
+    folder = small_run(tmp_path / "bad", 1)
+    browser = open_run(folder)
+    (folder / name).write_bytes(data)
+    answer = browser.get(path)
+    assert answer.status_code == 422 and (name in answer.text or "tokenizer" in answer.text)
+    if name != "events.jsonl":
+        assert browser.get("/").status_code == 200
+
+
+def test_a_group_of_another_schema_is_refused_with_the_version(tmp_path: Path, open_run: Opener) -> None:
+    import pyarrow.parquet as pq
+
+    folder = small_run(tmp_path / "newer", 1)
+    path = folder / "groups" / "step-000001.parquet"
+    browser = open_run(folder)
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({"squelch.schema": "7"}), path)
+    answer = browser.get("/groups/1/000001-000")
+    assert answer.status_code == 422 and "schema 7" in answer.text
