@@ -6,7 +6,7 @@ and its key, e.g. `Filter/kept_mass`, so that both tools group it as the docs do
 Invariants:
 
 - A resumed run continues the same TensorBoard folder and the same W&B run, and no step is in it twice.
-- A step waits for a logger only while the figures are handed over; both write in a thread or process of their own.
+- A step waits for TensorBoard's file, and for no network: W&B sends in a process of its own.
 - `close` waits `recorder.logger_timeout_s` at most.
 
 `open_loggers` imports a logger's package, which is an optional extra (`pip install 'squelch-rl[tensorboard,wandb]'`).

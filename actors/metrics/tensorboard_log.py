@@ -17,21 +17,16 @@ from actors.metrics.loggers import named_figures
 from actors.metrics.registry import Registry
 from actors.metrics.series import Flat
 
-MAX_WAITING = 100
-"""Steps that wait to be written; the next one waits for the disk."""
-FLUSH_S = 5
-"""Seconds after which a step is on disk at the latest."""
-
 
 class TensorBoardLog:
-    """The event file of one process. A disk that refuses a write raises OSError at a later step, or at the close."""
+    """The event file of one process. A step is in the file when `step` returns; OSError if the disk refuses."""
 
     def __init__(self, registry: Registry, folder: Path, clock: int) -> None:
         """`clock`: the completed steps of the run, -1 for one that begins. ValueError if the folder refuses."""
         self._registry = registry
         self._described: set[str] = set()
         try:
-            self._writer = EventFileWriter(str(folder), max_queue_size=MAX_WAITING, flush_secs=FLUSH_S)
+            self._writer = EventFileWriter(str(folder))
         except OSError as error:
             raise ValueError(f"recorder.loggers: {folder} cannot be written: {error.strerror or error}") from error
         restart = SessionLog(status=SessionLog.START)
@@ -43,6 +38,7 @@ class TensorBoardLog:
         for name, value in named_figures(self._registry, flat).items():
             event.summary.value.add(tag=name, simple_value=value, metadata=self._description(name))
         self._writer.add_event(event)
+        self._writer.flush()  # a killed process leaves every step before its last checkpoint
 
     def _description(self, name: str) -> SummaryMetadata | None:
         """The figure's meaning, which TensorBoard shows beside its plot; with the first value only."""

@@ -56,6 +56,15 @@ def test_tensorboard_reads_a_resumed_run_as_one_without_a_step_twice(tmp_path: P
     assert scalars(tmp_path) == [(step, step / 10) for step in range(7)]
 
 
+def test_a_killed_process_leaves_every_step_that_it_recorded(tmp_path: Path) -> None:
+    sinks = opened(tmp_path, -1, "tensorboard")
+    for step in range(4):
+        sinks.step(step, figures(step))
+    assert [step for step, _ in scalars(tmp_path)] == list(range(4)), "without a close"
+    log(tmp_path, 3, range(4, 6), "tensorboard")
+    assert [step for step, _ in scalars(tmp_path)] == list(range(6))
+
+
 def test_a_run_that_begins_again_without_a_checkpoint_replaces_its_steps(tmp_path: Path) -> None:
     log(tmp_path, -1, range(5), "tensorboard")
     log(tmp_path, -1, range(2), "tensorboard")
