@@ -338,6 +338,7 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
     else:
         for line in table_lines(report["arms"]):
             say(line)
+        say(f"the paper's figures of these runs: squelch report {plan.folder}")
     return _close(sweep, tell)
 
 
