@@ -217,7 +217,7 @@ def whole_steps(figure: Figure) -> None:
 
     for axes in figure.axes:
         if axes.get_xlabel().endswith("step"):
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
 
 
 def apart(

@@ -367,7 +367,7 @@ def _unit(axes: Axes, unit: str) -> None:
 def _minutes(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda minute, _: f"{minute:g} min"))
     axes.grid(False, axis="x")
 
