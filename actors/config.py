@@ -1,13 +1,20 @@
 """Settings of the Ray actors. Imports neither Ray, torch nor vLLM, because the command line imports this at start."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from actors.filter.rules import RULES
 from actors.filter.scores import STATISTICS
 from actors.labels import LabelSelector, require_gpu_share
 from envs.settings import Settings
+
+
+def _count(value: Any) -> Any:
+    """Reads `rollout.count`; ValueError unless it is a whole number above 0 or `auto`."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("must be a whole number of 1 or more, or auto")
 
 
 class SamplingConfig(Settings):
@@ -45,8 +52,14 @@ class EnvironmentActorConfig(Settings):
 class RolloutConfig(Settings):
     """Rollout workers, with one vLLM engine each."""
 
-    count: int = Field(1, ge=1)
-    """Number of rollout workers."""
+    count: Annotated[int | Literal["auto"], BeforeValidator(_count)] = 1
+    """Number of rollout workers at the start; `squelch scale` changes it while the run goes on. `auto`: from
+    `min_count` on, as many up to `max_count` as the learner needs in order not to wait for groups (docs/cluster.md)."""
+    min_count: int = Field(1, ge=1)
+    """Fewest rollout workers that the run is ever scaled to."""
+    max_count: int | None = Field(None, ge=1)
+    """Most rollout workers that the run is ever scaled to. Unset: as many as the cluster has room for; `count: auto`
+    needs a number."""
     num_cpus: float = Field(0.5, ge=0)
     """Ray CPUs that each worker requests."""
     num_gpus: float = Field(0.0, ge=0)
@@ -96,6 +109,23 @@ class RolloutConfig(Settings):
         if self.parity_bound is not None:
             return self.parity_bound
         return 1e-3 if self.dtype == "float32" else 0.1
+
+    @property
+    def start_count(self) -> int:
+        """Number of rollout workers with which a run starts."""
+        return self.min_count if self.count == "auto" else self.count
+
+    @model_validator(mode="after")
+    def _counts_are_ordered(self) -> "RolloutConfig":
+        if self.count == "auto" and self.max_count is None:
+            raise ValueError("count=auto needs a bound; set rollout.max_count to the most workers that may run")
+        high = self.max_count if self.max_count is not None else max(self.start_count, self.min_count)
+        if not self.min_count <= self.start_count <= high:
+            raise ValueError(
+                f"count={self.count} with min_count={self.min_count} and max_count={self.max_count}; it needs "
+                "min_count <= count <= max_count"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gpus_can_be_given(self) -> "RolloutConfig":

@@ -23,6 +23,7 @@ COMMANDS = {
     "watch": "show the progress of a run live",
     "inspect": "show a run's groups, trajectories and spans in the browser",
     "trace": "write who worked when, for Perfetto",
+    "scale": "change the number of rollout workers or environment actors of a live run",
     "eval": "measure success on the fixed validation tasks",
     "tiny": "build the embedded tiny policy",
     "filter": "show which groups the filter keeps, from a file of rewards",
@@ -44,6 +45,7 @@ examples:
   squelch train sokoban --resume               continue from the last checkpoint
   squelch watch runs/frozenlake                live view of a run
   squelch inspect runs/frozenlake              read its trajectories in the browser
+  squelch scale runs/frozenlake --rollout-workers 3
   squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer

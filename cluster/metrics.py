@@ -61,6 +61,7 @@ LEDGER_STATES = (
 """The counts of `cluster.control.ledger`, in the order of its equation."""
 OPEN_STATES = LEDGER_STATES[1:5]
 """The states of tickets that have not ended."""
+MEMBER_KINDS = ("rollout", "environment")
 DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
 
 METRICS: Table = {
@@ -219,6 +220,34 @@ METRICS: Table = {
             "Seconds since a party with work to do last showed progress; cluster.hung_after_s ends it",
             labels=("actor",),
             open=True,
+            unit="seconds",
+        ),
+        MetricSpec(
+            "squelch_wanted_members",
+            "gauge",
+            "Rollout workers and environment actors that the run should have",
+            "wanted/{kind}",
+            ("kind",),
+            product(MEMBER_KINDS),
+        ),
+        MetricSpec(
+            "squelch_scalings_total",
+            "counter",
+            "Changes of those numbers, by who made them: a command, rollout.count=auto, the loss of a node told in "
+            "advance, or because a member could not be had",
+            "scalings/{kind}/{direction}/{by}",
+            ("kind", "direction", "by"),
+            product(MEMBER_KINDS, ("up", "down"), ("command", "auto", "preemption", "failure")),
+        ),
+        gauge(
+            "squelch_learner_wait_ratio",
+            "scaling/wait_share",
+            "Share of the last step's time in which the learner waited for groups",
+        ),
+        gauge(
+            "squelch_queue_age_seconds",
+            "scaling/queue_age",
+            "Seconds that the last step's groups, all of them, waited for the learner",
             unit="seconds",
         ),
         MetricSpec(

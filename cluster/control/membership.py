@@ -4,23 +4,33 @@
     stale      ready, but without the current weights (environment actors hold no weights and skip this state)
     healthy    ready for work; only a healthy member gets work
     suspect    its work failed; it gets no work until a health check answers
-    draining   finishes its present work and gets no more
+    draining   finishes the calls under way and gets no more; retired when they have ended or were cut off
     dead       its process is gone or was ended; final
     retired    left in good order; final
 
 A name belongs to one member at a time: a successor may take the name only of a member that is dead or retired. Every
 change sets `changed`, so that callers wait for a change instead of polling.
+
+`at_work` registers a call with the members that serve it, so that a draining member knows when its work is done, and so
+that a member can be removed at once: `Member.cut_off` ends its calls with `CutOff`, which is no failure of the work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from cluster.control.parties import PartyError
 
 P = TypeVar("P")
+T = TypeVar("T")
+
+
+class CutOff(Exception):
+    """A member that served the call was removed at once; the work is to be done again and is not counted as tried."""
 
 
 class MemberState(StrEnum):
@@ -55,13 +65,60 @@ PLAYER_MOVES: Mapping[MemberState, frozenset[MemberState]] = {
 """Legal moves of an environment actor: the same without the stale state."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Member(Generic[P]):
     """One member. `party`: the object that receives its calls; it distinguishes two members of the same name."""
 
     name: str
     party: P
     state: MemberState = S.STARTING
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    """Calls under way that it serves (`at_work`)."""
+    removed: bool = False
+    """Whether its calls were cut off."""
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cut_off(self) -> int:
+        """Ends the calls that it serves with `CutOff`; returns their number."""
+        self.removed = True
+        for call in self.calls:
+            call.cancel()
+        return len(self.calls)
+
+    async def idle(self) -> None:
+        """Returns once it serves no call. It has no time-out: the caller bounds it."""
+        while self.calls:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def end(self, call: asyncio.Future[Any]) -> None:
+        """Forgets a call that has ended."""
+        self.calls.discard(call)
+        self._idle.set()
+
+
+async def at_work(work: Awaitable[T], *members: Member[Any]) -> T:
+    """The result of work that these members serve; CutOff if one of them was removed at once, before or meanwhile."""
+    call = asyncio.ensure_future(work)
+    for member in members:
+        member.calls.add(call)
+    if any(member.removed for member in members):
+        call.cancel()
+    try:
+        return await call
+    except (asyncio.CancelledError, PartyError, TimeoutError) as error:
+        if any(member.removed for member in members) and not _cancelled():
+            raise CutOff(f"{', '.join(member.name for member in members if member.removed)} was removed") from error
+        raise
+    finally:
+        for member in members:
+            member.end(call)
+
+
+def _cancelled() -> bool:
+    """Whether the running task itself is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Membership(Generic[P]):

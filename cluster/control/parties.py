@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actors.process.progress import Progress
     from actors.process.spans import Span
     from actors.records import GroupSummary, Ticket
+    from cluster.control.scaling import Answer, Kind, Request
     from learner.decomposition.statistics import Decomposition
 
 Payload = Any
@@ -184,6 +185,19 @@ class Learner(Party, Protocol):
         """Ends every rank."""
 
 
+class Desk(Protocol):
+    """Takes the requests of `squelch scale` while the run goes on."""
+
+    def kill(self) -> None:
+        """Closes the desk."""
+
+    async def take(self, timeout_s: float) -> Sequence[tuple[int, Request]]:
+        """The requests that came since the last call, each with a number; waits up to `timeout_s` for the first."""
+
+    async def answer(self, number: int, answer: Answer) -> None:
+        """Answers a request."""
+
+
 class Payloads(Protocol):
     """The store of the groups' rows, from which learner, scorer and archive read them."""
 
@@ -216,6 +230,20 @@ class Parties(Protocol):
 
     def learner(self, ranks: int) -> Learner:
         """The learner with this number of ranks."""
+
+    def desk(self) -> Desk:
+        """The desk under the name by which `squelch scale` finds the run."""
+
+    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+        """What the cluster lacks for these numbers of members, in one sentence; empty if it has that or if an
+        autoscaler can add it, which is then asked."""
+
+    async def settled(self) -> None:
+        """Ends what an autoscaler was asked for: all members have come."""
+
+    async def leaving(self) -> Mapping[str, float]:
+        """Rollout workers and environment actors whose nodes will be taken away: the seconds until then by name,
+        infinite if they are not told."""
 
     async def room_for_ranks(self) -> int:
         """Number of learner ranks, at most `learner.ranks`, for which resources are free now."""

@@ -46,21 +46,24 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
     else:
         cpus = config.cluster.num_cpus or max(needed(config, "CPU", learning), float(os.cpu_count() or 1))
         store_bytes = config.cluster.object_store_mib * 2**20
-        local_ray.start(int(-(-cpus // 1)), store_bytes, PREPARED, **options)
+        local_ray.start(int(-(-cpus // 1)), store_bytes, PREPARED, config.run_dir if learning else None, **options)
     make_room(config, learning, say)
 
 
 def check_address(config: RunConfig) -> None:
     """Raises UserError at once if nothing listens at the host:port to join; Ray itself would retry for minutes. Other
     forms of address (`auto`, `ray://...`) are not checked."""
-    address = _address(config)
-    host, colon, port = address.rpartition(":")
-    if "://" in address or not (colon and port.isdigit()):
-        return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+        probe(_address(config))
     except OSError as error:
         raise _unreachable(config, error) from error
+
+
+def probe(address: str) -> None:
+    """Raises OSError at once if nothing listens at an address of the form host:port; other forms are not checked."""
+    host, colon, port = address.rpartition(":")
+    if "://" not in address and colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
 def _address(config: RunConfig) -> str:

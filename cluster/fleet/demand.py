@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from actors.labels import admits, spelled
 from cluster.config import RunConfig
+from cluster.control.scaling import Kind, start_counts
 
 KINDS = ("CPU", "GPU")
 _ROUNDING = 1e-6
@@ -45,12 +46,14 @@ class Node:
     labels: Mapping[str, str]
 
 
-def needs(config: RunConfig, learning: bool = True) -> list[Need]:
-    """The requests of a run; without `learning` only those of the parties that play."""
+def needs(config: RunConfig, learning: bool = True, counts: Mapping[Kind, int] | None = None) -> list[Need]:
+    """The requests of a run; without `learning` only those of the parties that play. `counts`: numbers of these other
+    than those with which the run starts."""
     rollout, player, scorer, learner = config.rollout, config.environment_actor, config.scorer, config.learner
+    workers, players = {**start_counts(config), **(counts or {})}.values()
     playing = [
-        _need("rollout workers", "rollout", rollout.count, rollout.num_cpus, rollout.num_gpus, rollout.label_selector),
-        _need("environment actors", "environment_actor", player.count, player.num_cpus, 0, player.label_selector),
+        _need("rollout workers", "rollout", workers, rollout.num_cpus, rollout.num_gpus, rollout.label_selector),
+        _need("environment actors", "environment_actor", players, player.num_cpus, 0, player.label_selector),
     ]
     if not learning:
         return playing
@@ -64,8 +67,10 @@ def _need(party: str, key: str, count: int, cpus: float, gpus: float, selector: 
 
 
 def needed(config: RunConfig, kind: str, learning: bool = True) -> float:
-    """Amount of one kind that the whole run asks for."""
-    return sum(need.total(kind) for need in needs(config, learning))
+    """Amount of one kind that the whole run asks for, with as many rollout workers as it may be scaled to where that is
+    bounded."""
+    most = {Kind.ROLLOUT: config.rollout.max_count or config.rollout.start_count}
+    return sum(need.total(kind) for need in needs(config, learning, most))
 
 
 def shortfall(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:

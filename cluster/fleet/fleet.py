@@ -2,16 +2,18 @@
 
     method             waits for                           unblocked by            on time-out
     `start`            every party to be ready             each party              the run ends; the late are named
-    `update_workers`   every stale or healthy worker       its parity probe        the late are named and replaced
-    a join (a task)    the new worker, then the boundary   the worker; updates     the worker is ended, another tried
+    `update_workers`   every worker that is ready          its parity probe        the late are named and replaced
+    a join (a task)    the new worker, then its weights    the worker; updates     the worker is ended, another tried
     `need_worker`      a healthy worker                    a join, a health check  RuntimeError if none can become so
     `need_player`      a healthy environment actor         its replacement         RuntimeError if none can become so
 
 The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, and the
 learner with all of its ranks, each as often as the budget allows, with its back-off (`cluster.control.restarts`).
-`cluster.fleet.supervision` notices the deaths and ends hung parties. Rollout workers join at a weight boundary: a new
-worker is stale until it has loaded the current weights, has passed the checks on them, and is known to every
-environment actor. Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made
+`cluster.fleet.supervision` notices the deaths and ends hung parties; `cluster.fleet.resizing` changes the numbers of
+rollout workers and environment actors. A new worker is stale until it is known to every environment actor, has loaded
+the current weights and has passed the checks on them. It loads them beside the run; if a newer version is published
+meanwhile, the next update brings it the one after that, together with all others, so that no update ever waits for a
+worker that joins. Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made
 again by `cluster.loop.recovery`. This module does not import Ray: `Parties` creates the parties.
 """
 
@@ -21,12 +23,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from actors.messages import UpdateReport, WeightBundle
 from cluster.config import RunConfig
-from cluster.control.membership import PLAYER_MOVES, WORKER_MOVES, Member, Membership
+from cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from cluster.control.membership import MemberState as State
 from cluster.control.parties import (
     Died,
@@ -42,6 +45,8 @@ from cluster.control.parties import (
     reason_of,
 )
 from cluster.control.restarts import RestartBudget
+from cluster.control.scaling import Kind, start_names
+from cluster.fleet.resizing import Resizing
 from cluster.fleet.waiting import bounded, outcomes, within
 
 log = logging.getLogger(__name__)
@@ -81,15 +86,21 @@ class Fleet:
         """Services that have been ended because they were lost or hung, with the cause; their next call fails."""
         self.bundle: WeightBundle | None = None
         """The published version; a worker that joins late loads it."""
-        self._boundary = asyncio.Lock()
+        self._introducing = asyncio.Lock()
+        self._joining: set[Member[Worker]] = set()
+        """Workers that are being introduced, or load weights beside the run; an update leaves them alone."""
+        self.creating: dict[Kind, set[str]] = {kind: set() for kind in Kind}
+        """Names of the members whose processes are being created."""
+        self._held: dict[str, float] = {}
         self._joins: dict[str, asyncio.Task[None]] = {}
         self._join_failure = ""
         self._join_fault: BaseException | None = None
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._replacing: dict[str, asyncio.Task[None]] = {}
         cluster = config.cluster
         self._budget = RestartBudget(cluster.max_restarts, cluster.restart_window_s, cluster.restart_backoff_s)
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
+        self.resizing = Resizing(self)
 
     # -- start and stop --------------------------------------------------------------------------------------------
 
@@ -99,10 +110,10 @@ class Fleet:
         With `learning` false only rollout workers and environment actors are started; the workers keep their initial
         weights and count as healthy.
         """
-        for i in range(self.config.rollout.count):
-            self.workers.join(f"rollout-{i}", self.parties.worker(f"rollout-{i}"))
-        for i in range(self.config.environment_actor.count):
-            self.players.join(f"env-{i}", self.parties.player(f"env-{i}"))
+        for name in start_names(self.config, Kind.ROLLOUT):
+            self.workers.join(name, self.parties.worker(name))
+        for name in start_names(self.config, Kind.ENVIRONMENT):
+            self.players.join(name, self.parties.player(name))
         starting = [*self.workers.present(), *self.players.present()]
         ready: dict[str, Awaitable[Any]] = {member.name: member.party.ready() for member in starting}
         if learning:
@@ -130,7 +141,8 @@ class Fleet:
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Asks every party to stop and kills the parties that do not stop within `timeout_s`; no process is left."""
-        arriving = [*self._joins.values(), *self._replacing]
+        await self.resizing.stop()
+        arriving = [*self._joins.values(), *self._replacing.values()]
         for task in arriving:
             task.cancel()
         await asyncio.gather(*arriving, return_exceptions=True)
@@ -156,18 +168,36 @@ class Fleet:
         Raises:
             UpdateFailed: workers are late, or refused the weights, or failed the checks on them; all others have them.
         """
-        async with self._boundary:
-            self.bundle = bundle
-            members = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
-            calls = {member.name: member.party.update_weights(bundle) for member in members}
-            found = await outcomes(calls, self.config.rollout.update_timeout_s + GRACE_S)
-            reports = [self._updated(member, found[member.name]) for member in members]
-        if failed := [(m, found[m.name]) for m in members if isinstance(found[m.name], (Failed, TimeoutError))]:
+        self.bundle = bundle
+        ready = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
+        members = [member for member in ready if member not in self._joining]
+        new = {member.name for member in members if member.state is State.STALE}
+        ended: dict[str, float] = {}
+        calls = {member.name: self._update(member, bundle, ended) for member in members}
+        found = await outcomes(calls, self.config.rollout.update_timeout_s + GRACE_S)
+        last = max((ended[name] for name in ended.keys() - new), default=_now())
+        self._held |= {name: max(0.0, ended[name] - last) for name in new & ended.keys()}
+        reports = [self._updated(member, found[member.name]) for member in members]
+        late = [member for member in members if isinstance(found[member.name], (Failed, TimeoutError))]
+        if failed := [(member, found[member.name]) for member in late if not self._left(member)]:
             raise UpdateFailed(failed)
         await self.need_worker()
         return [report for report in reports if report is not None]
 
+    @staticmethod
+    def _left(member: Member[Worker]) -> bool:
+        """Whether a worker was told to leave while it loaded weights."""
+        return member.state in FINAL or member.state is State.DRAINING
+
+    async def _update(self, member: Member[Worker], bundle: WeightBundle, ended: dict[str, float]) -> UpdateReport:
+        """Loads a version into a worker and notes when that ended."""
+        report = await member.party.update_weights(bundle)
+        ended[member.name] = _now()
+        return report
+
     def _updated(self, member: Member[Worker], outcome: Any) -> UpdateReport | None:
+        if self._left(member):
+            return None
         if isinstance(outcome, Died):
             self.lose_worker(member, str(outcome))
         elif not isinstance(outcome, BaseException):
@@ -203,25 +233,37 @@ class Fleet:
             RuntimeError: no restart is left, or the new actor failed.
             TimeoutError: the new actor is late.
         """
-        if dead.state in (State.DEAD, State.RETIRED):
+        if dead.state in FINAL:
             return
+        leaves = self.resizing.leaves(dead)
         self.players.move(dead, State.DEAD)
         dead.party.kill()
-        replacing = asyncio.create_task(self._bring_up(dead.name, self.allow_restart(dead.name, cause)))
-        self._replacing.add(replacing)
-        replacing.add_done_callback(self._replaced)
-        await asyncio.shield(replacing)  # the caller's ticket may be cancelled; the actor comes up all the same
+        if not leaves:
+            await self.begin_player(dead.name, self.allow_restart(dead.name, cause))
 
-    def _replaced(self, task: asyncio.Task[None]) -> None:
-        self._replacing.discard(task)
+    async def begin_player(self, name: str, wait_s: float = 0.0) -> None:
+        """Starts an environment actor after `wait_s` and waits until it is healthy. RuntimeError or TimeoutError if it
+        does not become so."""
+        self.creating[Kind.ENVIRONMENT].add(name)
+        starting = self._replacing[name] = asyncio.create_task(self._bring_up(name, wait_s))
+        starting.add_done_callback(lambda _: self._brought_up(name))
+        await asyncio.shield(starting)  # the caller's ticket may be cancelled; the actor comes up all the same
+
+    def _brought_up(self, name: str) -> None:
+        self.creating[Kind.ENVIRONMENT].discard(name)
         self.players.changed.set()
 
     async def _bring_up(self, name: str, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
-        member = self.players.join(name, self.parties.player(name))
+        party = await asyncio.to_thread(self.parties.player, name)
+        self.creating[Kind.ENVIRONMENT].discard(name)
+        member = self.players.join(name, party)
+        self.resizing.converge(Kind.ENVIRONMENT)
         try:
             await within({member.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
         except (RuntimeError, TimeoutError):
+            if member.state in FINAL:
+                return  # it was told to leave meanwhile
             self.players.move(member, State.DEAD)
             member.party.kill()
             raise
@@ -237,7 +279,7 @@ class Fleet:
 
     async def suspect_worker(self, member: Member[Worker]) -> bool:
         """Requests a token from a worker after a whole group failed on it; True if it is dead or was replaced since."""
-        if self.workers.current(member.name) is not member or member.state not in (State.HEALTHY, State.SUSPECT):
+        if member.state in FINAL:
             return True
         if member.state is State.HEALTHY:
             self.workers.move(member, State.SUSPECT)
@@ -252,14 +294,18 @@ class Fleet:
         return False
 
     def lose_worker(self, member: Member[Worker], cause: str) -> None:
-        """Removes a dead rollout worker and starts a successor, which joins at a weight boundary."""
-        if self.workers.current(member.name) is not member or member.state is State.DEAD:
+        """Removes a dead rollout worker and starts a successor, unless it was about to leave."""
+        if member.state in FINAL:
             return
+        leaves = self.resizing.leaves(member)
         self.workers.move(member, State.DEAD)
         member.party.kill()
-        self._begin_join(member.name, self.allow_restart(member.name, cause))
+        if not leaves:
+            self.begin_join(member.name, self.allow_restart(member.name, cause))
 
-    def _begin_join(self, name: str, wait_s: float) -> None:
+    def begin_join(self, name: str, wait_s: float = 0.0) -> None:
+        """Starts a rollout worker after `wait_s`, which becomes healthy once it has the current weights."""
+        self.creating[Kind.ROLLOUT].add(name)
         self._joins[name] = asyncio.create_task(self._join(name, wait_s))
         self._joins[name].add_done_callback(self._join_ended)
 
@@ -272,48 +318,76 @@ class Fleet:
     async def _join(self, name: str, wait_s: float) -> None:
         """Lets a new rollout worker join after the back-off. A worker that fails is ended, and another is tried if
         restarts are left."""
+        started = time.time()
         await asyncio.sleep(wait_s)
-        member = self.workers.join(name, self.parties.worker(name))
+        party = await asyncio.to_thread(self.parties.worker, name)
+        self.creating[Kind.ROLLOUT].discard(name)
+        member = self.workers.join(name, party)
+        self.resizing.converge(Kind.ROLLOUT)
         try:
             await self._take_in(member)
         except (RuntimeError, TimeoutError) as error:
             self._join_failed(member, str(error))
+        else:
+            if member.state is State.HEALTHY:
+                self.on_event(name, "joined", started, time.time(), held_s=self._held.pop(name, 0.0))
 
     async def _take_in(self, member: Member[Worker]) -> None:
-        name, rollout = member.name, self.config.rollout
-        await within({name: member.party.ready()}, rollout.start_timeout_s, "restart")
-        self.workers.move(member, State.STALE)
-        async with self._boundary:
-            if self.bundle is not None:
-                update = member.party.update_weights(self.bundle)
-                await within({name: update}, rollout.update_timeout_s, "late join")
-            workers = [*self.workers.members(State.HEALTHY, State.SUSPECT), member]
-            await self._introduce(self.players.members(State.HEALTHY), workers)
+        await within({member.name: member.party.ready()}, self.config.rollout.start_timeout_s, "restart")
+        with self._left_alone(member):
+            self.workers.move(member, State.STALE)
+            async with self._introducing:  # environment actors must hear of the newest workers last
+                await self._introduce(self.players.members(State.HEALTHY), self.workers.present())
+            await self._load(member)
+        while member.state is State.STALE:  # a newer version came meanwhile; the next update brings the one after it
+            if self.workers.members(State.HEALTHY, State.SUSPECT):
+                await self.workers.change()
+            else:
+                with self._left_alone(member):
+                    await self._load(member)
+
+    @contextmanager
+    def _left_alone(self, member: Member[Worker]) -> Iterator[None]:
+        self._joining.add(member)
+        try:
+            yield
+        finally:
+            self._joining.discard(member)
+
+    async def _load(self, member: Member[Worker]) -> None:
+        """Loads the current version beside the run. The worker is healthy if that is still the current one then."""
+        bundle = self.bundle
+        if bundle is not None:
+            update = member.party.update_weights(bundle)
+            await within({member.name: update}, self.config.rollout.update_timeout_s, "late join")
+        if bundle is self.bundle and member.state is State.STALE:
             self.workers.move(member, State.HEALTHY)
 
     def _join_failed(self, member: Member[Worker], cause: str) -> None:
         now, name = time.time(), member.name
+        if member.state is State.RETIRED:
+            return  # it was told to leave meanwhile
         self.on_event(name, "join_failed", now, now, cause=cause)
         log.error("%s: a replacement did not join: %s", name, cause)
         self._join_failure = cause
-        if self.workers.current(name) is not member or member.state is State.DEAD:
+        if member.state is State.DEAD:
             return  # it died while environment actors were told of it, and its successor has the name
+        leaves = self.resizing.leaves(member)
         self.workers.move(member, State.DEAD)
         member.party.kill()
+        if leaves:
+            return
         if self._budget.left(name, _now()):
-            self._begin_join(name, self.allow_restart(name, cause))
-
-    @property
-    def joining(self) -> bool:
-        """Whether a rollout worker is on its way in, or waits for its back-off."""
-        return any(not task.done() for task in self._joins.values())
+            self.begin_join(name, self.allow_restart(name, cause))
+        else:
+            self.resizing.gave_up(Kind.ROLLOUT, cause)
 
     async def need_worker(self) -> Mapping[str, Worker]:
         """The healthy rollout workers by name, as soon as there is one; RuntimeError if none is healthy or joining."""
         while not (healthy := self.workers.healthy()):
             if self._join_fault is not None:
                 raise self._join_fault
-            if not self.workers.present() and not self.joining:
+            if not self.workers.present() and not self.creating[Kind.ROLLOUT]:
                 cause = f"; the last to start failed: {self._join_failure}" if self._join_failure else ""
                 raise RuntimeError(f"no rollout worker is left, and none is starting{cause}")
             await self.workers.change()
@@ -323,7 +397,7 @@ class Fleet:
         """The healthy environment actors by name, as soon as there is one; RuntimeError if none is healthy or
         starting."""
         while not (healthy := self.players.healthy()):
-            if not self.players.present() and not self._replacing:
+            if not self.players.present() and not self.creating[Kind.ENVIRONMENT]:
                 raise RuntimeError("no environment actor is left, and none is starting")
             await self.players.change()
         return healthy
@@ -395,6 +469,5 @@ UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
 
 def party_names(config: RunConfig) -> tuple[list[str], list[str]]:
     """Names of the rollout workers, and of all parties, with which a run starts; they seed the metrics' series."""
-    workers = [f"rollout-{i}" for i in range(config.rollout.count)]
-    players = [f"env-{i}" for i in range(config.environment_actor.count)]
+    workers, players = start_names(config, Kind.ROLLOUT), start_names(config, Kind.ENVIRONMENT)
     return workers, [*workers, *players, "filter", "learner", *(["scorer"] if config.scorer.enabled else [])]

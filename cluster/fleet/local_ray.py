@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -28,6 +29,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
+from actors.process.disk import write_whole
 from actors.process.preparation import START_FOLDER
 from cluster.errors import UserError
 from cluster.package import checkout
@@ -48,13 +50,17 @@ BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store
 """The longest path that Ray makes below its folder."""
 NAMED_FILES = {"RAY_AUTH_TOKEN_PATH", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"}
 """Variables with paths of files that Ray reads."""
+RUN_FILE = "run.json"
+"""File in a cluster's folder: the run that started it, and its address."""
 _held = ExitStack()
 """Undoes `start` in this process; Ray allows one cluster a process."""
 
 
-def start(num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any], **options: Any) -> None:
+def start(
+    num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any], run_dir: Path | None = None, **options: Any
+) -> None:
     """Starts the cluster and connects this process to it. `runtime_env` is Ray's environment of the actors, `options`
-    are further ones of `ray.init`.
+    are further ones of `ray.init`; `run_dir`: the folder of the run by which `running` finds the cluster.
 
     Raises:
         UserError: no folder can be made that only this user can enter, or Ray's token cannot be hidden from others.
@@ -62,7 +68,7 @@ def start(num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any]
     variables = _start_folder() | runtime_env.get("env_vars", {})
     folder = _held.enter_context(_folder())
     _hide_token()
-    with _settings(), away():
+    with settings(), away():
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,
@@ -73,6 +79,9 @@ def start(num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any]
             **options,
         )
     _hide_token()
+    if run_dir is not None:
+        facts = {"run": str(run_dir.resolve()), "address": ray.get_runtime_context().gcs_address}
+        write_whole(folder / RUN_FILE, json.dumps(facts))
 
 
 def stop() -> None:
@@ -98,11 +107,32 @@ def away() -> Iterator[None]:
         yield
 
 
+def all_running() -> dict[str, str]:
+    """The addresses of this user's clusters that run, by the folders of their runs."""
+    found = {}
+    for folder in own_folder().iterdir():
+        lock, file = _lock(folder), folder / RUN_FILE
+        if lock is None and file.is_file():
+            facts = json.loads(file.read_text())
+            found[facts["run"]] = facts["address"]
+        elif lock is not None:
+            os.close(lock)
+    return found
+
+
+def running(run: str) -> str | None:
+    """The address of the cluster that a run started, by the run's folder or, if it is the only one of that name, by its
+    name; None if no such run of this user is up."""
+    known = all_running()
+    named = [address for folder, address in known.items() if Path(folder).name == run]
+    return known.get(str(Path(run).resolve())) or (named[0] if len(named) == 1 else None)
+
+
 @contextmanager
-def _settings() -> Iterator[None]:
-    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only and notice failures soon. They read the
-    variables when they start; this process has imported Ray, so the value that it read is changed too. A variable of
-    `NOTICES_FAILURES` that the user has set is kept."""
+def settings() -> Iterator[None]:
+    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only and notice failures soon, and this process
+    take 127.0.0.1 for its address. They read the variables when they start; this process has imported Ray, so the value
+    that it read is changed too. A variable of `NOTICES_FAILURES` that the user has set is kept."""
     before, value = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
     chosen = {**NOTICES_FAILURES, **before, LOOPBACK_ONLY: "0"}
     os.environ.update(chosen)

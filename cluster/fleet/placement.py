@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -38,8 +38,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from actors.process.shipping import own_node
 from cluster.config import RunConfig
+from cluster.control.scaling import Kind
 from cluster.errors import UserError
-from cluster.fleet.demand import KINDS, Node, needs, shortfall
+from cluster.fleet.demand import KINDS, Need, Node, needs, shortfall
 
 SETTLE_S = 1.0
 """Seconds in which Ray reserves a bundle for which there is room."""
@@ -71,18 +72,27 @@ def make_room(config: RunConfig, learning: bool, say: Callable[[str], None]) -> 
     missing = shortfall(wanted, alive_nodes())
     if not missing:
         return
-    autoscaler = autoscales() if config.cluster.autoscaler is None else config.cluster.autoscaler
-    if not autoscaler:
+    if not may_grow(config):
         raise UserError(missing)
     bound = config.cluster.start_timeout_s
     say(f"waiting up to {bound:g} s for the autoscaler: {missing}")
-    bundles = [(_bundle(need.resources["CPU"], need.resources["GPU"]), dict(need.selector)) for need in wanted]
-    copies = [pair for need, pair in zip(wanted, bundles, strict=True) if pair[0] for _ in range(need.count)]
-    request_resources(bundles=[one for one, _ in copies], bundle_label_selectors=[labels for _, labels in copies])
+    _ask_for(wanted)
     try:
         _await_nodes(lambda: shortfall(wanted, alive_nodes()), bound)
     finally:
         request_resources(bundles=[])  # the actors ask by themselves from here on
+
+
+def _ask_for(wanted: Sequence[Need]) -> None:
+    """Asks the autoscaler for nodes on which these requests fit, until it is asked for something else."""
+    bundles = [(_bundle(need.resources["CPU"], need.resources["GPU"]), dict(need.selector)) for need in wanted]
+    copies = [pair for need, pair in zip(wanted, bundles, strict=True) if pair[0] for _ in range(need.count)]
+    request_resources(bundles=[one for one, _ in copies], bundle_label_selectors=[labels for _, labels in copies])
+
+
+def may_grow(config: RunConfig) -> bool:
+    """Whether an autoscaler can add nodes to the cluster: the setting, else what the cluster shows."""
+    return autoscales() if config.cluster.autoscaler is None else config.cluster.autoscaler
 
 
 def _await_nodes(missing: Callable[[], str], bound_s: float) -> None:
@@ -140,6 +150,8 @@ class Placement:
         self._reserved: list[Reservation] = []
         self._workers: list[Reservation] = []
         self._turn = count()
+        self._asked = False
+        """Whether the autoscaler has been asked for more than the cluster had."""
 
     def learner(self, ranks: int) -> Reservation:
         """The place of the learner, with options for each rank."""
@@ -171,6 +183,23 @@ class Placement:
         """Options of a service that speaks to the driver only and needs no CPU. Ray places an actor that requests
         nothing on a random node, whatever node affinity says, so that it requests a trace of the driver's node."""
         return {"resources": {_node_resource(own_node()[0]): TRACE}}
+
+    def lacking(self, counts: Mapping[Kind, int]) -> str:
+        """What the cluster can never give to the run with these numbers of members; empty if nothing, or if an
+        autoscaler has been asked for it."""
+        wanted = needs(self.config, counts=counts)
+        missing = shortfall(wanted, alive_nodes())
+        if missing and may_grow(self.config):
+            _ask_for(wanted)
+            self._asked = True
+            return ""
+        return missing
+
+    def settled(self) -> None:
+        """Ends what the autoscaler was asked for; the nodes stay as long as members are on them."""
+        if self._asked:
+            request_resources(bundles=[])
+            self._asked = False
 
     def room(self) -> str:
         """What is free in the cluster, and which parties have no node yet; for the message about a late start."""

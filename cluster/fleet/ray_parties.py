@@ -9,12 +9,16 @@ its actor too.
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 import ray
+from ray._private.state import actors, state
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.filter.decisions import StepDecision
@@ -32,7 +36,9 @@ from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Payload, Refused, Worker
-from cluster.fleet.placement import Placement, alive_nodes, autoscales
+from cluster.control.scaling import Answer, Kind, Request
+from cluster.fleet import desk
+from cluster.fleet.placement import Placement, alive_nodes, may_grow
 from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
 from learner.decomposition.statistics import Decomposition
@@ -50,6 +56,10 @@ class RayParties:
         self.payloads = RayPayloads()
         self.placement = Placement(config)
         self._offers: dict[Path, Folder] = {}
+        self._members: dict[str, Handle] = {}
+        """The newest rollout worker or environment actor of each name."""
+        self._creating = threading.Lock()
+        """Members are created in threads, one at a time."""
 
     def _offer(self, path: Path, patterns: Sequence[str]) -> Folder:
         """The folder for an actor on any node. It is put into the object store once the cluster has another node."""
@@ -71,6 +81,12 @@ class RayParties:
 
     def player(self, name: str) -> RayPlayer:
         """An environment actor."""
+        with self._creating:
+            party = self._player(name)
+        self._members[name] = party.handle
+        return party
+
+    def _player(self, name: str) -> RayPlayer:
         config = self.config
         shell = ray.remote(EnvironmentActor).options(
             num_cpus=config.environment_actor.num_cpus,
@@ -84,6 +100,12 @@ class RayParties:
 
     def worker(self, name: str) -> RayWorker:
         """A rollout worker."""
+        with self._creating:
+            party = self._worker(name)
+        self._members[name] = party.handle
+        return party
+
+    def _worker(self, name: str) -> RayWorker:
         rollout, place = self.config.rollout, self.placement.worker(name)
         shell = ray.remote(RolloutWorker).options(
             num_cpus=rollout.num_cpus,
@@ -120,6 +142,32 @@ class RayParties:
         settings = (learner, config.seed, config.sampling.temperature, self.logs, place.options)
         return RayLearner(LearnerGroup(self._model(), *settings), place.release)
 
+    def desk(self) -> RayDesk:
+        """The desk, under a name of this run and job."""
+        job = ray.get_runtime_context().get_job_id()
+        shell = ray.remote(desk.ControlDesk).options(
+            name=desk.NAME,
+            namespace=f"{desk.namespace_of(self.config.run_dir)}/{job}",
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=100,
+            runtime_env=self._process("desk"),
+            **self.placement.service(),
+        )
+        return RayDesk(shell.remote())
+
+    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+        """As the protocol says."""
+        return await _asked(self.placement.lacking, counts)
+
+    async def settled(self) -> None:
+        """As the protocol says."""
+        await _asked(self.placement.settled)
+
+    async def leaving(self) -> Mapping[str, float]:
+        """As the protocol says."""
+        return await _asked(_leaving, dict(self._members))
+
     async def room_for_ranks(self) -> int:
         """As the protocol says, from the sum of the free resources of all nodes."""
         free = await asyncio.to_thread(ray.available_resources)
@@ -130,7 +178,27 @@ class RayParties:
 
 def _may_need_shipping(config: RunConfig) -> bool:
     """Whether actors may run on another node than the driver's, now or later."""
-    return len(alive_nodes()) > 1 or (autoscales() if config.cluster.autoscaler is None else config.cluster.autoscaler)
+    return len(alive_nodes()) > 1 or may_grow(config)
+
+
+async def _asked(question: Callable[..., T], *arguments: Any) -> T:
+    """Asks the cluster in a thread; Failed if it does not answer."""
+    try:
+        return await asyncio.to_thread(question, *arguments)
+    except RayError as error:
+        raise Failed(str(error), error) from error
+
+
+def _leaving(members: Mapping[str, Handle]) -> dict[str, float]:
+    """Seconds until the node of each member is taken away, of those on nodes that drain. Ray has no public call for
+    either fact; its own Train library asks in this way."""
+    draining = state.get_draining_nodes()  # the deadline in milliseconds by node, 0 without one
+    if not draining:
+        return {}
+    facts = {name: actors(handle._actor_id.hex()) for name, handle in members.items()}
+    nodes = {name: fact["Address"]["NodeID"] for name, fact in facts.items() if fact}
+    until = {node: at / 1000 - time.time() if at else math.inf for node, at in draining.items()}
+    return {name: max(0.0, until[node]) for name, node in nodes.items() if node in until}
 
 
 def _nothing() -> None:
@@ -262,6 +330,22 @@ class RayScorer(RayParty):
 
     async def restore(self, state: dict[str, Any]) -> object:
         return await answered(self.handle.restore.remote(state))
+
+
+class RayDesk(RayParty):
+    """The desk."""
+
+    async def take(self, timeout_s: float) -> Sequence[tuple[int, Request]]:
+        requests: list[tuple[int, Request]] = []
+        for number, data in await answered(self.handle.take.remote(timeout_s)):
+            try:
+                requests.append((number, desk.unpacked_request(data)))
+            except ValueError as error:
+                await self.answer(number, Answer(False, str(error)))
+        return requests
+
+    async def answer(self, number: int, answer: Answer) -> None:
+        await answered(self.handle.answer.remote(number, desk.packed(answer)))
 
 
 class RayLearner:

@@ -42,6 +42,7 @@ from cluster.control.admission import Admission, TicketSource
 from cluster.control.early_stop import EarlyStop
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.control.parties import Archive, MetricsSink
+from cluster.control.scaling import Kind
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.archiving import Archiving
@@ -52,6 +53,7 @@ from cluster.loop.journal import Journal
 from cluster.loop.learning import Learning, PlayAgain, learner_figures
 from cluster.loop.playing import Play, PlayedGroup
 from cluster.loop.probing import Probing
+from cluster.loop.scaling import Scaling
 from cluster.loop.scoring import Scoring
 from cluster.loop.state import LoopState, pack_ticket
 from cluster.loop.validation import Validation
@@ -95,6 +97,7 @@ class Coordinator:
         self.decomposing = Decomposing(config, self.learning, self.play)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, archive, say)
+        self.scaling = Scaling(config, fleet, state, say)
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
             self.early_stop.restore(state.early_stop)
@@ -189,6 +192,7 @@ class Coordinator:
         entered = time.time()
         began = self.journal.recorded or entered
         window = self.windows[step]
+        self.scaling.asked(step)
         decision = await self.learning.beside(self._until_stopped(self._decide(window)))
         decided = time.time()
         flat = window.figures(decision)
@@ -270,6 +274,7 @@ class Coordinator:
 
     def _start(self, step: int, tickets: list[Ticket]) -> None:
         window = self.windows.setdefault(step, Window(step, time.time()))
+        self.scaling.issued(step)
         for ticket in tickets:
             self.ledger.issue(ticket.ticket_id)
             window.tickets.append(ticket)
@@ -297,6 +302,7 @@ class Coordinator:
         group = await self.play.group(ticket)
         window.groups[ticket.ticket_id] = group
         self.ledger.move(ticket.ticket_id, BUFFERED)
+        self.scaling.played(window.step)
         await self.filtering.admit([group])
         return group
 
@@ -392,6 +398,7 @@ class Coordinator:
         state.clock, state.version = self.admission.clock, self.admission.version
         state.cursor, state.open_tickets = self.source.cursor, open_tickets
         state.ledger, state.filter = self.ledger.state(), self.filtering.state
+        state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
         vars(state).update(self._scorer_state())
         state.seconds += time.time() - self._started
@@ -416,7 +423,7 @@ class Coordinator:
         return float(max(ages)), float(np.mean(ages))
 
     def _record(self, step: int, flat: dict[str, float], began: float) -> None:
-        flat |= self.scoring.take_figures(step, flat["reward_mean"])
+        flat |= self.scoring.take_figures(step, flat["reward_mean"]) | self.scaling.step(step)
         flat |= {f"ledger/{state}": float(n) for state, n in self.ledger.counts().items()}
         for state in (DROPPED, FAILED):
             flat |= {f"ledger/{state}/{reason}": float(n) for reason, n in self.ledger.reasons(state).items()}

@@ -9,6 +9,8 @@ has failed, and its rows in the archive state the cause.
     a group            the environment actor             the actor is named, replaced if dead; the ticket is replayed
     a worker's tokens  (the environment actor waits)     trajectories fail; if all failed and the worker is dead, it is
                                                          replaced and the ticket is replayed
+    a member that is   -                                 its calls end at once (`CutOff`); the tickets are played again,
+    removed at once                                      which does not count as an attempt
     a group's rows     the object store                  TimeoutError; the run ends
 """
 
@@ -24,7 +26,7 @@ import pyarrow as pa
 from actors.failures import Failure, FailureCause
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
 from cluster.config import RunConfig
-from cluster.control.membership import Member
+from cluster.control.membership import CutOff, Member, at_work
 from cluster.control.membership import MemberState as State
 from cluster.control.parties import Died, PartyError, Payload, Player, Worker
 from cluster.fleet.fleet import Fleet
@@ -51,12 +53,16 @@ class Play:
 
     async def group(self, ticket: Ticket) -> PlayedGroup:
         """Plays one ticket. A ticket that cannot be played yields a group in which every trajectory failed."""
-        failure = Failure(FailureCause.ACTOR_ERROR, "not played yet")
-        for _ in range(self.config.loop.max_attempts):
+        failure, attempts = Failure(FailureCause.ACTOR_ERROR, "not played yet"), 0
+        while attempts < self.config.loop.max_attempts:
             player, worker = await self._assign()
             placed = replace(ticket, worker=worker.name)
+            attempts += 1
             try:
-                summary, table = await bounded(player.party.play(placed), self.config.loop.group_timeout_s)
+                play = bounded(player.party.play(placed), self.config.loop.group_timeout_s)
+                summary, table = await at_work(play, player, worker)
+            except CutOff:
+                attempts -= 1
             except TimeoutError:
                 failure = Failure(
                     FailureCause.GROUP_TIMEOUT, f"{player.name} did not return {ticket.ticket_id} in time"
@@ -106,39 +112,46 @@ class Play:
             RuntimeError: tasks remain after `loop.max_attempts` attempts.
         """
         found: dict[str, GroupSummary] = {}
-        workers: dict[str, Member[Worker]] = {}
-        for _ in range(self.config.loop.max_attempts):
-            names = list(await self.fleet.need_worker())
-            workers |= {member.name: member for member in self.fleet.workers.members(State.HEALTHY)}
-            found |= await self._validate_once([t for t in tickets if t.ticket_id not in found], names)
-            lost = [s for s in found.values() if not s.indices]
+        attempts = 0
+        while len(found) < len(tickets):
+            await self.fleet.need_worker()
+            workers = {member.name: member for member in self.fleet.workers.members(State.HEALTHY)}
+            played = await self._validate_once([t for t in tickets if t.ticket_id not in found], workers)
+            lost = [s for s in played.values() if not s.indices]
             dead = [s.group_id for s in lost if await self._worker_is_dead(workers[s.worker], s)]
-            if not dead:
-                break
-            found = {group_id: summary for group_id, summary in found.items() if group_id not in dead}
-        missing = len(tickets) - len(found)
-        if missing:
-            raise RuntimeError(
-                f"validation: {missing} tasks failed loop.max_attempts times because rollout workers died"
-            )
+            found |= {group_id: summary for group_id, summary in played.items() if group_id not in dead}
+            attempts += bool(dead)
+            if attempts == self.config.loop.max_attempts:
+                missing = len(tickets) - len(found)
+                raise RuntimeError(
+                    f"validation: {missing} tasks failed loop.max_attempts times because rollout workers died"
+                )
         ordered = [found[t.ticket_id] for t in tickets]
         return np.array([bool(len(s.successes) and s.successes[0]) for s in ordered]), ordered
 
-    async def _validate_once(self, tickets: list[Ticket], workers: list[str]) -> dict[str, GroupSummary]:
-        count = len(await self.fleet.need_player())
-        placed = [replace(t, worker=workers[i % len(workers)]) for i, t in enumerate(tickets)]
+    async def _validate_once(
+        self, tickets: list[Ticket], workers: dict[str, Member[Worker]]
+    ) -> dict[str, GroupSummary]:
+        """The summaries by ticket; a share of the tickets that was cut off is missing."""
+        count, names = len(await self.fleet.need_player()), list(workers)
+        placed = [replace(t, worker=names[i % len(names)]) for i, t in enumerate(tickets)]
         shares = [placed[i::count] for i in range(count)]
-        results = await asyncio.gather(*(self._evaluate(i, share) for i, share in enumerate(shares) if share))
+        calls = (self._evaluate(i, share, list(workers.values())) for i, share in enumerate(shares) if share)
+        results = await asyncio.gather(*calls)
         return {summary.group_id: summary for share in results for summary in share}
 
-    async def _evaluate(self, index: int, tickets: list[Ticket]) -> list[GroupSummary]:
-        """Plays one share of the tickets on the `index`-th of the healthy environment actors."""
+    async def _evaluate(self, index: int, tickets: list[Ticket], workers: list[Member[Worker]]) -> list[GroupSummary]:
+        """Plays one share of the tickets on the `index`-th of the healthy environment actors; nothing if it was cut
+        off."""
         cause = ""
         for _ in range(self.config.loop.max_attempts):
             await self.fleet.need_player()
             player = self.fleet.players.in_turn(index)
             try:
-                return await bounded(player.party.evaluate(tickets), self.config.loop.group_timeout_s)
+                call = bounded(player.party.evaluate(tickets), self.config.loop.group_timeout_s)
+                return await at_work(call, player, *workers)
+            except CutOff:
+                return []
             except Died as error:
                 cause = f"{player.name} died: {error}"
                 await self.fleet.replace_player(player, str(error))

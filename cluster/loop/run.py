@@ -15,6 +15,8 @@
     archive            Parquet parts         disk                  disk                 awaited one step later
     uploads            the copy in `store`   closed files, store   coordinator, store   the run ends after a bound;
                                                                                         never awaited before the end
+    desk               requests of `squelch  the coordinator       `squelch scale`      the caller is told
+                       scale`
 
 docs/architecture.md has a diagram of the actors and of the data between them.
 """
@@ -195,7 +197,8 @@ async def _train(
         _stop_on_signals(coordinator, stop_signal)
         say(f"ready after {time.time() - started:.1f} s")
         watching = watched(uploads, archive, recorder, coordinator.stop)
-        async with beating(Pulse(fleet, coordinator.ledger, config.run_dir, recorder)), watching:
+        pulse = Pulse(fleet, coordinator.ledger, config.run_dir, recorder)
+        async with beating(pulse), watching, coordinator.scaling.open():
             await coordinator.run()
     finally:
         await fleet.stop()

@@ -42,6 +42,8 @@ class LoopState:
     seconds: float = 0.0
     """Wall seconds of training so far, over all processes of the run."""
     totals: dict[str, float] = field(default_factory=dict)
+    rollout_workers: int = 0
+    """Wanted number of rollout workers; a run with `rollout.count: auto` goes on with it."""
     open_tickets: list[dict[str, Any]] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=lambda: {"tickets": []})
     filter: dict[str, Any] | None = None

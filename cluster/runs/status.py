@@ -6,6 +6,7 @@ A summary that is older than the metrics is ignored, because the run was resumed
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class RunStatus:
     """The alarm in words while it is raised; else None."""
     staleness_max: float | None
     no_signal_streak: float | None
+    members: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    """Number of members that are up, and the wanted number, by kind: rollout workers, environment actors."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the last step by part."""
     ledger: dict[str, int] = field(default_factory=dict)
@@ -105,6 +108,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         dependence=dependence(last),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
+        members=_members(last),
         seconds={part: last[f"seconds/{part}"] for part in PARTS if last.get(f"seconds/{part}") is not None},
         ledger=_tickets(last),
         last_event=_event_text(event, now),
@@ -122,6 +126,20 @@ def _state(lines: Sequence[Line], summary: Line | None) -> str:
     if summary is not None:
         return "finished" if summary.get("finished") else "stopped"
     return "running" if lines else "starting"
+
+
+def _members(line: Line) -> dict[str, tuple[int, int | None]]:
+    """Members that are up and the wanted number, by kind, of the kinds that the step's figures name."""
+    found = {}
+    for words, kind, prefix in (
+        ("rollout workers", "rollout", "rollout"),
+        ("environment actors", "environment", "env"),
+    ):
+        up = [value for key, value in line.items() if re.fullmatch(rf"up/{prefix}-\d+", key)]
+        wanted = line.get(f"wanted/{kind}")
+        if up:
+            found[words] = (sum(value == 1 for value in up), None if wanted is None else int(wanted))
+    return found
 
 
 def _tickets(line: Line) -> dict[str, int]:

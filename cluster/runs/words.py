@@ -60,6 +60,7 @@ def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
         *([Figure("ALARM", status.dependence)] if status.dependence else []),
         Figure("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
         Figure("throughput", _throughput(status), history("tokens/per_second"), 0),
+        Figure("members", _members(status)),
         Figure("seconds by part", "  ".join(f"{part} {value:.2f}" for part, value in status.seconds.items()) or "-"),
         Figure("tickets", "  ".join(f"{state} {count}" for state, count in status.ledger.items() if count) or "-"),
         Figure("last finished", status.last_event or "-"),
@@ -88,6 +89,15 @@ def _retrieval(status: RunStatus) -> str:
     if accuracy is None or not chance:
         return "-"
     return f"{accuracy:.3f}  chance {chance:.3f}  ({accuracy / chance:.1f} x)"
+
+
+def _members(status: RunStatus) -> str:
+    """Those that are up; where another number is wanted, also that."""
+    shown = [
+        f"{words} {up}" + (f" ({wanted} wanted)" if wanted not in (None, up) else "")
+        for words, (up, wanted) in status.members.items()
+    ]
+    return "  ".join(shown) or "-"
 
 
 def _throughput(status: RunStatus) -> str:

@@ -22,8 +22,8 @@ ANNOTATIONS = (
     ),
     Annotation(
         "Scaling",
-        f"changes((count by (instance) ({series('squelch_worker_policy_version')}))[{WINDOW}:]) > 0",
-        "number of rollout workers changed",
+        f"increase({series('squelch_scalings_total')}[{WINDOW}]) > 0",
+        "{{kind}} members {{direction}}, by {{by}}",
         "purple",
     ),
 )

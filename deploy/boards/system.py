@@ -177,6 +177,31 @@ ACTORS = Row(
             low=0,
         ),
         Panel(
+            "Rollout workers and environment actors",
+            "How many the run should have, and changes of that number so far, by who made them.",
+            (
+                _q("squelch_wanted_members", "{{kind}}"),
+                _q("squelch_scalings_total", "{{kind}} {{direction}} by {{by}}"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Does the learner need more rollout workers?",
+            "Share of the step's time in which the learner waited for groups. rollout.count=auto adds workers above "
+            "20%.",
+            (_q("squelch_learner_wait_ratio", "learner waits for groups"),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Age of the queue",
+            "Seconds that a step's groups, all of them, waited for the learner. With a long queue fewer workers do.",
+            (_q("squelch_queue_age_seconds", "groups wait for the learner"),),
+            unit="s",
+            low=0,
+        ),
+        Panel(
             "Memory of the coordinator's process",
             "Resident memory in bytes.",
             (Query(f"process_resident_memory_bytes{{{INSTANCE}}}", "resident"),),

@@ -28,6 +28,7 @@ from actors.process.progress import Progress
 from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Refused
+from cluster.control.scaling import Answer, Kind, Request
 from learner.decomposition.statistics import Decomposition
 
 NEVER_S = 1e9
@@ -72,6 +73,13 @@ class World:
     """Whether a learner makes other weights than its predecessor from the same groups."""
     probed: dict[int, list[str]] = field(default_factory=dict)
     """Tasks of each reading of the fixed probe, by the step after which it was read."""
+    requests: list[Request] = field(default_factory=list)
+    """Requests that wait at the desk."""
+    answers: list[Answer] = field(default_factory=list)
+    lacks: Callable[[Mapping[Kind, int]], str] = lambda counts: ""
+    """What the cluster lacks for these numbers of members."""
+    draining: dict[str, float] = field(default_factory=dict)
+    """Seconds until the nodes of these members are taken away; a new member is on another node."""
     lost_rows: set[str] = field(default_factory=set)
     """Tickets whose rows the object store has lost, until they are played again."""
     mark_s: float = 1.0
@@ -257,6 +265,23 @@ class Worker(Fake):
         return None
 
 
+class Desk(Fake):
+    """Hands out the world's requests and keeps the answers."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "desk")
+
+    async def take(self, timeout_s: float) -> list[tuple[int, Request]]:
+        until = asyncio.get_running_loop().time() + timeout_s
+        while not self.world.requests and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(1.0)
+        taken, self.world.requests = self.world.requests, []
+        return await self._call("take", lambda: list(enumerate(taken, start=len(self.world.answers))))
+
+    async def answer(self, number: int, answer: Answer) -> None:
+        await self._call("answer", lambda: self.world.answers.append(answer))
+
+
 class Filter(Fake):
     """The filter's own window."""
 
@@ -432,10 +457,12 @@ class FakeParties:
 
     def player(self, name: str) -> Player:
         self.made["player"] += 1
+        self.world.draining.pop(name, None)
         return Player(self.world, name)
 
     def worker(self, name: str) -> Worker:
         self.made["worker"] += 1
+        self.world.draining.pop(name, None)
         return Worker(self.world, name)
 
     def filter(self) -> Filter:
@@ -449,6 +476,19 @@ class FakeParties:
     def learner(self, ranks: int) -> Learner:
         self.made["learner"] += 1
         return Learner(self.world, ranks, self.made["learner"])
+
+    def desk(self) -> Desk:
+        self.made["desk"] += 1
+        return Desk(self.world)
+
+    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+        return self.world.lacks(counts)
+
+    async def settled(self) -> None:
+        self.made["settled"] += 1
+
+    async def leaving(self) -> Mapping[str, float]:
+        return self.world.draining
 
     async def room_for_ranks(self) -> int:
         return min(self.world.config.learner.ranks, self.world.room(self.made["learner"]))

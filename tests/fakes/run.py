@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from cluster.metrics import REGISTRY
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, FakeParties, World
 
+LONGEST_S = 1e5
+"""Virtual seconds; no run of these tests takes so long."""
 SMALL = (
     "loop.steps=4",
     "loop.prompts=3",
@@ -72,13 +76,21 @@ class Outcome:
 
 
 def drive(
-    world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None] = lambda _: None, resume: bool = False
+    world: World,
+    archive: FakeArchive,
+    prepare: Callable[[Coordinator], None] = lambda _: None,
+    resume: bool = False,
+    scaled: bool = False,
 ) -> Outcome:
-    """Runs to the end, or until something raises, in virtual time; `prepare` gets the coordinator before it starts."""
-    return clock.run(_drive(world, archive, prepare, resume))
+    """Runs to the end, or until something raises, in virtual time; `prepare` gets the coordinator before it starts.
+    `scaled`: requests are taken and nodes watched meanwhile, so that a run that hangs is only found by its length."""
+    run = _drive(world, archive, prepare, resume, scaled)
+    return clock.run(asyncio.wait_for(run, LONGEST_S) if scaled else run)
 
 
-async def _drive(world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None], resume: bool) -> Outcome:
+async def _drive(
+    world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None], resume: bool, scaled: bool
+) -> Outcome:
     config, parties, said = world.config, FakeParties(world), list[str]()
     saved = checkpoints(config.run_dir) if resume else []
     state = read_state(saved[-1][1]) if saved else LoopState()
@@ -92,7 +104,8 @@ async def _drive(world: World, archive: FakeArchive, prepare: Callable[[Coordina
             await fleet.learner.load(saved[-1][1])
         coordinator = Coordinator(config, fleet, archive, Sink(), state, said.append)
         prepare(coordinator)
-        await coordinator.run()
+        async with coordinator.scaling.open() if scaled else nullcontext():
+            await coordinator.run()
     finally:
         await fleet.stop()
     return Outcome(coordinator, fleet, parties, said)

@@ -65,6 +65,14 @@ def finish(folder: Path, **facts: Any) -> None:
     (folder / "summary.json").write_text(json.dumps({"finished": True, "stopped": None} | facts))
 
 
+def test_a_run_that_is_being_scaled_shows_who_is_up_and_how_many_are_wanted(tmp_path: Path) -> None:
+    up = {"up/rollout-0": 1.0, "up/rollout-1": 0.0, "up/env-0": 1.0, "up/filter": 1.0}
+    some_run(tmp_path, 1).metrics(2, step_figures(2) | up | {"wanted/rollout": 2.0, "wanted/environment": 1.0}, at=NOW)
+    now = statuses.read_status(RunFolder(tmp_path), NOW)
+    assert now.members == {"rollout workers": (1, 2), "environment actors": (1, 1)}
+    assert "rollout workers 1 (2 wanted)  environment actors 1\n" in status(tmp_path)
+
+
 def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> None:
     some_run(tmp_path, 4).event("learner", "train", NOW - 7, NOW - 5)
     now = statuses.read_status(RunFolder(tmp_path), NOW)

@@ -12,6 +12,7 @@ import pytest
 
 from actors.messages import WeightBundle
 from cluster.control.membership import MemberState as State
+from cluster.control.scaling import Kind
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.waiting import outcomes, within
 from tests.fakes import clock
@@ -26,11 +27,15 @@ def bundle(version: int) -> WeightBundle:
 
 
 def run(world: World, steps: Steps) -> tuple[Fleet, list[tuple[str, str]]]:
-    """Starts a fleet, publishes version 1, takes the steps, stops it; the fleet and its events (party, name)."""
+    """Starts a fleet, publishes version 1, takes the steps, stops it; the fleet and its events (party, name), without
+    joins."""
     told: list[tuple[str, str]] = []
 
+    def tell(party: str, name: str, *_: float, **__: Any) -> None:
+        told.extend([(party, name)] if name != "joined" else [])
+
     async def main() -> Fleet:
-        fleet = Fleet(world.config, FakeParties(world), lambda party, name, *_, **__: told.append((party, name)))
+        fleet = Fleet(world.config, FakeParties(world), tell)
         try:
             await fleet.start()
             await fleet.update_workers(bundle(1))
@@ -54,7 +59,7 @@ async def lose(fleet: Fleet, name: str) -> None:
 
 async def settle(fleet: Fleet) -> None:
     """Until no worker is on its way in."""
-    while fleet.joining or any(m.state in (State.STARTING, State.STALE) for m in fleet.workers.members()):
+    while fleet.creating[Kind.ROLLOUT] or fleet.workers.members(State.STARTING, State.STALE):
         await fleet.workers.change()
 
 

@@ -2,11 +2,13 @@
 
 What a real one opens: tests/e2e/test_whole_run.py and tests/learner/test_actor.py."""
 
+import json
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,19 @@ def test_what_a_cluster_left_is_removed_and_what_one_uses_is_not(base: Path) -> 
     stray.touch()
     local_ray.remove_leftovers(ours.parent)
     assert list(ours.parent.iterdir()) == [stray]
+
+
+def test_a_run_is_found_by_its_folder_or_its_name_as_long_as_its_cluster_is_up(base: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / "a" / "demo", tmp_path / "b" / "demo", tmp_path / "c" / "other"]
+    with ExitStack() as up:
+        for number, run in enumerate(runs):
+            folder = up.enter_context(local_ray._folder())
+            (folder / local_ray.RUN_FILE).write_text(json.dumps({"run": str(run), "address": f"127.0.0.1:{number}"}))
+        assert local_ray.all_running() == {str(run): f"127.0.0.1:{number}" for number, run in enumerate(runs)}
+        assert local_ray.running(str(runs[1])) == "127.0.0.1:1" and local_ray.running("other") == "127.0.0.1:2"
+        assert local_ray.running("demo") is None, "two have the name"
+        assert local_ray.running(str(tmp_path / "c")) is None
+    assert local_ray.all_running() == {} and local_ray.running(str(runs[1])) is None
 
 
 def test_starts_at_the_same_time_never_remove_each_others_folder(base: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.config import RunConfig, load
+from cluster.control.scaling import Kind
 from cluster.errors import UserError
 from cluster.fleet import placement
 from cluster.fleet.demand import Node
@@ -157,6 +158,25 @@ def test_an_autoscaler_that_adds_nothing_ends_the_run_with_what_is_missing(monke
     with pytest.raises(UserError, match=r"the run needs 2 .*within cluster\.start_timeout_s=40"):
         make_room(config("cluster.autoscaler=true", "cluster.start_timeout_s=40"), True, print)
     assert 40 <= scaler.now <= 42 and scaler.asked[-1] == {"bundles": []}
+
+
+def test_more_members_than_the_cluster_can_hold_are_refused_with_the_sum(monkeypatch) -> None:
+    scaler = Autoscaler(monkeypatch, 1000)
+    fixed = Placement(config("cluster.autoscaler=false", "rollout.label_selector={}"))
+    missing = fixed.lacking({Kind.ROLLOUT: 3})
+    assert missing.startswith("the cluster has 1 CPUs and the run needs 3 (3 x 0.5 for rollout workers")
+    fixed.settled()
+    assert not scaler.asked
+
+
+def test_an_autoscaler_is_asked_for_more_members_until_they_have_come(monkeypatch) -> None:
+    scaler = Autoscaler(monkeypatch, 1000)
+    growing = Placement(config("cluster.autoscaler=true", "rollout.label_selector={}"))
+    assert growing.lacking({Kind.ROLLOUT: 7, Kind.ENVIRONMENT: 1}) == ""
+    assert scaler.asked[0]["bundles"].count({"CPU": 0.5}) >= 7
+    for _ in range(2):
+        growing.settled()
+    assert scaler.asked[1:] == [{"bundles": []}]
 
 
 @pytest.mark.parametrize(

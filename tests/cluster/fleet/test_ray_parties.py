@@ -1,6 +1,7 @@
 """Ray's errors as the loop's, and the resources that parties ask Ray for; no cluster is started."""
 
 import asyncio
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +103,7 @@ def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray_parties, "ScorerActor", Shell)
     monkeypatch.setattr(ray_parties, "offer", lambda path, patterns, ship: path)
     monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [None])
-    monkeypatch.setattr(ray_parties, "autoscales", lambda: False)
+    monkeypatch.setattr(ray_parties, "may_grow", lambda config: False)
     selector = "scorer.label_selector={role: score}"
     for overrides in ([selector], [selector, "scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
         parties = RayParties(load("frozenlake", overrides), Path("policy"), Path("log"))
@@ -125,3 +126,19 @@ def test_a_folder_is_shipped_once_the_cluster_has_another_node_for_it(monkeypatc
     parties = RayParties(config, Path("policy"), Path("log"))
     parties._model(), parties._model()
     assert offered == [True] if ships else [False, False]
+
+
+def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"a": "node-1", "b": "node-2", "c": "node-3"}
+    found = {id: {"Address": {"NodeID": node}} for id, node in nodes.items()}
+    monkeypatch.setattr(ray_parties, "actors", lambda id: found.get(id, {}))
+    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", lambda: {"node-1": 160_000, "node-2": 0})
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    parties = RayParties(load("frozenlake"), Path("policy"), Path("log"))
+    handles = {"rollout-0": "a", "rollout-1": "b", "env-0": "c", "env-1": "created a moment ago"}
+    parties._members = {
+        name: SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda id=id: id)) for name, id in handles.items()
+    }
+    assert asyncio.run(parties.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf}
+    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", dict)
+    assert asyncio.run(parties.leaving()) == {}

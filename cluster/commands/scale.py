@@ -1,0 +1,46 @@
+"""`squelch scale`: changes the numbers of rollout workers and environment actors of a run while it goes on."""
+
+from __future__ import annotations
+
+import argparse
+
+from cluster.commands.arguments import natural
+from cluster.errors import UserError
+from cluster.terminal import say
+
+EPILOG = """\
+A member that leaves finishes the groups that it plays, or with --now is cut off, and the others play its groups again.
+A member that comes gets groups once it is up and, for a rollout worker, has the current weights. Nothing else of the
+run waits. The numbers hold until the run ends; --resume starts with those of the recipe again. docs/cluster.md says
+more.
+
+examples:
+  squelch scale runs/frozenlake --rollout-workers 3
+  squelch scale runs/frozenlake --rollout-workers 1 --now
+  squelch scale frozenlake --environment-actors 4 --address auto      on a node of the cluster that the run joined"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description = "Changes the numbers of rollout workers and environment actors of a run while it goes on."
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("target", metavar="RUN", help="the run's folder, e.g. runs/frozenlake, or its name")
+    parser.add_argument("--rollout-workers", type=natural, metavar="N", help="how many rollout workers there shall be")
+    parser.add_argument("--environment-actors", type=natural, metavar="N", help="how many environment actors")
+    parser.add_argument("--now", action="store_true", help="cut off those that leave instead of draining them")
+    parser.add_argument("--address", default="", help="Ray cluster that the run joined (host:port or auto)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Asks the run; prints its answers."""
+    if options.rollout_workers is None and options.environment_actors is None:
+        raise UserError("nothing to scale: give --rollout-workers N, --environment-actors N, or both")
+    from cluster.control.scaling import Kind, Request  # the command line imports Ray only now
+    from cluster.fleet.desk import ask
+    from cluster.runs.logs import quiet
+
+    asked = {Kind.ROLLOUT: options.rollout_workers, Kind.ENVIRONMENT: options.environment_actors}
+    requests = [Request(kind, count, options.now) for kind, count in asked.items() if count is not None]
+    with quiet() as output:
+        ask(options.target, requests, options.address, output.aloud(say))
+    return 0

@@ -1,0 +1,173 @@
+"""The run's side of scaling: takes requests, decides for `rollout.count: auto`, and notices nodes that are taken away.
+
+    task        waits for                      unblocked by              on time-out or death
+    requests    the desk's requests            `squelch scale`, POLL_S   it asks again; Ray starts a dead desk again
+    notices     the next look at the nodes     NOTICE_S                  a warning; it looks again
+    decisions   the end of a step              coordinator               -
+
+The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.resizing` carries out what is
+decided. A request is checked against its bounds and against what the cluster has, and answered; the fleet then changes
+by itself. A request for a number that `rollout.count: auto` decides on holds until the next decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from cluster.config import RunConfig
+from cluster.control.autoscaling import Autoscaling, StepTimes
+from cluster.control.membership import MemberState as State
+from cluster.control.parties import Desk, PartyError
+from cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.waiting import bounded
+from cluster.loop.state import LoopState
+
+log = logging.getLogger(__name__)
+POLL_S = 20.0
+GRACE_S = 10.0
+RETRY_S = 1.0
+"""Seconds before a desk that failed is asked again."""
+NOTICE_S = 2.0
+"""Seconds between two looks at the nodes."""
+LACK_S = 30.0
+"""Seconds within which the cluster must say what it has."""
+
+
+class Scaling:
+    """Requests for other numbers of rollout workers and environment actors, from whomever they come."""
+
+    def __init__(self, config: RunConfig, fleet: Fleet, state: LoopState, say: Callable[[str], None]) -> None:
+        self.config, self.fleet, self.say = config, fleet, say
+        rollout = config.rollout
+        self.auto: Autoscaling | None = None
+        if rollout.count == "auto" and rollout.max_count is not None:
+            self.auto = Autoscaling(rollout.min_count, rollout.max_count)
+        self._resumed = min(state.rollout_workers, rollout.max_count or 0) if self.auto else 0
+        self._times: dict[int, StepTimes] = {}
+        self._last: float | None = None
+        self._deciding: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def request(self, request: Request) -> Answer:
+        """Checks a request, has the fleet changed if it can be granted, and answers it."""
+        async with self._one_at_a_time:
+            kind, wanted = request.kind, self.fleet.resizing.wanted
+            if why := refusal(self.config, kind, request.count) or await self._lacking(request):
+                return Answer(False, why)
+            before = wanted[kind]
+            self.fleet.resizing.scale(request)
+            text = f"{WORDS[kind]}: {before} -> {request.count}"
+            self.say(f"{text} ({request.reason or f'asked by {request.by.value}'})")
+            return Answer(True, f"{text}{_outlook(before, request)}")
+
+    async def _lacking(self, request: Request) -> str:
+        """What the cluster lacks for a request that asks for more members."""
+        counts = {**self.fleet.resizing.wanted, request.kind: request.count}
+        if request.count <= self.fleet.resizing.wanted[request.kind]:
+            return ""
+        try:
+            return await bounded(self.fleet.parties.lacking(counts), LACK_S)
+        except (PartyError, TimeoutError) as error:
+            return f"the cluster did not say within {LACK_S:g} s what it has ({error}); try again"
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Takes requests and notices as long as the context lasts. Raises what the tasks raise, a bug."""
+        desk = self.fleet.parties.desk()
+        tasks = [asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())]
+        if self._resumed > self.fleet.resizing.wanted[Kind.ROLLOUT]:
+            tasks.append(asyncio.create_task(self._decided(self._resumed, "as at the checkpoint")))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            desk.kill()
+        for fault in ended:
+            if isinstance(fault, Exception):
+                raise fault
+
+    async def _requests(self, desk: Desk) -> None:
+        while True:
+            try:
+                for number, request in await bounded(desk.take(POLL_S), POLL_S + GRACE_S):
+                    await bounded(desk.answer(number, await self.request(request)), GRACE_S)
+            except (PartyError, TimeoutError) as error:
+                log.info("the desk for requests did not answer: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _notices(self) -> None:
+        parties, resizing = self.fleet.parties, self.fleet.resizing
+        asked = dict(resizing.wanted)
+        while True:
+            await asyncio.sleep(NOTICE_S)
+            try:
+                resizing.notice(await bounded(parties.leaving(), LACK_S))
+                if resizing.wanted != asked and resizing.complete():
+                    asked = dict(resizing.wanted)
+                    await bounded(parties.settled(), LACK_S)
+            except (PartyError, TimeoutError) as error:
+                log.warning("the cluster did not say which nodes will be taken away: %s", error)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def issued(self, step: int) -> None:
+        """Notes that the first ticket of a step is issued."""
+        self._times.setdefault(step, StepTimes(_now()))
+
+    def played(self, step: int) -> None:
+        """Notes that a group of a step has been played."""
+        self._times[step].played = _now()
+
+    def asked(self, step: int) -> None:
+        """Notes that the learner is free for a step."""
+        self._times[step].asked = _now()
+
+    def step(self, step: int) -> dict[str, float]:
+        """Takes a step that is over, decides, and returns the flat figures."""
+        times, now = self._times.pop(step, None), _now()
+        seconds, self._last = (now - self._last if self._last is not None else 0.0), now
+        workers, resizing = len(self.fleet.workers.members(State.HEALTHY)), self.fleet.resizing
+        load = times.load(workers, seconds) if times is not None and seconds > 0 else None
+        flat = resizing.take_figures()
+        if self._deciding is not None and self._deciding.done():
+            self._deciding.result()
+        if load is None:
+            return flat
+        flat |= {"scaling/wait_share": min(1.0, load.waited_s / seconds), "scaling/queue_age": load.queued_s}
+        if self.auto is not None and workers == resizing.wanted[Kind.ROLLOUT]:
+            decision = self.auto.step(load)
+            if decision is not None:
+                self._deciding = asyncio.create_task(self._decided(decision.count, decision.reason))
+        return flat
+
+    async def _decided(self, count: int, reason: str) -> None:
+        """Carries out a decision. One that cannot be granted is noted as an event, and not repeated soon."""
+        answer = await self.request(Request(Kind.ROLLOUT, count, by=By.AUTO, reason=reason))
+        if not answer.accepted and self.auto is not None:
+            self.auto.refused(count)
+            log.warning("%d rollout workers were wanted (%s) and cannot be had: %s", count, reason, answer.text)
+
+
+def _outlook(before: int, request: Request) -> str:
+    """When the change will have happened."""
+    if request.count > before:
+        more = "gets groups once it has the current weights" if request.kind is Kind.ROLLOUT else "gets groups once up"
+        return f"; each new one {more}"
+    if request.count < before:
+        how = "their groups are played again by the others" if request.at_once else "each leaves when its groups end"
+        return f"; {how}"
+    return "; nothing changes"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,99 @@
+"""`rollout.count: auto` on models of a run: it settles, within its bounds, where the learner no longer waits."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.control.autoscaling import GROW_ABOVE, PATIENCE, STEPS, Autoscaling, StepLoad, StepTimes
+
+
+def overlapped(train_s: float, work_s: float, turns_s: float = 0.0) -> Callable[[int], StepLoad]:
+    """A run at max_staleness 1: play and training overlap. `work_s` is divided among the workers, `turns_s` is not."""
+
+    def load(workers: int) -> StepLoad:
+        played = work_s / workers + turns_s
+        return StepLoad(workers, max(train_s, played), max(0.0, played - train_s), max(0.0, train_s - played), played)
+
+    return load
+
+
+def synchronous(train_s: float, work_s: float, turns_s: float = 0.0) -> Callable[[int], StepLoad]:
+    """A run at max_staleness 0: play and training take turns."""
+
+    def load(workers: int) -> StepLoad:
+        played = work_s / workers + turns_s
+        return StepLoad(workers, train_s + played, played, 0.0, played)
+
+    return load
+
+
+def course(auto: Autoscaling, load: Callable[[int], StepLoad], steps: int, start: int | None = None) -> list[int]:
+    """The number of workers in each step; a decision takes two steps to happen."""
+    workers, counts = start or auto.low, []
+    pending: list[int] = []
+    for _ in range(steps):
+        counts.append(workers)
+        if pending:
+            workers = pending.pop() if len(pending) == 1 else workers
+            continue
+        decision = auto.step(load(workers))
+        if decision is not None:
+            assert decision.reason and auto.low <= decision.count <= auto.high and decision.count != workers
+            pending = [decision.count]
+    return counts
+
+
+def test_it_adds_workers_until_the_learner_waits_no_more_and_stays_there() -> None:
+    counts = course(Autoscaling(1, 16), overlapped(train_s=2.0, work_s=12.0), 200)
+    assert counts[:STEPS] == [1] * STEPS and counts[-1] in (5, 6)
+    assert len(set(counts[-120:])) == 1, "it does not swing"
+    assert 12.0 / counts[-1] - 2.0 <= GROW_ABOVE * 12.0 / counts[-1]
+
+
+def test_it_removes_workers_for_which_finished_groups_only_wait() -> None:
+    counts = course(Autoscaling(1, 16), overlapped(train_s=6.0, work_s=12.0), 300, start=8)
+    assert counts[-1] == 2 and sorted(counts, reverse=True) == counts
+
+
+def test_it_takes_back_a_worker_that_saved_nothing_and_is_slow_to_try_again() -> None:
+    counts = course(Autoscaling(1, 8), synchronous(train_s=1.0, work_s=0.0, turns_s=9.0), 200)
+    grown = [step for step, (before, after) in enumerate(pairwise(counts)) if after > before]
+    assert max(counts) == 2 and counts.count(2) < counts.count(1) / 4
+    assert all(b - a >= PATIENCE for a, b in pairwise(grown)) and len(grown) <= 3
+
+
+@pytest.mark.parametrize("model", [overlapped, synchronous])
+@settings(max_examples=60, deadline=None)
+@given(
+    train=st.floats(0.1, 50),
+    work=st.floats(0, 500),
+    turns=st.floats(0, 20),
+    low=st.integers(1, 4),
+    room=st.integers(0, 12),
+)
+def test_whatever_a_run_costs_the_number_settles_within_its_bounds(model, train, work, turns, low, room) -> None:
+    counts = course(Autoscaling(low, low + room), model(train, work, turns), 600)
+    assert all(low <= count <= low + room for count in counts)
+    changes = sum(a != b for a, b in pairwise(counts[-150:]))
+    assert changes <= 4, "at most one trial in so many steps, and its end"
+
+
+def test_a_number_that_cannot_be_had_is_not_asked_for_again_soon() -> None:
+    auto, load, asked = Autoscaling(1, 4), overlapped(1.0, 8.0), 0
+    for _ in range(PATIENCE + STEPS):
+        decision = auto.step(load(1))
+        if decision is not None:
+            asked += decision.count == 2
+            auto.refused(decision.count)
+    assert asked == 1
+
+
+def test_the_times_of_a_step_say_who_waited_for_whom() -> None:
+    waited = StepTimes(issued=10.0, played=16.0, asked=12.0).load(2, 9.0)
+    assert waited == StepLoad(2, 9.0, 4.0, 0.0, 6.0), "the learner was free at 12 and got the last group at 16"
+    queued = StepTimes(issued=10.0, played=16.0, asked=19.0).load(2, 9.0)
+    assert queued == StepLoad(2, 9.0, 0.0, 3.0, 6.0)
+    assert StepTimes(issued=10.0, asked=9.0).load(2, 9.0) is None, "nothing was played"

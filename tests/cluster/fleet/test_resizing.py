@@ -1,0 +1,236 @@
+"""A fleet whose wanted numbers change: who comes, who leaves, and what becomes of the calls of those who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.control.membership import CutOff, Member, at_work
+from cluster.control.membership import MemberState as State
+from cluster.control.scaling import Kind, Request
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.resizing import RESERVE_S
+from tests.cluster.fleet.test_fleet import bundle, states, world
+from tests.fakes import clock
+from tests.fakes.parties import FakeParties, Fault, World
+
+Steps = Callable[[Fleet], Awaitable[Any]]
+
+
+def run(world: World, steps: Steps) -> list[tuple[str, str, dict[str, Any]]]:
+    """Starts a fleet of two workers and two environment actors, publishes version 1, takes the steps; its events."""
+    told: list[tuple[str, str, dict[str, Any]]] = []
+
+    async def main() -> None:
+        fleet = Fleet(
+            world.config, FakeParties(world), lambda actor, name, *_, **facts: told.append((actor, name, facts))
+        )
+        try:
+            await fleet.start()
+            await fleet.update_workers(bundle(1))
+            await steps(fleet)
+        finally:
+            await fleet.stop()
+
+    clock.run(main())
+    return told
+
+
+async def complete(fleet: Fleet) -> None:
+    """Until every wanted member is healthy, and nobody is on its way out."""
+    async with asyncio.timeout(1000):
+        while not fleet.resizing.complete() or any(m.state is State.DRAINING for m in fleet.members()):
+            await asyncio.sleep(0.1)
+
+
+def serving(member: Member[Any], seconds: float) -> asyncio.Task[str]:
+    """A call that a member serves."""
+
+    async def call() -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    return asyncio.ensure_future(at_work(call(), member))
+
+
+def test_a_new_worker_is_known_and_has_the_weights_before_it_is_healthy(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        assert len(fleet.workers.healthy()) == 2
+        await complete(fleet)
+        new = fleet.workers.healthy()["rollout-2"]
+        assert new.version == 1
+        assert all(player.workers["rollout-2"] is new for player in fleet.players.healthy().values())
+
+    told = run(world(tmp_path), steps)
+    assert [(actor, name) for actor, name, _ in told] == [("fleet", "scale"), ("rollout-2", "joined")]
+    assert told[0][2].items() >= {"kind": "rollout", "before": 2, "after": 3, "by": "command"}.items()
+
+
+def test_an_update_never_waits_for_a_worker_that_loads_weights_beside_the_run(tmp_path: Path) -> None:
+    slow = world(tmp_path)
+    slow.pace = lambda kind: 1.0
+
+    async def steps(fleet: Fleet) -> None:
+        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        while not fleet._joining:
+            await asyncio.sleep(0.1)
+        slow.pace = lambda kind: 20.0
+        while "rollout-2" not in fleet.workers.states() or slow.calls["worker.update"] < 3:
+            await asyncio.sleep(0.1)  # the new worker loads version 1 for 20 seconds
+        slow.pace = lambda kind: 1.0
+        before = asyncio.get_running_loop().time()
+        await fleet.update_workers(bundle(2))
+        assert asyncio.get_running_loop().time() - before == 1.0
+        await asyncio.sleep(30)
+        assert states(fleet)["rollout-2"] == "stale", "it has version 1, and nobody gives it work"
+        await fleet.update_workers(bundle(3))
+        assert states(fleet)["rollout-2"] == "healthy" and fleet.workers.healthy()["rollout-2"].version == 3
+        await asyncio.sleep(1)
+
+    told = run(slow, steps)
+    assert [facts["held_s"] for actor, name, facts in told if name == "joined"] == [0.0]
+
+
+def test_a_worker_that_waits_for_the_next_update_loads_at_once_if_all_others_are_lost(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        while "rollout-2" not in fleet.workers.states() or states(fleet)["rollout-2"] != "stale":
+            await asyncio.sleep(0.1)
+        await fleet.update_workers(bundle(2))
+        for name in ("rollout-0", "rollout-1"):
+            fleet.lose_worker(fleet.workers.current(name), "killed")
+        assert (await fleet.need_worker())["rollout-2"].version == 2
+
+    run(world(tmp_path), steps)
+
+
+def test_a_drained_member_finishes_its_calls_and_gets_no_more(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        member = fleet.workers.current("rollout-1")
+        call = serving(member, 40.0)
+        await asyncio.sleep(0)
+        fleet.resizing.scale(Request(Kind.ROLLOUT, 1))
+        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "draining"}
+        await fleet.update_workers(bundle(2))
+        assert member.party.version == 1, "it is not told of new weights"
+        await complete(fleet)
+        assert call.result() == "done"
+        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "retired"}
+        assert "rollout-1" not in fleet.up()
+
+    (left,) = [facts for _, name, facts in run(world(tmp_path), steps) if name == "left"]
+    assert left["how"] == "drained" and left["calls"] == 0
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_member_that_is_removed_at_once_cuts_its_calls_off_also_while_it_drains(tmp_path: Path, kind: Kind) -> None:
+    async def steps(fleet: Fleet) -> None:
+        member = fleet.resizing.members(kind).members()[-1]
+        call = serving(member, 40.0)
+        await asyncio.sleep(0)
+        fleet.resizing.scale(Request(kind, 1))
+        fleet.resizing.scale(Request(kind, 1, at_once=True))
+        with pytest.raises(CutOff, match=rf"^{member.name} was removed$"):
+            await call
+        assert member.state is State.RETIRED and not member.party.alive
+        with pytest.raises(CutOff):
+            await serving(member, 1.0)
+
+    (left,) = [facts for _, name, facts in run(world(tmp_path), steps) if name == "left"]
+    assert left["how"] == "cut off" and left["calls"] == 1
+
+
+def test_a_member_whose_calls_do_not_end_is_cut_off_after_the_time_of_a_group(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        call = serving(fleet.workers.current("rollout-1"), 1e6)
+        await asyncio.sleep(0)
+        fleet.resizing.scale(Request(Kind.ROLLOUT, 1))
+        await asyncio.sleep(fleet.config.loop.group_timeout_s + 1)
+        assert isinstance(call.exception(), CutOff) and states(fleet)["rollout-1"] == "retired"
+
+    run(world(tmp_path), steps)
+
+
+def test_who_dies_while_it_leaves_is_not_replaced(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        for kind, lose in ((Kind.ROLLOUT, fleet.lose_worker), (Kind.ENVIRONMENT, fleet.replace_player)):
+            member = fleet.resizing.members(kind).members()[-1]
+            serving(member, 40.0)
+            await asyncio.sleep(0)
+            fleet.resizing.scale(Request(kind, 1))
+            found = lose(member, "killed")
+            await (found or asyncio.sleep(0))
+            assert member.state is State.DEAD
+        await asyncio.sleep(100)
+        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "dead"} and not fleet.restarts
+
+    run(world(tmp_path), steps)
+
+
+def test_a_number_that_changes_before_a_member_has_come_leaves_no_member_too_many(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        for kind in Kind:
+            for count in (4, 1, 3, 2, 5, 2):
+                fleet.resizing.scale(Request(kind, count))
+                await asyncio.sleep(0.3)
+        await complete(fleet)
+        assert len(fleet.workers.present()) == len(fleet.players.present()) == 2
+
+    run(world(tmp_path), steps)
+
+
+def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
+    faults = [Fault("worker.ready", call, "fail") for call in (3, 4)] + [Fault("player.ready", 3, "fail")]
+
+    async def steps(fleet: Fleet) -> None:
+        for kind in Kind:
+            fleet.resizing.scale(Request(kind, 3))
+        await asyncio.sleep(100)
+        assert fleet.resizing.wanted == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}
+        assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
+
+    told = run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
+    lowered = [facts for _, name, facts in told if name == "scale" and facts["by"] == "failure"]
+    assert len(lowered) == 2 and all("ready failed" in facts["reason"] for facts in lowered)
+
+
+def test_members_of_a_node_that_will_be_taken_away_work_until_others_can(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        call = serving(fleet.workers.current("rollout-1"), 5.0)
+        await asyncio.sleep(0)
+        fleet.resizing.notice({"rollout-0": 60.0, "rollout-1": 60.0, "env-0": math.inf})
+        assert list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"], "nobody else can do their work"
+        assert list(fleet.players.healthy()) == ["env-1"], "another can"
+        while "rollout-2" not in fleet.workers.healthy():
+            await asyncio.sleep(0.1)
+        fleet.resizing.notice({})
+        assert states(fleet)["rollout-0"] == states(fleet)["rollout-1"] == "draining"
+        await complete(fleet)
+        assert call.result() == "done"
+        assert sorted(fleet.workers.healthy()) == ["rollout-2", "rollout-3"]
+        assert sorted(fleet.players.healthy()) == ["env-1", "env-2"] and not fleet.restarts
+
+    told = run(world(tmp_path), steps)
+    assert sum(name == "preempted" for _, name, _ in told) == 3
+
+
+def test_calls_that_do_not_end_before_their_node_does_are_cut_off_in_time(tmp_path: Path) -> None:
+    late = world(tmp_path, *(Fault("worker.ready", call, "hang") for call in (3, 4)))
+
+    async def steps(fleet: Fleet) -> None:
+        calls = [serving(fleet.workers.current(name), 1e6) for name in ("rollout-0", "rollout-1")]
+        await asyncio.sleep(0)
+        fleet.resizing.notice({"rollout-0": 20.0, "rollout-1": 20.0})
+        await asyncio.sleep(20.0 - RESERVE_S + 1)
+        assert list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"]
+        fleet.resizing.notice({})
+        await asyncio.sleep(RESERVE_S - 2)
+        assert all(isinstance(call.exception(), CutOff) for call in calls)
+
+    run(late, steps)
