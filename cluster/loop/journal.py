@@ -20,7 +20,7 @@ from cluster.loop.scoring import Scoring
 from cluster.runs.intervals import clip_intervals, union_seconds
 from cluster.runs.step_line import step_line
 
-SPANS_TIMEOUT_S = 10.0
+SPANS_TIMEOUT_S = 30.0
 WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}
 """The party for which the coordinator waits in each part of a step."""
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
