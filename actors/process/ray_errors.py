@@ -11,6 +11,7 @@ DEAD = (RayActorError, OutOfMemoryError)
 """Ray's memory monitor raises OutOfMemoryError, which does not subclass RayActorError."""
 KERNEL_COUNTS = Path("/proc/vmstat")
 _MEMORY = re.compile(r"was (\S+ used / \S+ limit)")
+_LOST_NODE = re.compile(r"the actor's node was terminated [a-z]+: (.*)")
 _ENDED_ALONE = "Worker exit type: SYSTEM_ERROR"
 """Ray's words for a process that ended without telling Ray: by a signal, or because it crashed."""
 
@@ -48,6 +49,8 @@ def cause_of_death(error: BaseException, kills: KernelKills = HOST) -> str:
         used = _MEMORY.search(text)
         memory = f" ({used[1]})" if used else ""
         return f"out of memory: Ray's memory monitor ended its process{place}, because the node ran low{memory}"
+    if lost := _LOST_NODE.search(text):
+        return f"the node of its process{place} was lost: {lost[1]}"
     if _ENDED_ALONE not in text:
         return text
     if new := kills.new():

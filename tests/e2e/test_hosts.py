@@ -20,7 +20,7 @@ from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import REPOSITORY, Run, small_run, steps, summary, wait_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 NAMED_WITHIN_S = 30.0
 STEPS = 3
 PLACES = [
@@ -28,7 +28,7 @@ PLACES = [
     "learner.placement=spread",
     "learner.label_selector={role: far}",
     "rollout.label_selector={host: a}",
-    "cluster.start_timeout_s=120",
+    "cluster.start_timeout_s=240",
     f"cluster.address='{ADDRESS}'",
 ]
 
@@ -50,7 +50,7 @@ def three(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterat
 def run_on(three: Hosts, folder: Path, model: Path, *words: str) -> Run:
     command = small_run(folder, model, "hosts", f"loop.steps={STEPS}", "loop.checkpoint_every=1", *PLACES)
     extra = ["validation.every=0", "scorer.enabled=false", "cluster.max_restarts=0", *words]
-    return Run(*command, *extra, env=three.env, prefix=three.command(), timeout_s=240)
+    return Run(*command, *extra, env=three.env, prefix=three.command(), timeout_s=400)
 
 
 def test_ranks_that_reach_the_driver_but_not_each_other_are_named_with_both_addresses(three, tiny_policy):
