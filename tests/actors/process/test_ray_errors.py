@@ -45,9 +45,9 @@ def test_a_killed_process_is_told_apart_from_one_that_the_kernel_killed_for_memo
 
 def test_a_lost_node_is_named_with_the_reason(tmp_path: Path) -> None:
     text = (
-        "The actor died unexpectedly before finishing this task.\n\tpid: 24524\n\tip: 10.77.0.3\nThe actor died because "
-        "its node has died. Node Id: 88c98a\n\tthe actor's node was terminated unexpectedly: health check failed due to "
-        "missing too many heartbeats"
+        "The actor died unexpectedly before finishing this task.\n\tpid: 24524\n\tip: 10.77.0.3\nThe actor died "
+        "because its node has died. Node Id: 88c98a\n\tthe actor's node was terminated unexpectedly: health check "
+        "failed due to missing too many heartbeats"
     )
     said = cause_of_death(RayActorError("ab", text), KernelKills(tmp_path))
     assert said == (
