@@ -35,8 +35,8 @@ import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
 from actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
-from actors.archive.reader import block_key, part_key, stream_groups
-from actors.archive.schema import ARCHIVE_SCHEMA, DECISION
+from actors.archive.reader import block_key, part_key, read_index, stream_groups
+from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
 from actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_key, scores_table
 from actors.archive.writer import ROWS_PER_ROW_GROUP
 from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
@@ -133,32 +133,24 @@ def _in_turns(one: Trajectory, codec: Any, rng: np.random.Generator) -> Trajecto
 
 
 def _write_groups(folder: Path, steps: Sequence[pa.Table], count: int) -> None:
-    """The parts of `count` steps, which repeat `steps`; their index; and score matrices of every fiftieth step."""
+    """The parts of `count` steps, which repeat the parts of `steps`; their index; and score matrices of every fiftieth
+    step. A copy of a part keeps its groups' ids."""
     indexed, block = [index_rows(table) for table in steps], list[pa.Table]()
     for step in range(1, count + 1):
         at = (step - 1) % len(steps)
-        pq.write_table(
-            _as_step(steps[at], step), folder / part_key(step), compression="zstd", row_group_size=ROWS_PER_ROW_GROUP
-        )
-        block.append(_as_step(indexed[at], step))
+        path = folder / part_key(step)
+        if step <= len(steps):
+            pq.write_table(steps[at], path, compression="zstd", row_group_size=ROWS_PER_ROW_GROUP)
+        else:
+            shutil.copyfile(folder / part_key(at + 1), path)
+        number = indexed[at].schema.get_field_index("step")
+        block.append(indexed[at].set_column(number, "step", pa.array([step] * len(indexed[at]), pa.int32())))
         if step % 50 == 1:
             (folder / scores_key(step)).write_bytes(encoded(scores_table({"first_turn": _matrix(block[-1])}, step)))
         if (step + 1) % STEPS_PER_BLOCK == 0 or step == count:
-            pq.write_table(pa.concat_tables(block), folder / block_key(block_of(step)), compression="zstd")
+            table = pa.concat_tables(block).cast(INDEX_SCHEMA)
+            pq.write_table(table, folder / block_key(block_of(step)), compression="zstd")
             block = []
-
-
-def _as_step(table: pa.Table, step: int) -> pa.Table:
-    """The rows as those of another step: other steps, versions stay as they are, and other ids."""
-    names = {
-        name: f"{step:06d}-{number:03d}" for number, name in enumerate(dict.fromkeys(table["group_id"].to_pylist()))
-    }
-    ids = pa.array([names[name] for name in table["group_id"].to_pylist()], pa.string())
-    schema = table.schema
-    table = table.set_column(schema.get_field_index("group_id"), schema.field("group_id"), ids)
-    return table.set_column(
-        schema.get_field_index("step"), schema.field("step"), pa.array([step] * len(table), pa.int32())
-    )
 
 
 def _matrix(index: pa.Table) -> ScoreMatrix:
@@ -227,33 +219,32 @@ def timed(page: Page, address: str, drawn: str) -> float:
 
 def measure(folder: Path, chromium: str) -> dict[str, float]:
     """All figures, milliseconds unless the name says otherwise."""
-    steps = sum(1 for _ in folder.glob("groups/step-*.parquet"))
+    index = read_index(folder)
     with served(folder) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_default_timeout(60_000)
-        figures = {"groups": float(STEP_GROUPS * steps), "start_s": server.seconds}
-        figures |= _visit(page, server.address, steps)
+        figures = {"groups": float(len(index)), "start_s": server.seconds}
+        figures |= _visit(page, server.address, index)
         figures["memory_mib"] = server.process.memory_info().rss / 2**20
         browser.close()
     return figures
 
 
-def _visit(page: Page, address: str, steps: int) -> dict[str, float]:
+def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
     home, rows = address.rstrip("/"), "table.groups tbody tr[data-row]"
-    middle = f"{steps // 100 * 50 + 1}"
+    middle = index["step"][-1].as_py() // 100 * 50 + 1
     found = {"first_page_ms": timed(page, address, rows), "list_again_ms": timed(page, address, rows)}
     rng = np.random.default_rng(1)
-    paths = [
-        f"/groups/{step}/{step:06d}-{rng.integers(STEP_GROUPS):03d}" for step in rng.integers(1, steps + 1, OPENED)
-    ]
+    drawn = index.take(rng.integers(len(index), size=OPENED)).to_pylist()
+    paths = [f"/groups/{row['step']}/{row['group_id']}" for row in drawn]
     pages = [timed(page, home + path, ".trajectory .sampled i") for path in paths]
     page.goto(address)
     clicks = [page.evaluate(OPEN, path) for path in reversed(paths)]
     for name, values in (("group_new_page", pages), ("group_from_list", clicks)):
         found |= {f"{name}_ms_median": statistics.median(values), f"{name}_ms_max": max(values)}
     found |= {
-        "last_page_ms": timed(page, f"{home}/?page={steps * STEP_GROUPS // 50}", rows),
+        "last_page_ms": timed(page, f"{home}/?page={len(index) // 50}", rows),
         "sorted_ms": timed(page, f"{home}/?sort=variance", rows),
         "search_ms": timed(page, f"{home}/?q=-007&decision=dropped", rows),
         "scores_ms": timed(page, f"{home}/scores?step={middle}", "canvas[data-drawn]"),

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from actors.archive.store import Store, reading
-from envs.untrusted.text import lines_of, parse_object
+from envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 
 class LineFollower:
     """The complete lines of one file of JSON lines."""
 
-    def __init__(self, store: Store, key: str) -> None:
-        self.store, self.key = store, key
+    def __init__(self, store: Store, key: str, newest_bytes: int | None = None) -> None:
+        """`newest_bytes`: of a larger file only the last bytes are read at first."""
+        self.store, self.key, self.newest_bytes = store, key, newest_bytes
         self._at = 0
         """Bytes read so far."""
         self._last = b""
@@ -49,6 +50,10 @@ class LineFollower:
             if found is None or found.size <= self._at:
                 return
             with self.store.get(self.key) as file:
+                if not self._at and self.newest_bytes is not None and found.size > self.newest_bytes:
+                    file.seek(found.size - self.newest_bytes - 1)
+                    self._last = file.readline(MAX_LINE)
+                    self._at = file.tell()
                 file.seek(self._at)
                 for number, line in lines_of(file, where):
                     if not line.endswith(b"\n"):

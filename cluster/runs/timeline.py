@@ -3,6 +3,7 @@
 `Timeline` follows `events.jsonl` and holds the spans as columns (25 bytes a span). `window` cuts out an interval:
 
 - a *lane* is one actor's spans; spans that would be drawn on top of each other are joined;
+- of a long run the newest spans are held; times still count from the run's first span;
 - a *bubble* is an interval in which the learner neither trained nor published nor saved, between two of its spans; it
   is filled by the actors that worked in it.
 """
@@ -25,7 +26,9 @@ from cluster.runs.shapes import checked_event
 
 LEARNER, ENVELOPE = "learner", "call"
 """The actor whose waiting is a bubble, and its span that only encloses the others: from the call to its answer."""
-MOST_SPANS = 2_000_000
+NEWEST_BYTES = 12 * 2**20
+"""Bytes of a longer file of spans that are read: about 100,000 spans, which take a second."""
+MOST_SPANS = 1_000_000
 """Newest spans that are held."""
 PIXELS = 3_000
 """Spans closer than this part of a window are joined."""
@@ -70,8 +73,8 @@ class Timeline:
     """The spans of a live or finished run. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
-        self._follower = LineFollower(store, EVENTS)
-        self._where = store.where(EVENTS)
+        self._follower = LineFollower(store, EVENTS, NEWEST_BYTES)
+        self._where, self._store = store.where(EVENTS), store
         self._lock = threading.Lock()
         self._clear()
 
@@ -79,6 +82,8 @@ class Timeline:
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
         self._rows = np.zeros(0, _ROW)
+        self._origin: float | None = None
+        """The start of the file's first span, which need not be held."""
 
     def refresh(self) -> None:
         """Reads the new spans. UserError for a damaged line."""
@@ -89,6 +94,11 @@ class Timeline:
             rows = [self._row(checked_event(line, self._where)) for line in lines]
             if rows:
                 self._rows = np.concatenate([self._rows, np.array(rows, _ROW)])[-MOST_SPANS:]
+                self._origin = self._origin or self._first_start()
+
+    def _first_start(self) -> float:
+        first = next(LineFollower(self._store, EVENTS).news()[1])
+        return min(checked_event(first, self._where)["start"], float(self._rows["start"].min()))
 
     def _row(self, event: dict[str, Any]) -> tuple[int, int, float, float, int]:
         step = event.get("step")
@@ -103,9 +113,9 @@ class Timeline:
 
     @property
     def extent(self) -> Interval | None:
-        """From the first start to the last end, unix seconds; None without a span."""
+        """From the run's first start to its last end, unix seconds; None without a span."""
         rows = self._rows
-        return (float(rows["start"].min()), float(rows["end"].max())) if len(rows) else None
+        return None if self._origin is None else (self._origin, float(rows["end"].max()))
 
     def window(self, start: float, end: float) -> Window:
         """The spans that touch [start, end]."""

@@ -70,6 +70,18 @@ def test_work_and_bubbles_of_the_learner_fill_the_time_between_its_first_and_las
         assert before.end <= after.start
 
 
+def test_of_a_long_run_the_newest_spans_are_held_and_times_count_from_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.runs.timeline.NEWEST_BYTES", 1000)
+    found = timeline(tmp_path, *(("env-0", "work", 10.0 + k, 10.5 + k) for k in range(100)))
+    held = [start for _, _, start, _, _ in found.spans()]
+    assert found.extent == (10.0, 109.5) and held[-1] == 109.0 and 5 < len(held) < 20
+    Archive(tmp_path).event("env-0", "work", 110.0, 111.0)
+    found.refresh()
+    assert [start for _, _, start, _, _ in found.spans()] == [*held, 110.0]
+
+
 def test_a_follower_returns_each_line_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     path, follower = tmp_path / "metrics.jsonl", LineFollower(LocalStore(tmp_path), "metrics.jsonl")
     assert [list(part) if not isinstance(part, bool) else part for part in follower.news()] == [False, []]
