@@ -153,6 +153,16 @@ def test_sequences_in_flight_go_on_under_the_new_weights_and_carry_both_versions
     straddling = [c for c in found if (c.version_min, c.version_max) == (0, 1)]
     assert straddling, [(c.version_min, c.version_max, len(c.token_ids)) for c in found]
     assert all(len(c.token_ids) == len(c.log_probs) for c in found)
+    prompts = {one.request_id: one.prompt_ids for one in requests}
+    for completion in straddling:
+        ids = np.concatenate([prompts[completion.request_id], completion.token_ids])
+        before, after = completion.version_spans
+        assert (before.start, after.end) == (0, len(completion.token_ids)) and before.end == after.start
+        for span in (before, after):
+            policy = policies[span.version]
+            truth = support.log_probs(policy, ids, 0.3)[-len(completion.token_ids) :][span.start : span.end]
+            found_there = completion.log_probs[span.start : span.end]
+            assert np.abs(truth - found_there).max() < 1e-3, "each token under the whole weights of its version"
 
 
 def test_a_transfer_with_another_checksum_is_refused_and_the_old_weights_serve_on(loop, engine, policies):

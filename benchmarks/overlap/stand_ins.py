@@ -1,0 +1,197 @@
+"""Parties that sleep instead of generating and training, for `benchmarks.overlap`.
+
+    party               stand-in
+    rollout worker      an engine at capacity: it samples one group after another, each for a random time
+    environment actor   hands its group to the worker that the ticket names, and makes up the group's rows
+    learner             sleeps for a random time a step, then for the publication
+    filter service      the real window, in this process
+
+Sleeping costs no processor time, so that the figures are those of the schedule also on a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.process.spans import Span, Spans
+from actors.records import GroupSummary, Ticket
+from benchmarks.control_plane.hosts import FilterHost, Host
+from benchmarks.control_plane.stand_ins import SleepingLearner
+from cluster.config import RunConfig
+from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
+
+
+@dataclass(frozen=True)
+class Times:
+    """Mean seconds of the parts of a step."""
+
+    generate_s: float
+    """One worker alone samples all groups of a step."""
+    train_s: float
+    publish_s: float
+    """The learner gathers and stores the weights."""
+    load_s: float
+    """A rollout worker loads them; it samples nothing meanwhile."""
+
+
+class PacedWorker:
+    """A rollout worker that samples one group at a time. While it loads weights it samples nothing."""
+
+    def __init__(self, name: str, load_s: float) -> None:
+        self.name, self.load_s, self.version = name, load_s, -1
+        self.spans = Spans()
+        self._engine = asyncio.Lock()
+
+    async def sample(self, seconds: float) -> None:
+        """Samples one group."""
+        async with self._engine:
+            self.spans.begin()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.spans.end()
+
+    async def ready(self) -> object:
+        """It is ready at once."""
+        return None
+
+    async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
+        """Loads a version between two groups."""
+        async with self._engine:
+            await asyncio.sleep(self.load_s)
+        self.version = bundle.version
+        return UpdateReport(self.name, bundle.version, bundle.checksum, 0.0, 0.0, self.load_s, self.load_s, 0.0)
+
+    async def health(self, timeout_s: float) -> object:
+        """It is always well."""
+        return None
+
+    async def take_spans(self) -> Sequence[Span]:
+        """The intervals in which it sampled."""
+        return self.spans.take()
+
+    async def stop(self) -> object:
+        """Nothing is held."""
+        return None
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
+class Actor:
+    """An environment actor, whose own work takes no time."""
+
+    def __init__(self, seconds: float, seed: int) -> None:
+        self.seconds = seconds
+        self._workers: Mapping[str, Worker] = {}
+        self._rows, self._chance = Host(seed, 0.0), random.Random(seed)
+
+    async def ready(self) -> object:
+        """It is ready at once."""
+        return None
+
+    async def meet(self, workers: Mapping[str, Worker]) -> None:
+        """Replaces the workers that it knows."""
+        self._workers = dict(workers)
+
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
+        """A made-up group; the time that sampling it takes varies by half."""
+        worker = self._workers[ticket.worker]
+        assert isinstance(worker, PacedWorker)
+        self._rows.version = worker.version
+        await worker.sample(self.seconds * self._chance.uniform(0.5, 1.5))
+        return await self._rows.play(ticket)
+
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+        """The benchmark never validates."""
+        raise NotImplementedError
+
+    async def take_spans(self) -> Sequence[Span]:
+        """Its work takes no time."""
+        return []
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
+class PacedLearner(SleepingLearner):
+    """A learner whose steps vary by a fifth."""
+
+    def __init__(self, times: Times) -> None:
+        super().__init__(times.train_s)
+        self.publish_s, self._chance = times.publish_s, random.Random(1)
+
+    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
+        """An update without work."""
+        seconds = self.train_s * self._chance.uniform(0.8, 1.2)
+        await asyncio.sleep(seconds)
+        return StepReport(step, True, 1, len(ids), len(ids), seconds={"forward_backward": seconds})
+
+    async def publish(self, version: int, dtype: str) -> WeightBundle:
+        """A bundle without weights."""
+        await asyncio.sleep(self.publish_s)
+        return await super().publish(version, dtype)
+
+
+class InProcessFilter(FilterHost):
+    """The real window."""
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
+class Rows:
+    """The rows themselves are the payloads."""
+
+    def put(self, table: pa.Table) -> Payload:
+        """The table."""
+        return table
+
+    async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
+        """The tables."""
+        return payloads
+
+
+class PacedParties:
+    """Creates the stand-ins."""
+
+    def __init__(self, config: RunConfig, times: Times) -> None:
+        self.config, self.times, self.payloads = config, times, Rows()
+        self._made = 0
+
+    def player(self, name: str) -> Player:
+        """An environment actor."""
+        self._made += 1
+        return Actor(self.times.generate_s / self.config.loop.prompts, self._made)
+
+    def worker(self, name: str) -> Worker:
+        """A rollout worker."""
+        return PacedWorker(name, self.times.load_s)
+
+    def filter(self) -> Filter:
+        """The filter service."""
+        return InProcessFilter(self.config.filter)
+
+    def scorer(self) -> Scorer:
+        """The benchmark's configuration has none."""
+        raise NotImplementedError
+
+    def learner(self, ranks: int) -> Learner:
+        """The learner."""
+        return PacedLearner(self.times)
+
+    async def room_for_ranks(self) -> int:
+        """One rank has room."""
+        return 1
+
+    def room(self) -> str:
+        """Stand-ins need no resources."""
+        return ""
+
+
