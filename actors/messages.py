@@ -1,7 +1,7 @@
 """Messages between actors. Arrays are numpy arrays, which pickle cheaply."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,6 +52,30 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class TensorEntry:
+    """One parameter as it is published. `dtype`: torch's name of its type, e.g. `bfloat16`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupSeat:
+    """A member's seat in a weight group (`actors.weight_group`). Rank 0, the learner's rank 0, listens at
+    `address`:`port`. `number` tells the groups of a run apart."""
+
+    number: int
+    address: str
+    port: int
+    rank: int
+    size: int
+    backend: Literal["nccl", "gloo"]
+    timeout_s: float
+    """Seconds that a member waits for the others, in the forming of the group and in each broadcast."""
+
+
+@dataclass(frozen=True)
 class WeightBundle:
     """One version of the policy's weights, in the Ray object store.
 
@@ -68,6 +92,8 @@ class WeightBundle:
     probe_log_probs: np.ndarray
     num_bytes: int = 0
     bfloat16_names: frozenset[str] = frozenset()
+    table: tuple[TensorEntry, ...] = ()
+    """All parameters in published order, for a broadcast."""
     seconds_gathered: float = 0.0
     """Seconds in which the learner gathered weights from its shards. Neither this nor `seconds_sent` includes probe,
     conversion and checksum."""

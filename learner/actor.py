@@ -5,14 +5,15 @@
 | `LearnerRank` | report, bundle, files | payload of the kept groups | their owner | RuntimeError naming them |
 | `LearnerRank` | | the model folder, chunk by chunk | the driver | ValueError naming file and host |
 | `LearnerRank` | | a connection to each other rank | that rank's host | RuntimeError naming both, `REACH_S` |
+| `LearnerRank` 0 | a weight group, a broadcast | the engines of all rollout workers | their own calls | it says why; `rollout.update_timeout_s` |
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 | `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
 
 Invariants: all ranks get every call, in the same order. When a rank dies, the call fails with a `RankLost` that names
 the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do. Ranks
-may run on several hosts: collectives use the interface that holds a node's Ray address (`learner.network`), the model
-folder comes through the object store (`actors.process.shipping`), and files of ranks that do not see the driver's disk
-are fetched from them (`learner.staging`). `progress` and `live` are no collectives: a thread of their own answers them
+may run on several hosts: collectives use the interface that holds a node's Ray address (`actors.process.interfaces`),
+the model folder comes through the object store (`actors.process.shipping`), and files of ranks that do not see the
+driver's disk are fetched from them (`learner.staging`). `progress` and `live` are no collectives: a thread of their own answers them
 while another call is under way.
 
 Only a rank's own process imports torch and the trainer (in `start`): the driver, which creates the actors, starts about
@@ -33,8 +34,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from actors.messages import StepReport, WeightBundle
+from actors.messages import GroupSeat, StepReport, WeightBundle
 from actors.process.folders import Entry
+from actors.process.interfaces import listen
 from actors.process.log import log_variable
 from actors.process.progress import WATCHING, Marks, Progress
 from actors.process.ray_errors import DEAD, cause_of_death
@@ -42,11 +44,12 @@ from actors.process.shipping import Folder, forget, local, offer, own_node
 from actors.records import from_table
 from learner import staging
 from learner.config import LearnerConfig
-from learner.network import LOOPBACK, Home, Place, failures_in_words, listen, unreachable
+from learner.network import LOOPBACK, Home, Place, failures_in_words, unreachable
 from learner.process_environment import ENVIRONMENT
 from learner.staging import Staging, sees
 
 if TYPE_CHECKING:
+    from actors.weight_group import WeightGroup
     from learner.batching import Groups
     from learner.decomposition.statistics import Decomposition
 
@@ -70,12 +73,16 @@ class RankLost(RuntimeError):
 
 
 class LearnerRank:
-    """One rank. `start` and the methods that train, publish, save and load are collectives: call them on all ranks."""
+    """One rank. `start` and the methods that train, publish, send, save and load are collectives: call them on all
+    ranks."""
 
     def __init__(self, model_dir: Folder | str, config: LearnerConfig, seed: int, temperature: float) -> None:
         self.model_dir, self.config, self.seed, self.temperature = model_dir, config, seed, temperature
         self.marks = Marks()
         self._sockets: tuple[socket.socket, ...] = ()
+        self._door: socket.socket | None = None
+        """Listens for the members of a weight group that is being formed."""
+        self._group: WeightGroup | None = None
 
     @ray.method(concurrency_group="watch")
     def live(self) -> None:
@@ -141,6 +148,39 @@ class LearnerRank:
         from learner.rank import publish
 
         return publish(self.trainer, version, ray.put, dtype)
+
+    def open_group(self) -> tuple[str, int]:
+        """Leave the present weight group, and listen for the members of a new one; returns the address and port."""
+        self._leave_group()
+        self._door = listen(own_node()[1])
+        return self._door.getsockname()[:2]
+
+    def take_seat(self, seat: GroupSeat) -> str:
+        """Form the weight group that `open_group` announced; waits for all members. Returns the reason if it fails,
+        because the learner itself is as well as before."""
+        from learner.rank import take_seat
+
+        assert self._door is not None, "open_group comes first"
+        door, self._door = self._door, None
+        found = take_seat(self.trainer, seat, door)
+        if isinstance(found, str):
+            return found
+        self._group = found
+        return ""
+
+    def send(self, dtype: str) -> str:
+        """Broadcast the weights in the weight group, in which only rank 0 has a seat. Returns the reason if it fails."""
+        from learner.rank import send
+
+        failure = send(self.trainer, self._group, dtype)
+        if failure:
+            self._leave_group()
+        return failure
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
 
     def save(self, path: str, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint that contains the coordinator's data `loop`."""
@@ -268,6 +308,18 @@ class LearnerGroup:
         if bundle is None:
             raise RuntimeError("learner rank 0 published nothing")
         return bundle
+
+    def open_group(self) -> tuple[str, int]:
+        """Rank 0 leaves its weight group and listens for the members of a new one; the address and port."""
+        return self.ask(0, "open_group", REACH_S)
+
+    def take_seat(self, seat: GroupSeat) -> str:
+        """Rank 0 forms the weight group that it announced. Returns the reason if the other members do not come."""
+        return self.ask(0, "take_seat", seat.timeout_s + GRACE_S, seat)
+
+    def send(self, dtype: str, timeout_s: float) -> str:
+        """Broadcast the current weights in the weight group. Returns the reason if the group failed."""
+        return next(filter(None, self._all("send", timeout_s, dtype)), "")
 
     def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint with the caller's data to the caller's disk; see `learner.checkpoint`."""

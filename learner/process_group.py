@@ -1,7 +1,7 @@
 """The learner's own process group. It contains learner ranks only and is never rebuilt during a run.
 
 Invariants: no collective waits longer than `timeout_s`. Sockets are bound to the rank's own address, never to all
-interfaces (`learner.network`). A single rank needs no port, because its store is in memory.
+interfaces (`actors.process.interfaces`). A single rank needs no port, because its store is in memory.
 """
 
 import socket
@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from learner.network import bind_collectives
+from actors.process.interfaces import bind_collectives
 
 
 def start(

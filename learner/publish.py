@@ -8,6 +8,8 @@ Invariants:
   `learner.min_num_params`) and one layer at a time.
 - Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
   the receiver ties it again.
+- A broadcast (`send`) gathers the same parameters once more, on the device, and sends what the bundle's table lists. The
+  bundle is stored in any case: late joiners and the scorer read it, and its checksum identifies the weights.
 """
 
 import time
@@ -20,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from actors.messages import WeightBundle
+from actors.messages import TensorEntry, WeightBundle
+from actors.weight_group import WeightGroup
 from actors.weights import checksum
 from learner.kernels.attention import Layout
 from learner.kernels.packing import pack
@@ -57,15 +60,15 @@ def published(policy: Policy) -> dict[str, Tensor]:
 def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, copy of the unsharded tensor on CPU), with adapters merged. A collective: every rank must iterate
     to the end."""
-    named = _gathered(policy)
+    named = ((name, whole.to("cpu", copy=True)) for name, whole in _whole(policy))
     return named if policy.lora is None else merged(named, policy.lora)
 
 
-def _gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+def _whole(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, unsharded tensor on the device, perhaps the live parameter itself). A collective."""
     for name, tensor in entries(policy).items():
-        whole = tensor.detach()
-        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        yield name, whole.to("cpu", copy=True)
+        detached = tensor.detach()
+        yield name, detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
@@ -117,9 +120,41 @@ def publish(
         probe_log_probs=log_probs,
         num_bytes=chunks.num_bytes,
         bfloat16_names=frozenset(chunks.floating) if dtype == torch.bfloat16 else frozenset(),
+        table=table(policy, dtype),
         seconds_gathered=clock.seconds,
         seconds_sent=chunks.seconds,
     )
+
+
+def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.float32) -> str:
+    """Broadcasts the weights in `dtype` on rank 0, whose seat `group` is; the other ranks pass None. A collective:
+    every rank gathers to the end, also if the group fails.
+
+    Returns the reason if the group failed, else an empty string.
+    """
+    # Adapters are merged on CPU, so that a broadcast has the same bits as the bundle.
+    named = _whole(policy) if policy.lora is None else gathered(policy)
+    weights = ((name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in named)
+    failure = ""
+    if group is not None:
+        try:
+            group.send(weights, table(policy, dtype))
+        except RuntimeError as error:
+            failure = str(error)
+    for _ in weights:
+        pass
+    return failure
+
+
+def table(policy: Policy, dtype: torch.dtype = torch.float32) -> tuple[TensorEntry, ...]:
+    """The published parameters in order, with their whole shapes; no rank waits for another."""
+    return tuple(
+        TensorEntry(name, _type_name(tensor, dtype), tuple(tensor.shape)) for name, tensor in published(policy).items()
+    )
+
+
+def _type_name(tensor: Tensor, dtype: torch.dtype) -> str:
+    return str(dtype if tensor.is_floating_point() else tensor.dtype).removeprefix("torch.")
 
 
 class _Clock:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from transformers.utils import logging as hf_logging
 
-from actors.messages import WeightBundle
+from actors.messages import GroupSeat, WeightBundle
+from actors.weight_group import WeightGroup
 from learner import process_group
+from learner import publish as publication
 from learner.config import LearnerConfig
 from learner.network import Place
 from learner.trainer import Trainer
@@ -43,6 +45,19 @@ def start(
     world = (rank, len(places), first.address, first.store_port, config.step_timeout_s, device)
     process_group.start(*world, places[rank].address, listener)
     return Trainer(model_dir, config, rank, len(places), seed, temperature)
+
+
+def take_seat(trainer: Trainer, seat: GroupSeat, listener: socket.socket) -> WeightGroup | str:
+    """Rank 0's seat in a new weight group, or the reason why the group was not formed."""
+    try:
+        return WeightGroup(seat, trainer.device, listener)
+    except RuntimeError as error:
+        return str(error)
+
+
+def send(trainer: Trainer, group: WeightGroup | None, dtype: str) -> str:
+    """Broadcasts the weights; see `learner.publish.send`."""
+    return publication.send(trainer.policy, group, DTYPES.get(dtype, torch.float32))
 
 
 def publish(trainer: Trainer, version: int, put: Callable[[Any], Any], dtype: str) -> WeightBundle | None:

@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, VersionSpan, WeightBundle
+from actors.messages import Completion, GenerationRequest, GroupSeat, VersionSpan, WeightBundle
 from actors.model_folder import check_model_folder
 from actors.process.allocator import ALLOCATOR
 from actors.process.compile_cache import own_compile_cache
 from actors.process.parent_watch import PARENT_VARIABLE
 from actors.process.progress import Marks
+from actors.rollout.weights_file import written_arrays
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -69,13 +70,13 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout_s)),
-        # All processes of an engine share a host. By themselves vLLM and Gloo would look for an address of the host,
-        # which a host without a default route does not show.
+        # All processes of an engine share a host. By itself vLLM would look for an address of the host, which a host
+        # without a default route does not show.
         "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "=lo",
         PARENT_VARIABLE: str(os.getpid()),
     }
+    if config.weight_transfer != "nccl":  # the worker has chosen the interface that reaches the learner
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     if config.num_gpus == 0:
         # Threads are not bound to cores: vLLM would bind every engine of a host to the same cores.
         variables |= {"OMP_NUM_THREADS": str(config.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -284,36 +285,53 @@ class VllmEngine:
 
     # --- weights ---
 
+    async def take_seat(self, seat: GroupSeat) -> None:
+        """Leave the present weight group and join a new one; waits for its other members. RuntimeError if that fails."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        request = WeightTransferInitRequest(init_info={"seat": vars(seat)})
+        try:
+            await self.require_alive().init_weight_transfer_engine(request)
+        except Exception as error:  # vLLM raises an error of the engine's process as a bare Exception with its message
+            raise RuntimeError(
+                f"rollout worker {self.name} has no seat in weight group {seat.number}: {error}"
+            ) from error
+
     async def load(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> LoadTimes:
         """Pause sampling, load a version, clear the prefix cache, resume. `arrays`: its parameters in published order.
 
         Raises TransferRefused if nothing was loaded, and RuntimeError if the weights may be partly loaded.
         """
+        with written_arrays(arrays, bundle.bfloat16_names) as (path, table):
+            info = {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
+            return await self._load(bundle, info)
+
+    async def receive(self, bundle: WeightBundle) -> LoadTimes:
+        """As `load`, with the weights that the learner broadcasts in the weight group."""
+        table = [(entry.name, entry.dtype, list(entry.shape)) for entry in bundle.table]
+        return await self._load(bundle, {"version": bundle.version, "table": table})
+
+    async def _load(self, bundle: WeightBundle, info: dict[str, Any]) -> LoadTimes:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from actors.rollout.weights_file import written_arrays
-
-        llm = self.require_alive()
-        with written_arrays(arrays, bundle.bfloat16_names) as (path, table):
-            started = time.monotonic()
-            try:
-                await llm.pause_generation(mode=self._config.pause, clear_cache=True)
-                loading = time.monotonic()
-                await self._transfer(llm, bundle, str(path), table)
-                loaded = time.monotonic()
-                await llm.resume_generation()
-            except EngineDeadError as error:
-                raise RuntimeError(self._death()) from error
+        llm, started = self.require_alive(), time.monotonic()
+        try:
+            await llm.pause_generation(mode=self._config.pause, clear_cache=True)
+            loading = time.monotonic()
+            await self._transfer(llm, bundle, info)
+            loaded = time.monotonic()
+            await llm.resume_generation()
+        except EngineDeadError as error:
+            raise RuntimeError(self._death()) from error
         self.version = bundle.version
         return LoadTimes(paused=time.monotonic() - started, loaded=loaded - loading)
 
-    async def _transfer(self, llm: AsyncLLM, bundle: WeightBundle, path: str, table: list[dict[str, Any]]) -> None:
+    async def _transfer(self, llm: AsyncLLM, bundle: WeightBundle, info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
         from actors.rollout.weight_transfer import NOTHING_LOADED
 
-        info = {"path": path, "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
         try:
             await llm.start_weight_update()
             await llm.update_weights(WeightTransferUpdateRequest(update_info=info))

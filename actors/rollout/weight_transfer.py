@@ -1,19 +1,25 @@
 """Loads new weights into a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-The rollout worker takes a bundle's arrays from the Ray object store, writes them to one file in memory
-(`actors.rollout.weights_file`), and sends that file's path to the engine's process, where
-`ObjectStoreWeightTransferEngine` maps the file and loads it. Every engine process finds the back end through the
+Weights reach the engine's process in one of two ways:
+
+- The rollout worker takes a bundle's arrays from the Ray object store, writes them to one file in memory
+  (`actors.rollout.weights_file`), and sends that file's path to the engine's process, which maps the file.
+- The engine's process has a seat in a weight group (`actors.weight_group`), in which the learner broadcasts.
+
+`SquelchWeightTransferEngine` is the back end for both. Every engine process finds it through the
 `vllm.general_plugins` entry point `squelch`, which calls `register`.
 
 Invariants:
 
-- Nothing is loaded before the checksum of all received arrays equals the learner's: after a refused transfer the engine
-  still has its previous weights.
+- From a file, nothing is loaded before the checksum of all arrays equals the learner's: after a refused transfer the
+  engine still has its previous weights. From a group, one bucket is loaded after another, so that no second copy of the
+  model is needed: each bucket's digest is compared before it is loaded, and after an error the weights are partly new.
 - A bundle that lacks a parameter of the model is an error.
 - After loading, every packed copy of a weight is rebuilt. On CPU vLLM keeps a separate packed copy of an output head
   that is tied to the embedding, and vLLM's own reload does not update that copy.
 
-The worker waits for the engine's process for at most `update_timeout_s`; the engine's process waits for nobody.
+The worker waits for the engine's process for at most `update_timeout_s`. The engine's process waits for the other
+members of its group only, for at most the seat's `timeout_s`.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,50 +42,66 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from actors.messages import GroupSeat, TensorEntry
 from actors.process.parent_watch import watch_parent
 from actors.rollout.weights_file import ArraySpec, read_arrays
+from actors.weight_group import WeightGroup
 from actors.weights import checksum
 
-BACKEND = "ray_object_store"
+BACKEND = "squelch"
 NOTHING_LOADED = "nothing was loaded"
 """Part of an error's message if the engine still has its previous weights: only the message leaves its process."""
 
 
 @dataclass
-class ObjectStoreInitInfo(WeightTransferInitInfo):
-    """Empty: no process group is built."""
+class SeatInfo(WeightTransferInitInfo):
+    """The rollout worker's seat in a new weight group, as keywords of `GroupSeat`. `rank` is that of the engine's first
+    process; its further tensor-parallel processes have the ranks after it."""
+
+    seat: dict[str, Any]
 
 
 @dataclass
-class ObjectStoreUpdateInfo(WeightTransferUpdateInfo):
-    """One version's weights: the file, the table of its arrays, and their expected checksum."""
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One version's weights: a file, the table of its arrays and their expected checksum, or, without a path, the table
+    of what the group is about to receive."""
 
-    path: str
     version: int
-    checksum: str
+    path: str | None = None
+    checksum: str = ""
     arrays: list[dict[str, Any]] = field(default_factory=list)
+    table: list[tuple[str, str, list[int]]] = field(default_factory=list)
 
     def specs(self) -> list[ArraySpec]:
-        """The table's entries, in published order."""
+        """The entries of the file's table, in published order."""
         return [ArraySpec.of(entry) for entry in self.arrays]
+
+    def entries(self) -> list[TensorEntry]:
+        """The parameters that the group receives, in published order."""
+        return [TensorEntry(name, dtype, tuple(shape)) for name, dtype, shape in self.table]
 
 
 def _as_tensor(array: np.ndarray, bfloat16: bool) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if bfloat16 else torch.from_numpy(array)
 
 
-class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, ObjectStoreUpdateInfo]):
-    """Loads one version at a time from a mapped file. One update transfers a complete version."""
+class SquelchWeightTransferEngine(WeightTransferEngine[SeatInfo, UpdateInfo]):
+    """Loads one version at a time. One update transfers a complete version."""
 
-    init_info_cls = ObjectStoreInitInfo
-    update_info_cls = ObjectStoreUpdateInfo
+    init_info_cls = SeatInfo
+    update_info_cls = UpdateInfo
     supports_draft_weight_update = False
+    _group: WeightGroup | None = None
 
-    def init_transfer_engine(self, init_info: ObjectStoreInitInfo) -> None:
-        """Does nothing: no connection is needed."""
+    def init_transfer_engine(self, init_info: SeatInfo) -> None:
+        """Leaves the present group and takes a seat in a new one."""
+        self.shutdown()
+        seat = GroupSeat(**init_info.seat)
+        seat = replace(seat, rank=seat.rank + self.parallel_config.rank)
+        self._group = WeightGroup(seat, "cpu" if current_platform.is_cpu() else self.device)
 
     def start_weight_update(self) -> None:
-        """Does nothing: the model is prepared for loading only after the checksum has been verified."""
+        """Does nothing: the model is prepared for loading only once its weights are there."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Like the base class, but synchronises only if there is an accelerator."""
@@ -87,25 +109,32 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
         if not current_platform.is_cpu():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: ObjectStoreUpdateInfo) -> None:
-        """Map, verify and load a version. Raises RuntimeError with both checksums if they differ."""
-        specs = update_info.specs()
-        arrays = read_arrays(update_info.path, specs)
-        found = checksum(arrays.items())
-        if found != update_info.checksum:
-            raise RuntimeError(
-                f"weights of version {update_info.version} arrived with checksum {found}, published was "
-                f"{update_info.checksum}; {NOTHING_LOADED}"
-            )
-        self._load([(spec.name, _as_tensor(arrays[spec.name], spec.bfloat16)) for spec in specs], update_info.version)
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Loads a version. Raises RuntimeError with both checksums if those of a file differ, and if the group fails
+        or delivers damaged weights."""
+        if update_info.path is not None:
+            self._load(iter(_mapped(update_info, update_info.path)), update_info.version)
+        elif self._group is not None:
+            self._load(self._received(self._group, update_info.entries()), update_info.version)
+        else:
+            raise RuntimeError(f"this engine has no seat in a weight group; {NOTHING_LOADED}")
 
-    def _load(self, weights: list[tuple[str, torch.Tensor]], version: int) -> None:
+    def _received(self, group: WeightGroup, table: list[TensorEntry]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters from the group, which is left if it fails: it is of no more use."""
+        try:
+            for bucket in group.receive(table):
+                yield from bucket
+        except RuntimeError:
+            self.shutdown()
+            raise
+
+    def _load(self, weights: Iterator[tuple[str, torch.Tensor]], version: int) -> None:
         expected = {name for name, _ in self.model.named_parameters()}  # a tied head counts once, as the embedding
         with _quiet_reload():
             initialize_layerwise_reload(self.model)
             try:
                 model: Any = self.model
-                loaded = model.load_weights(iter(weights))
+                loaded = model.load_weights(weights)
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
         self._repack_embeddings()
@@ -127,7 +156,23 @@ class ObjectStoreWeightTransferEngine(WeightTransferEngine[ObjectStoreInitInfo, 
         """Does nothing: `receive_weights` has already loaded the complete version."""
 
     def shutdown(self) -> None:
-        """Does nothing: the back end holds no resources."""
+        """Leaves the group."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
+def _mapped(update_info: UpdateInfo, path: str) -> list[tuple[str, torch.Tensor]]:
+    """The file's parameters; RuntimeError if their checksum is not the published one."""
+    specs = update_info.specs()
+    arrays = read_arrays(path, specs)
+    found = checksum(arrays.items())
+    if found != update_info.checksum:
+        raise RuntimeError(
+            f"weights of version {update_info.version} arrived with checksum {found}, published was "
+            f"{update_info.checksum}; {NOTHING_LOADED}"
+        )
+    return [(spec.name, _as_tensor(arrays[spec.name], spec.bfloat16)) for spec in specs]
 
 
 @contextmanager
@@ -145,5 +190,5 @@ def _quiet_reload() -> Iterator[None]:
 def register() -> None:
     """The plugin's entry point, which vLLM calls in every process of an engine, possibly more than once."""
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreWeightTransferEngine)
+        WeightTransferEngineFactory.register_engine(BACKEND, SquelchWeightTransferEngine)
         watch_parent()

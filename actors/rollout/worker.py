@@ -19,6 +19,8 @@ Invariants:
 | `submit`, `abort`, `stats`, `progress` | nothing | | |
 | `collect` | a finished sequence | engine, or a failure | empty list after `timeout_s` |
 | `update_weights` | chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
+| `take_seat` | the learner, all other workers | each one's own call | RuntimeError, the seat's `timeout_s` |
+| `receive_weights` | a broadcast, pause, load, probe | learner, engine | RuntimeError, `update_timeout_s` |
 | `health` | one token | engine | RuntimeError naming the worker |
 """
 
@@ -37,9 +39,10 @@ from typing import Any
 import numpy as np
 
 from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, UpdateReport, WeightBundle
+from actors.messages import Completion, GenerationRequest, GroupSeat, UpdateReport, WeightBundle
+from actors.process.interfaces import bind_collectives
 from actors.process.progress import Progress
-from actors.process.shipping import Folder, local
+from actors.process.shipping import Folder, local, own_node
 from actors.process.spans import Span, Spans
 from actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
 
@@ -220,10 +223,13 @@ class Engine:
 
     # --- weights ---
 
-    async def update_weights(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> UpdateReport:
-        """Load and serve another version. `arrays`: the bundle's parameters in published order.
+    async def update_weights(
+        self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None = None
+    ) -> UpdateReport:
+        """Load and serve another version. `arrays`: the bundle's parameters in published order; without them, the
+        weights come from the weight group.
 
-        Raises RuntimeError with worker, version and figures if the checksum or the parity probe fails, or if the update
+        Raises RuntimeError with worker, version and figures if the transfer or the parity probe fails, or if the update
         takes longer than `update_timeout_s`.
         """
         bound = self._config.update_timeout_s
@@ -242,8 +248,8 @@ class Engine:
                 self._refuse(str(error).removeprefix(f"{self._name}: "))
                 raise
 
-    async def _update(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> UpdateReport:
-        times = await self.vllm.load(bundle, arrays)
+    async def _update(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None) -> UpdateReport:
+        times = await (self.vllm.receive(bundle) if arrays is None else self.vllm.load(bundle, arrays))
         started = time.monotonic()
         mean, largest = await self._probe(bundle)
         self.version, self._unproven = bundle.version, None
@@ -324,6 +330,8 @@ class RolloutWorker:
     def __init__(self, name: str, model: Folder | str, config: RolloutConfig) -> None:
         from actors.play.codec import ChatCodec
 
+        if config.weight_transfer == "nccl":
+            bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
         self._engine = Engine(name, model_dir, config, ChatCodec(model_dir).stop_ids)
         self._update_timeout_s = config.update_timeout_s
@@ -374,6 +382,14 @@ class RolloutWorker:
         fetched = time.monotonic() - started
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
         return replace(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
+
+    async def take_seat(self, seat: GroupSeat) -> None:
+        """As `VllmEngine.take_seat`. RuntimeError with the worker's name if the other members do not come."""
+        await self._engine.vllm.take_seat(seat)
+
+    async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
+        """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""
+        return await self._engine.update_weights(bundle)
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""

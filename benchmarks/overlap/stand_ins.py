@@ -193,5 +193,3 @@ class PacedParties:
     def room(self) -> str:
         """Stand-ins need no resources."""
         return ""
-
-

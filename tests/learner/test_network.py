@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.process.interfaces import bind_collectives, interface_of, listen
 from learner import network
-from learner.network import Place, bind_collectives, failures_in_words, interface_of, listen, unreachable
+from learner.network import Place, failures_in_words, unreachable
 
 
 def holding(monkeypatch: pytest.MonkeyPatch, **interfaces: str) -> None:

@@ -16,7 +16,7 @@ def test_bfloat16_travels_as_its_own_bits():
 
     values = torch.tensor([1.0, -2.5, 3.1415927], dtype=torch.bfloat16)
     with written_arrays([("w", values.view(torch.uint16).numpy())], frozenset({"w"})) as (path, table):
-        (spec,) = weight_transfer.ObjectStoreUpdateInfo("", 0, "", table).specs()
+        (spec,) = weight_transfer.UpdateInfo(0, "", "", table).specs()
         tensor = weight_transfer._as_tensor(read_arrays(path, [spec])["w"], spec.bfloat16)
     assert tensor.dtype == torch.bfloat16 and torch.equal(tensor, values)
 
@@ -35,4 +35,4 @@ def test_registering_twice_is_harmless():
     weight_transfer.register()
     weight_transfer.register()
     found = WeightTransferEngineFactory._registry[weight_transfer.BACKEND]()
-    assert found is weight_transfer.ObjectStoreWeightTransferEngine
+    assert found is weight_transfer.SquelchWeightTransferEngine

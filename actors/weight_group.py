@@ -1,0 +1,170 @@
+"""A process group for one purpose: learner rank 0 broadcasts weights to the engine processes of all rollout workers.
+
+The group stands beside the learner's own process group and beside those of vLLM, and knows nothing of either. It never
+changes: when a rollout worker comes or goes, a new group is formed (`cluster.fleet.delivery`). NCCL connects GPUs; the
+tests put Gloo in its place, which uses the same code.
+
+| call | waits for | unblocked by | on time-out |
+|---|---|---|---|
+| `WeightGroup` | every other member | its own constructor | RuntimeError, the seat's `timeout_s` |
+| `send`, `receive` | one another | the other end | RuntimeError, the seat's `timeout_s`; the group is of no more use |
+
+Invariants:
+
+- Rank 0 sends, all others receive. Both ends derive the buckets from the same table, so nothing else is exchanged.
+- Parameters travel as bytes, several in a bucket of at most `BUCKET_BYTES`; a larger parameter has its own. A member
+  holds one bucket at a time.
+- A bucket ends with the sum of its 64-bit words, which each receiver compares before it uses the bucket.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actors.messages import GroupSeat, TensorEntry
+
+BUCKET_BYTES = 256 << 20
+ALIGNMENT = 16
+"""Bytes; every type of torch can be viewed at such an offset."""
+DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel together. `offsets`: of each, in bytes; `num_bytes`: of all, without the digest."""
+
+    entries: tuple[TensorEntry, ...]
+    offsets: tuple[int, ...]
+    num_bytes: int
+
+
+def num_bytes(entry: TensorEntry) -> int:
+    """Size of a parameter, bytes."""
+    return prod(entry.shape) * dtype_of(entry).itemsize
+
+
+def dtype_of(entry: TensorEntry) -> torch.dtype:
+    """The parameter's type; ValueError if the name is none of torch's."""
+    dtype = vars(torch).get(entry.dtype)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{entry.name} has the type {entry.dtype}, which torch does not know")
+    return dtype
+
+
+def buckets(table: Sequence[TensorEntry], limit: int = BUCKET_BYTES) -> list[Bucket]:
+    """Splits the table, in order, into buckets of at most `limit` bytes, or of one parameter."""
+    found: list[Bucket] = []
+    entries: list[TensorEntry] = []
+    offsets: list[int] = []
+    end = 0
+    for entry in table:
+        size = -(-num_bytes(entry) // ALIGNMENT) * ALIGNMENT
+        if entries and end + size > limit:
+            found.append(Bucket(tuple(entries), tuple(offsets), end))
+            entries, offsets, end = [], [], 0
+        entries.append(entry)
+        offsets.append(end)
+        end += size
+    return [*found, Bucket(tuple(entries), tuple(offsets), end)] if entries else found
+
+
+class WeightGroup:
+    """One member's end of a group."""
+
+    def __init__(self, seat: GroupSeat, device: torch.device | str, listener: socket.socket | None = None) -> None:
+        """Takes the seat; returns once all members have taken theirs.
+
+        Args:
+            listener: rank 0's socket, which listens at the seat's address and port; the group takes it over.
+        """
+        self.seat, self.device = seat, torch.device(device)
+        timeout = timedelta(seconds=seat.timeout_s)
+        handle = listener.detach() if listener is not None else None
+        self._store = dist.TCPStore(
+            seat.address,
+            seat.port,
+            seat.size,
+            is_master=seat.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=handle,
+        )
+        prefixed = dist.PrefixStore(f"weights-{seat.number}", self._store)
+        self._group: Any = _nccl(prefixed, seat, timeout) if seat.backend == "nccl" else _gloo(prefixed, seat, timeout)
+        self._broadcast(torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=self.device))  # NCCL connects only now
+
+    def _broadcast(self, data: Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._group.broadcast([data], options).wait()
+        if data.is_cuda:
+            torch.cuda.current_stream(data.device).synchronize()
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], table: Sequence[TensorEntry]) -> None:
+        """Sends the weights, which come in the table's order. ValueError if they do not match the table."""
+        assert self.seat.rank == 0, "only rank 0 sends"
+        source = iter(weights)
+        for bucket in buckets(table):
+            data = self._empty(bucket)
+            for entry, offset in zip(bucket.entries, bucket.offsets, strict=True):
+                _fill(data, offset, entry, next(source, ("nothing", torch.empty(0))))
+            _words(data)[-1] = _words(data)[:-1].sum()
+            self._broadcast(data)
+
+    def receive(self, table: Sequence[TensorEntry]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if a bucket was damaged on
+        its way."""
+        assert self.seat.rank > 0, "rank 0 sends"
+        for number, bucket in enumerate(buckets(table)):
+            data = self._empty(bucket)
+            self._broadcast(data)
+            if _words(data)[:-1].sum() != _words(data)[-1]:
+                raise RuntimeError(f"bucket {number} of the weights, from {bucket.entries[0].name} on, is damaged")
+            yield [
+                (entry.name, data[offset : offset + num_bytes(entry)].view(dtype_of(entry)).reshape(entry.shape))
+                for entry, offset in zip(bucket.entries, bucket.offsets, strict=True)
+            ]
+
+    def _empty(self, bucket: Bucket) -> Tensor:
+        return torch.zeros(bucket.num_bytes + DIGEST_BYTES, dtype=torch.uint8, device=self.device)
+
+    def close(self) -> None:
+        """Leaves the group without waiting for the others, also if a broadcast has failed."""
+        self._group.abort()
+        del self._group, self._store
+
+
+def _words(data: Tensor) -> Tensor:
+    return data.view(torch.int64)
+
+
+def _fill(data: Tensor, offset: int, entry: TensorEntry, weight: tuple[str, Tensor]) -> None:
+    name, tensor = weight
+    if (name, tensor.dtype, tuple(tensor.shape)) != (entry.name, dtype_of(entry), entry.shape):
+        raise ValueError(f"{name} {tensor.dtype} {tuple(tensor.shape)} was gathered where the table has {entry}")
+    data[offset : offset + num_bytes(entry)] = tensor.contiguous().view(-1).view(torch.uint8).to(data.device)
+
+
+def _gloo(store: dist.Store, seat: GroupSeat, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, seat.rank, seat.size, timeout)
+
+
+def _nccl(store: dist.Store, seat: GroupSeat, timeout: timedelta) -> Any:
+    # Otherwise a broadcast that is late ends the whole process: torch's watchdog treats it as lost.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, seat.rank, seat.size, options)
+    finally:
+        del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
