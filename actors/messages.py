@@ -60,6 +60,10 @@ class TensorEntry:
     shape: tuple[int, ...]
 
 
+Backend = Literal["nccl", "gloo"]
+"""The library that connects a weight group: NCCL between GPUs, Gloo between CPUs."""
+
+
 @dataclass(frozen=True)
 class GroupSeat:
     """A member's seat in a weight group (`actors.weight_group`). Rank 0, the learner's rank 0, listens at
@@ -70,7 +74,7 @@ class GroupSeat:
     port: int
     rank: int
     size: int
-    backend: Literal["nccl", "gloo"]
+    backend: Backend
     timeout_s: float
     """Seconds that a member waits for the others, in the forming of the group and in each broadcast."""
 

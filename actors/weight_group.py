@@ -122,8 +122,8 @@ class WeightGroup:
             self._broadcast(data)
 
     def receive(self, table: Sequence[TensorEntry]) -> Iterator[list[tuple[str, Tensor]]]:
-        """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if a bucket was damaged on
-        its way."""
+        """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if one was damaged on its
+        way."""
         assert self.seat.rank > 0, "rank 0 sends"
         for number, bucket in enumerate(buckets(table)):
             data = self._empty(bucket)

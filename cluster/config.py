@@ -41,6 +41,8 @@ MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
 MAX_FAULTS = 8
 """Wrong settings that one error lists."""
+Transfer = Literal["object_store", "nccl", "gloo"]
+"""How new weights reach rollout workers."""
 
 
 class ModelConfig(Settings):
@@ -180,6 +182,30 @@ class RunConfig(Settings):
         return Path(self.runs_dir) / self.name
 
     @property
+    def weight_transfer(self) -> Transfer:
+        """How new weights reach rollout workers; `auto` is decided here."""
+        chosen = self.rollout.weight_transfer
+        if chosen == "auto":
+            return "object_store" if self._no_nccl() else "nccl"
+        return chosen
+
+    @property
+    def weight_transfer_text(self) -> str:
+        """How new weights reach rollout workers and why, for the user."""
+        ways = {
+            "nccl": "broadcast by NCCL",
+            "gloo": "broadcast by Gloo, between CPUs",
+            "object_store": "through Ray's object store",
+        }
+        why = self._no_nccl() if self.rollout.weight_transfer == "auto" else "rollout.weight_transfer says so"
+        return f"{ways[self.weight_transfer]} ({why or 'learner and rollout workers have GPUs'})"
+
+    def _no_nccl(self) -> str:
+        """The reason why NCCL cannot carry weights; empty if it can. It refuses two members on one GPU."""
+        short = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
+        return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1)
+
+    @property
     def algorithm_differences(self) -> list[str]:
         """The settings in which the run departs from `learner.algorithm`, named by the user's keys."""
         return differences(self.learner.algorithm, self.learner.model_dump(mode="json"))
@@ -219,6 +245,21 @@ class RunConfig(Settings):
             raise ValueError(
                 f"scorer.probe.tasks={probe.tasks}, but there are validation.tasks={self.validation.tasks}; lower the "
                 "former or raise the latter"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nccl_has_gpus(self) -> RunConfig:
+        short = self._no_nccl()
+        if self.rollout.weight_transfer == "nccl" and short:
+            raise ValueError(
+                f"rollout.weight_transfer=nccl needs a whole GPU for each learner rank and rollout worker, and {short}"
+                "; raise it, or set rollout.weight_transfer=auto"
+            )
+        if self.rollout.weight_transfer == "gloo" and self.rollout.num_gpus > 0:
+            raise ValueError(
+                f"rollout.weight_transfer=gloo connects CPUs, and rollout.num_gpus={self.rollout.num_gpus:g}; set "
+                "rollout.weight_transfer=auto"
             )
         return self
 

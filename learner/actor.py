@@ -5,7 +5,7 @@
 | `LearnerRank` | report, bundle, files | payload of the kept groups | their owner | RuntimeError naming them |
 | `LearnerRank` | | the model folder, chunk by chunk | the driver | ValueError naming file and host |
 | `LearnerRank` | | a connection to each other rank | that rank's host | RuntimeError naming both, `REACH_S` |
-| `LearnerRank` 0 | a weight group, a broadcast | the engines of all rollout workers | their own calls | it says why; `rollout.update_timeout_s` |
+| `LearnerRank` 0 | a broadcast | all members of its weight group | their own calls | it returns the reason |
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 | `LearnerGroup` | results to the coordinator | every rank's call | the ranks | TimeoutError naming the late ranks |
 
@@ -13,8 +13,8 @@ Invariants: all ranks get every call, in the same order. When a rank dies, the c
 the rank; calls are not retried here. The process group contains learner ranks only and lives as long as they do. Ranks
 may run on several hosts: collectives use the interface that holds a node's Ray address (`actors.process.interfaces`),
 the model folder comes through the object store (`actors.process.shipping`), and files of ranks that do not see the
-driver's disk are fetched from them (`learner.staging`). `progress` and `live` are no collectives: a thread of their own answers them
-while another call is under way.
+driver's disk are fetched from them (`learner.staging`). `progress` and `live` are no collectives: a thread of their own
+answers them while another call is under way.
 
 Only a rank's own process imports torch and the trainer (in `start`): the driver, which creates the actors, starts about
 ten seconds sooner without them on a slow core.
@@ -169,7 +169,7 @@ class LearnerRank:
         return ""
 
     def send(self, dtype: str) -> str:
-        """Broadcast the weights in the weight group, in which only rank 0 has a seat. Returns the reason if it fails."""
+        """Broadcast the weights in the weight group, where only rank 0 has a seat. Returns the reason if it fails."""
         from learner.rank import send
 
         failure = send(self.trainer, self._group, dtype)

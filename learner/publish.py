@@ -8,8 +8,8 @@ Invariants:
   `learner.min_num_params`) and one layer at a time.
 - Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
   the receiver ties it again.
-- A broadcast (`send`) gathers the same parameters once more, on the device, and sends what the bundle's table lists. The
-  bundle is stored in any case: late joiners and the scorer read it, and its checksum identifies the weights.
+- A broadcast (`send`) gathers the same parameters once more, on the device, and sends what the bundle's table lists.
+  The bundle is stored in any case: late joiners and the scorer read it, and its checksum identifies the weights.
 """
 
 import time

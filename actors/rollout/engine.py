@@ -75,7 +75,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         PARENT_VARIABLE: str(os.getpid()),
     }
-    if config.weight_transfer != "nccl":  # the worker has chosen the interface that reaches the learner
+    if config.weight_transfer not in ("nccl", "gloo"):  # the worker has chosen the interface that reaches the learner
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     if config.num_gpus == 0:
         # Threads are not bound to cores: vLLM would bind every engine of a host to the same cores.
@@ -286,7 +286,7 @@ class VllmEngine:
     # --- weights ---
 
     async def take_seat(self, seat: GroupSeat) -> None:
-        """Leave the present weight group and join a new one; waits for its other members. RuntimeError if that fails."""
+        """Leave the present weight group and join a new one; waits for its members. RuntimeError if that fails."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         request = WeightTransferInitRequest(init_info={"seat": vars(seat)})

@@ -330,7 +330,7 @@ class RolloutWorker:
     def __init__(self, name: str, model: Folder | str, config: RolloutConfig) -> None:
         from actors.play.codec import ChatCodec
 
-        if config.weight_transfer == "nccl":
+        if config.weight_transfer in ("nccl", "gloo"):
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
         self._engine = Engine(name, model_dir, config, ChatCodec(model_dir).stop_ids)

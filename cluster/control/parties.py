@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from actors.filter.decisions import StepDecision
-    from actors.messages import StepReport, UpdateReport, WeightBundle
+    from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
     from actors.process.progress import Progress
     from actors.process.spans import Span
     from actors.records import GroupSummary, Ticket
@@ -107,6 +107,12 @@ class Worker(Single, Protocol):
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads a version and checks it (checksum, parity probe)."""
 
+    async def take_seat(self, seat: GroupSeat) -> None:
+        """Joins a weight group, in place of the present one; waits for its other members."""
+
+    async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
+        """As `update_weights`, with the weights that the learner sends in the weight group."""
+
     async def health(self, timeout_s: float) -> object:
         """Generates one token, so that an answer proves that the engine works; Failed if none comes in `timeout_s`."""
 
@@ -174,6 +180,15 @@ class Learner(Party, Protocol):
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         """Gathers the current weights as `version`, in `dtype`."""
+
+    async def open_group(self) -> tuple[str, int]:
+        """Rank 0 leaves its weight group and listens for the members of a new one; the address and port."""
+
+    async def take_seat(self, seat: GroupSeat) -> str:
+        """Rank 0 forms the group that it announced; the reason if others did not come, else an empty string."""
+
+    async def send(self, dtype: str, timeout_s: float) -> str:
+        """Broadcasts the current weights in the weight group; the reason if the group failed, else an empty string."""
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint to the folder `path`, with the state `loop` of the training loop."""

@@ -46,6 +46,7 @@ from cluster.control.parties import (
 )
 from cluster.control.restarts import RestartBudget
 from cluster.control.scaling import Kind, start_names
+from cluster.fleet.delivery import Delivery
 from cluster.fleet.resizing import Resizing
 from cluster.fleet.waiting import bounded, outcomes, within
 
@@ -92,6 +93,7 @@ class Fleet:
         self.creating: dict[Kind, set[str]] = {kind: set() for kind in Kind}
         """Names of the members whose processes are being created."""
         self._held: dict[str, float] = {}
+        self._delivery = Delivery(config.rollout, config.weight_transfer, on_event)
         self._joins: dict[str, asyncio.Task[None]] = {}
         self._join_failure = ""
         self._join_fault: BaseException | None = None
@@ -167,14 +169,13 @@ class Fleet:
 
         Raises:
             UpdateFailed: workers are late, or refused the weights, or failed the checks on them; all others have them.
+            SenderLost: the learner failed in a broadcast.
         """
         self.bundle = bundle
         ready = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
         members = [member for member in ready if member not in self._joining]
         new = {member.name for member in members if member.state is State.STALE}
-        ended: dict[str, float] = {}
-        calls = {member.name: self._update(member, bundle, ended) for member in members}
-        found = await outcomes(calls, self.config.rollout.update_timeout_s + GRACE_S)
+        found, ended = await self._delivery.bring(bundle, members, self.learner)
         last = max((ended[name] for name in ended.keys() - new), default=_now())
         self._held |= {name: max(0.0, ended[name] - last) for name in new & ended.keys()}
         reports = [self._updated(member, found[member.name]) for member in members]
@@ -188,12 +189,6 @@ class Fleet:
     def _left(member: Member[Worker]) -> bool:
         """Whether a worker was told to leave while it loaded weights."""
         return member.state in FINAL or member.state is State.DRAINING
-
-    async def _update(self, member: Member[Worker], bundle: WeightBundle, ended: dict[str, float]) -> UpdateReport:
-        """Loads a version into a worker and notes when that ended."""
-        report = await member.party.update_weights(bundle)
-        ended[member.name] = _now()
-        return report
 
     def _updated(self, member: Member[Worker], outcome: Any) -> UpdateReport | None:
         if self._left(member):

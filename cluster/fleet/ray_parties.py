@@ -23,7 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.filter.decisions import StepDecision
 from actors.filter.service import FilterService
-from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
 from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.log import log_variable
@@ -106,7 +106,8 @@ class RayParties:
         return party
 
     def _worker(self, name: str) -> RayWorker:
-        rollout, place = self.config.rollout, self.placement.worker(name)
+        chosen = {"weight_transfer": self.config.weight_transfer}  # a worker does not know what the learner has
+        rollout, place = self.config.rollout.model_copy(update=chosen), self.placement.worker(name)
         shell = ray.remote(RolloutWorker).options(
             num_cpus=rollout.num_cpus,
             num_gpus=rollout.num_gpus,
@@ -284,6 +285,12 @@ class RayWorker(RayParty):
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         return await answered(self.handle.update_weights.remote(bundle))
 
+    async def take_seat(self, seat: GroupSeat) -> None:
+        await answered(self.handle.take_seat.remote(seat))
+
+    async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
+        return await answered(self.handle.receive_weights.remote(bundle))
+
     async def health(self, timeout_s: float) -> object:
         return await answered(self.handle.health.remote(timeout_s))
 
@@ -373,6 +380,15 @@ class RayLearner:
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         return await _ranks(self.group.publish, version, dtype)
+
+    async def open_group(self) -> tuple[str, int]:
+        return await _ranks(self.group.open_group)
+
+    async def take_seat(self, seat: GroupSeat) -> str:
+        return await _ranks(self.group.take_seat, seat)
+
+    async def send(self, dtype: str, timeout_s: float) -> str:
+        return await _ranks(self.group.send, dtype, timeout_s)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         await _ranks(self.group.save, path, loop)

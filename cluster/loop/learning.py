@@ -43,6 +43,7 @@ from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Payload, Refused, reason_of
+from cluster.fleet.delivery import SenderLost
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog
 from cluster.loop.archiving import Archiving
@@ -128,6 +129,8 @@ class Learning:
             bundle = await self._ask(lambda: self.ranks.publish(version))
             try:
                 return await self._tell(bundle, started)
+            except SenderLost as error:
+                self.recovery.lose(error.cause)
             except UpdateFailed as failed:
                 if not await self._rank_died():
                     for member, error in failed.members:

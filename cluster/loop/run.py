@@ -252,6 +252,7 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     if resolved.exists():
         for change in changes(load(str(resolved)), config):
             say(f"setting changed since the run started: {change}")
+    say(f"new weights reach rollout workers {config.weight_transfer_text}")
     departures = config.algorithm_differences
     say(f"algorithm {config.learner.algorithm}" + (f", but {'; '.join(departures)}" if departures else ""))
     write_whole(resolved, dump(config))

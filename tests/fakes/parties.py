@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 
 from actors.failures import Failure, FailureCause
 from actors.filter.windows import make_window
-from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
 from actors.process.progress import Progress
 from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from cluster.config import RunConfig
@@ -82,6 +82,10 @@ class World:
     """Seconds until the nodes of these members are taken away; a new member is on another node."""
     lost_rows: set[str] = field(default_factory=set)
     """Tickets whose rows the object store has lost, until they are played again."""
+    groups: defaultdict[int, set[Fake]] = field(default_factory=lambda: defaultdict(set))
+    """Those who took a seat in each weight group, by its number."""
+    broadcast: Counter[str] = field(default_factory=Counter)
+    """Versions that each worker received in a weight group."""
     mark_s: float = 1.0
     """Seconds between two micro-batches."""
     refuse_updates: frozenset[int] = frozenset()
@@ -255,6 +259,16 @@ class Worker(Fake):
 
         return await self._call("update", load)
 
+    async def take_seat(self, seat: GroupSeat) -> None:
+        await self._call("seat", lambda: self.world.groups[seat.number].add(self))
+
+    async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
+        sender, _ = bundle.chunks
+        if self not in self.world.groups[sender.seat.number]:
+            raise Failed(f"{self.name} has no seat", RuntimeError("no seat"))
+        self.world.broadcast[self.name] += 1
+        return await self.update_weights(bundle)
+
     async def health(self, timeout_s: float) -> object:
         return await self._call("health")
 
@@ -338,6 +352,7 @@ class Learner(Fake):
         self.ranks = ranks
         self.mark = f"@{ranks}" + (f"#{number}" if world.drifts else "")
         self.weights: list[str] = []
+        self.seat: GroupSeat | None = None
         self.trained: Counter[tuple[int, str]] = Counter()
         self._began: float | None = None
         self._marks = 0
@@ -408,6 +423,27 @@ class Learner(Fake):
             return WeightBundle(version, (self, self.weights), "|".join(self.weights), *probe)
 
         return await self._call("publish", gather)
+
+    async def open_group(self) -> tuple[str, int]:
+        return await self._call("open_group", lambda: ("127.0.0.1", 1))
+
+    async def take_seat(self, seat: GroupSeat) -> str:
+        async def form() -> None:
+            self.seat, members = seat, self.world.groups[seat.number]
+            members.add(self)
+            while len(members) < seat.size:
+                await asyncio.sleep(1.0)
+
+        self.check_alive()
+        try:
+            await asyncio.wait_for(self.while_alive(form()), seat.timeout_s)
+        except TimeoutError:
+            return "the others did not come"
+        return ""
+
+    async def send(self, dtype: str, timeout_s: float) -> str:
+        gone = [one.name for one in self.world.groups[self.seat.number] if not one.alive]
+        return await self._call("send", lambda: f"{gone} are gone" if gone else "")
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         def write() -> None:

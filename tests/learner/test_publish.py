@@ -1,6 +1,8 @@
+import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
+from actors.messages import GroupSeat
+from actors.process.interfaces import listen
+from actors.weight_group import WeightGroup
 from actors.weights import checksum
 from learner import publish as publication
 from learner.policy.model import Policy
-from learner.publish import PROBE_LENGTH, as_array, gathered, publish
+from learner.publish import PROBE_LENGTH, as_array, gathered, publish, send
 from learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model
 
@@ -130,3 +135,42 @@ def test_gathering_and_sending_are_told_apart(model_dir: Path) -> None:
     slow = publish(trainer.policy, 1, lambda chunk: time.sleep(0.2), chunk_bytes=1 << 30)
     assert slow.seconds_sent >= 0.2 > slow.seconds_gathered > 0
     assert publish(trainer.policy, 1, lambda chunk: None).seconds_sent < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_a_broadcast_brings_the_bits_of_the_bundle(model_dir: Path, dtype: torch.dtype, adapters: bool) -> None:
+    trainer = Trainer(model_dir, make_config(**({"lora": {"rank": 2}} if adapters else {})))
+    bundle = trainer.publish(1, lambda chunk: chunk, dtype)
+    listener, received = listen("127.0.0.1"), []
+    seat = GroupSeat(1, "127.0.0.1", listener.getsockname()[1], 0, 2, "gloo", 30.0)
+
+    def receive() -> None:
+        group = WeightGroup(replace(seat, rank=1), "cpu")
+        received.extend((n, as_array(t, t.dtype).copy()) for b in group.receive(bundle.table) for n, t in b)
+        group.close()
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    group = WeightGroup(seat, "cpu", listener)
+    assert send(trainer.policy, group, dtype) == ""
+    receiver.join()
+    assert checksum(received) == bundle.checksum
+    group.close()
+
+
+def test_a_broadcast_that_fails_says_why_and_every_rank_gathers_to_the_end(model_dir: Path, monkeypatch) -> None:
+    trainer, gathered_names = Trainer(model_dir, make_config()), []
+
+    class Broken:
+        def send(self, weights: Iterator[tuple[str, torch.Tensor]], table: object) -> None:
+            gathered_names.append(next(weights)[0])
+            raise RuntimeError("connection reset")
+
+    whole = publication._whole
+    monkeypatch.setattr(
+        publication, "_whole", lambda policy: ((gathered_names.append(n), (n, t))[1] for n, t in whole(policy))
+    )
+    assert send(trainer.policy, Broken()) == "connection reset"
+    assert set(gathered_names) == {entry.name for entry in publication.table(trainer.policy)}
+    assert send(trainer.policy, None) == "", "the other ranks only gather"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from actors.messages import Completion
+from actors.messages import Completion, GroupSeat
 from actors.rollout.worker import Engine
+from actors.weight_group import WeightGroup
 from tests.actors.rollout import vllm_support as support
 
 pytestmark = pytest.mark.ray
@@ -163,6 +165,41 @@ def test_sequences_in_flight_go_on_under_the_new_weights_and_carry_both_versions
             truth = support.log_probs(policy, ids, 0.3)[-len(completion.token_ids) :][span.start : span.end]
             found_there = completion.log_probs[span.start : span.end]
             assert np.abs(truth - found_there).max() < 1e-3, "each token under the whole weights of its version"
+
+
+def test_weights_that_a_group_broadcasts_are_served_and_a_failed_broadcast_heals(loop, engine, policies):
+    def group_of_two(number: int) -> WeightGroup:
+        listener = socket.create_server(("127.0.0.1", 0))
+        seat = GroupSeat(number, "127.0.0.1", listener.getsockname()[1], 0, 2, "gloo", 5.0)
+        seated = loop.begin(engine.vllm.take_seat(replace(seat, rank=1)))
+        group = WeightGroup(seat, "cpu", listener)
+        seated.result(support.CALL_TIMEOUT_S)
+        return group
+
+    def broadcast(group: WeightGroup, version: int) -> None:
+        policy = policies[version % 2]
+        update = loop.begin(engine.update_weights(support.bundle_of(policy, version)))
+        group.send([(n, p.detach()) for n, p in policy.named_parameters()], support.table_of(policy))
+        assert update.result(support.CALL_TIMEOUT_S).parity < 1e-4
+
+    one = support.request("g", seed=9)
+    first = group_of_two(1)
+    broadcast(first, 1)
+    broadcast(first, 2)
+    second = group_of_two(2)  # the engine leaves the first
+    broadcast(second, 3)
+    completion = loop.run(support.sample(engine, [one]))["g"]
+    assert_matches(policies[1], one.prompt_ids, completion, one.temperature)
+    assert (completion.version_min, completion.version_max) == (3, 3)
+    second.close()
+    with pytest.raises(RuntimeError, match="rollout-test: weights of version 4 refused"):
+        loop.run(engine.update_weights(support.bundle_of(policies[0], 4)))
+    with pytest.raises(RuntimeError, match="no seat in a weight group; nothing was loaded"):
+        loop.run(engine.update_weights(support.bundle_of(policies[0], 4)))
+    loop.run(engine.update_weights(support.bundle_of(policies[0], 4), support.arrays_of(policies[0])))
+    completion = loop.run(support.sample(engine, [one]))["g"]
+    assert_matches(policies[0], one.prompt_ids, completion, one.temperature)
+    first.close()
 
 
 def test_a_transfer_with_another_checksum_is_refused_and_the_old_weights_serve_on(loop, engine, policies):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, WeightBundle
+from actors.messages import Completion, GenerationRequest, TensorEntry, WeightBundle
 from actors.rollout.worker import Engine
 from actors.weights import checksum
 
@@ -66,7 +67,11 @@ def bundle_of(
 ) -> WeightBundle:
     probe = np.random.default_rng(0).integers(3, VOCABULARY, 48).astype(np.int32)
     digest = checksum(arrays_of(policy) if arrays is None else arrays)
-    return WeightBundle(version, (), digest, probe, log_probs(policy, probe).astype(np.float32))
+    return WeightBundle(version, (), digest, probe, log_probs(policy, probe).astype(np.float32), table=table_of(policy))
+
+
+def table_of(policy: Qwen2ForCausalLM) -> tuple[TensorEntry, ...]:
+    return tuple(TensorEntry(name, "float32", tuple(p.shape)) for name, p in policy.named_parameters())
 
 
 def request(name: str, seed: int, max_tokens: int = 24, prompt: np.ndarray | None = None, temperature: float = 0.8):
@@ -83,7 +88,10 @@ class Loop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+        return self.begin(coroutine).result(timeout_s)
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,151 @@
+"""Brings a published version to the rollout workers: by broadcast where both ends have GPUs, else through the object
+store.
+
+A broadcast needs a weight group (`actors.weight_group`): learner rank 0 and the engines of all workers that the version
+goes to. A group never changes. When a worker has come or gone since the last version, or the learner was replaced, a
+new group is formed at this weight boundary, before the broadcast.
+
+    waits for                              unblocked by            on failure or time-out
+    forming: rank 0 and all its workers    one another             everybody reads the object store
+    broadcast: the same                    one another             the workers that failed read the object store
+    object store: every worker             its parity probe        the late worker is replaced by the fleet
+
+Invariants:
+
+- A failed group costs time and never a version, because every published version is in the object store. The next
+  version forms a new group.
+- Every worker proves its weights by the parity probe, whichever way they came.
+- A rank that is lost in a broadcast raises `SenderLost`: the version may be lost with it.
+
+This module does not import Ray: it speaks to parties (`cluster.control.parties`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from actors.config import RolloutConfig
+from actors.messages import Backend, GroupSeat, UpdateReport, WeightBundle
+from cluster.config import Transfer
+from cluster.control.membership import Member
+from cluster.control.parties import Died, Learner, Worker
+from cluster.fleet.waiting import outcomes
+
+log = logging.getLogger(__name__)
+GRACE_S = 5.0
+"""Seconds more for the answer to arrive, so that a member itself says that another is late."""
+SENDER = "learner"
+
+
+class SenderLost(RuntimeError):
+    """The learner failed in a broadcast. `cause`: its error."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"the learner was lost while it sent weights: {cause}")
+        self.cause = cause
+
+
+class Delivery:
+    """Every version goes through `bring`, one after another. `on_event` takes a span, as `Archive.event`."""
+
+    def __init__(self, rollout: RolloutConfig, transfer: Transfer, on_event: Callable[..., None]) -> None:
+        self.rollout, self.on_event = rollout, on_event
+        self.backend: Backend | None = None if transfer == "object_store" else transfer
+        self.timeout_s = rollout.update_timeout_s / 2
+        """Bound of the forming of a group, and of a broadcast."""
+        self._members: list[object] = []
+        """The parties with a seat in the present group, the learner first; empty without a group."""
+        self._number = 0
+        self._ended: dict[str, float] = {}
+
+    async def bring(
+        self, bundle: WeightBundle, workers: Sequence[Member[Worker]], learner: Learner | None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """The report or error of each worker by name, and the loop's time at which each had loaded. SenderLost if the
+        learner failed in a broadcast."""
+        self._ended = {}
+        return await self._outcomes(bundle, workers, learner), self._ended
+
+    async def _outcomes(
+        self, bundle: WeightBundle, workers: Sequence[Member[Worker]], learner: Learner | None
+    ) -> dict[str, Any]:
+        if self.backend is None or learner is None or not workers:
+            return await self._through_store(bundle, workers)
+        if not await self._formed(self.backend, learner, workers):
+            return await self._through_store(bundle, workers)
+        found = await self._broadcast(bundle, learner, workers)
+        failed = [member for member in workers if isinstance(found[member.name], Exception)]
+        alive = [member for member in failed if not isinstance(found[member.name], Died)]
+        return found | await self._through_store(bundle, alive)
+
+    async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Worker]]) -> dict[str, Any]:
+        calls = {member.name: self._timed(member.name, member.party.update_weights(bundle)) for member in workers}
+        return await outcomes(calls, self.rollout.update_timeout_s + GRACE_S)
+
+    async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
+        report = await update
+        self._ended[name] = asyncio.get_running_loop().time()
+        return report
+
+    async def _formed(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> bool:
+        """Whether there is a group of exactly these parties; a new one is formed if the present one is of others."""
+        members: list[object] = [learner, *(member.party for member in workers)]
+        if len(members) == len(self._members) and all(a is b for a, b in zip(members, self._members, strict=True)):
+            return True
+        started, self._members, self._number = time.time(), [], self._number + 1
+        failure = await self._seat(backend, learner, workers)
+        facts = {"number": self._number, "members": [SENDER, *(member.name for member in workers)], "failure": failure}
+        self.on_event("rollout", "weight_group", started, time.time(), **facts)
+        if failure:
+            log.warning(
+                "weight group %d was not formed, weights go through the object store: %s", self._number, failure
+            )
+            return False
+        self._members = members
+        return True
+
+    async def _seat(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> str:
+        """Forms a group; the reason if that failed."""
+        try:
+            address, port = await learner.open_group()
+        except (RuntimeError, TimeoutError) as error:
+            raise SenderLost(error) from error
+        width = self.rollout.tensor_parallel_size
+        size = 1 + width * len(workers)
+
+        def seat(rank: int) -> GroupSeat:
+            return GroupSeat(self._number, address, port, rank, size, backend, self.timeout_s)
+
+        calls: dict[str, Awaitable[Any]] = {SENDER: learner.take_seat(seat(0))}
+        calls |= {member.name: member.party.take_seat(seat(1 + i * width)) for i, member in enumerate(workers)}
+        return _failure(await self._all(calls))
+
+    async def _broadcast(
+        self, bundle: WeightBundle, learner: Learner, workers: Sequence[Member[Worker]]
+    ) -> dict[str, Any]:
+        """The report or error of each worker."""
+        calls: dict[str, Awaitable[Any]] = {SENDER: learner.send(self.rollout.dtype, self.timeout_s)}
+        calls |= {member.name: self._timed(member.name, member.party.receive_weights(bundle)) for member in workers}
+        found = await self._all(calls)
+        if failure := _failure(found):
+            self._members = []
+            log.warning("version %d: a broadcast failed: %s", bundle.version, failure)
+        return {member.name: found[member.name] for member in workers}
+
+    async def _all(self, calls: dict[str, Awaitable[Any]]) -> dict[str, Any]:
+        """Result or error of each call of a group, a time-out included. SenderLost if the learner's own call failed."""
+        found = await outcomes(calls, self.timeout_s + GRACE_S)
+        if isinstance(cause := found[SENDER], Exception):
+            self._members = []
+            raise SenderLost(cause)
+        return found
+
+
+def _failure(found: dict[str, Any]) -> str:
+    """The learner's reason or the first error; empty if all went well."""
+    errors = ((name, outcome) for name, outcome in found.items() if isinstance(outcome, Exception))
+    return next((f"{name}: {str(error) or 'no answer'}" for name, error in errors), found[SENDER])
