@@ -48,6 +48,9 @@ class Row:
     """The episode was ended from outside, so the critic's value of the state after the last token is used."""
     pictures: tuple[Picture, ...] = ()
     """The pictures whose positions are among the inputs."""
+    versions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(num_sampled,) int64, the policy version that sampled each token; where only a turn's oldest and newest are known,
+    the oldest."""
 
     @property
     def length(self) -> int:
@@ -68,6 +71,7 @@ class MicroBatch:
     """Index, among the packed tokens, of the input that predicts each sampled token."""
     targets: np.ndarray
     rollout: np.ndarray
+    versions: np.ndarray
     advantages: np.ndarray
     lengths: np.ndarray
     """(num_rows,) sampled tokens of each row."""
@@ -151,7 +155,18 @@ def _row(group_id: str, trajectory: Trajectory, advantage: float, config: Object
         rewards=token_rewards(trajectory, config),
         bootstrap=bootstrap,
         pictures=tuple(picture for picture in trajectory.pictures if picture.position < length),
+        versions=_versions(trajectory)[sampled],
     )
+
+
+def _versions(trajectory: Trajectory) -> np.ndarray:
+    """(length,) int64, the version that sampled each token; -1 for tokens that were fed."""
+    found = np.full(len(trajectory.token_ids), -1, np.int64)
+    for turn in trajectory.turns:
+        found[turn.sample_start : turn.sample_end] = turn.version_min
+    for span in trajectory.version_spans or ():
+        found[span.start : span.end] = span.version
+    return found
 
 
 def shown(rows: Sequence[Row]) -> list[np.ndarray]:
@@ -253,6 +268,7 @@ def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
         positions=_join([place[row.positions] for place, row in zip(forest.places, rows, strict=False)], np.int64),
         targets=_join([row.targets for row in rows], np.int64),
         rollout=_join([row.log_probs for row in rows], np.float32),
+        versions=_join([row.versions for row in rows], np.int64),
         advantages=_join([np.full(row.num_sampled, row.advantage) for row in rows], np.float32),
         lengths=np.array([row.num_sampled for row in rows], dtype=np.int64),
         ends=np.array([place[-1] for place, _ in zip(forest.places, rows, strict=False)], dtype=np.int64),

@@ -42,6 +42,12 @@ METRICS: Table = {
         _learner("grad_norm", "grad_norm", "Norm of the gradient before clipping"),
         _learner("learning_rate", "learning_rate", "Learning rate"),
         _learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start", unit="nats"),
+        _learner(
+            "mismatch_on_policy_nats",
+            "mismatch_on_policy",
+            "The same of tokens that the learner's present version sampled; NaN without any",
+            unit="nats",
+        ),
         _learner("mismatch_k3_nats", "mismatch_k3", "KL(sampler || learner) at step start, k3 estimator", unit="nats"),
         _learner(
             "mismatch_outside_ratio",

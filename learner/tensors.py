@@ -23,6 +23,8 @@ class Batch:
     inputs: Inputs
     tokens: TokenBatch
     recomputed: Tensor | None
+    versions: Tensor
+    """(num_sampled,) the policy version that sampled each token."""
     values: Tensor | None = None
     """(num_sampled,) the critic's values at the start of the training step; None without a critic."""
     ends: Tensor | None = None
@@ -49,6 +51,7 @@ class Batch:
                 reference=None if tokens.reference is None else tokens.reference[keep],
             ),
             recomputed=None if self.recomputed is None else self.recomputed[keep],
+            versions=self.versions[keep],
             values=None if self.values is None else self.values[keep],
             returns=None if self.returns is None else self.returns[keep],
         )
@@ -82,7 +85,7 @@ def to_batch(
         sequences=sequences_of(lengths),
         reference=reference,
     )
-    return Batch(micro.rows, inputs, tokens, recomputed)
+    return Batch(micro.rows, inputs, tokens, recomputed, torch.from_numpy(micro.versions).to(device))
 
 
 def inputs_of(micro: MicroBatch, device: torch.device) -> Inputs:

@@ -123,6 +123,8 @@ class Trainer:
             )
         self.model_dir, self.config, self.seed, self.temperature = Path(model_dir), config, seed, temperature
         self.rank, self.world_size = rank, world_size
+        self.version = 0
+        """The version that was published last; the initial policy's is 0."""
         self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
         self.mesh = init_device_mesh(self.device.type, (world_size,))
         memory.check(model_config(self.model_dir), config, world_size)
@@ -317,7 +319,7 @@ class Trainer:
         else on the tokens of the first optimizer step."""
         own = batch.recomputed if batch.recomputed is not None else log_probs if first else None
         if own is not None:
-            totals.mismatch += mismatch_sums(own, batch.tokens.rollout)
+            totals.mismatch += mismatch_sums(own, batch.tokens.rollout, batch.versions == self.version)
 
     def _apply(self, loss: Tensor, totals: Totals) -> bool:
         """Clips the gradients and takes the optimizer step. Returns False, without a step, when the loss or the
@@ -443,6 +445,7 @@ class Trainer:
 
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
         """The present weights, on rank 0; None on the other ranks. A collective."""
+        self.version = version
         return publication.publish(self.policy, version, put, dtype)
 
     def save(self, path: Path, loop: Mapping[str, Any]) -> None:

@@ -133,6 +133,7 @@ OPTIMISER = Row(
                 _q("squelch_rollout_entropy_nats", "surprisal of samples"),
                 _q("squelch_learner_kl_nats", "KL", "KL is off"),
                 _q("squelch_learner_mismatch_nats", "mismatch"),
+                _q("squelch_learner_mismatch_on_policy_nats", "mismatch, on-policy tokens"),
             ),
             unit="suffix: nats",
         ),

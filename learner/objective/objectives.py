@@ -10,6 +10,7 @@ Invariants:
 - The anchor, the rollout's log-probabilities, the reference and the mismatch weight carry no gradient.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ SUM_NAMES = (
 """Entries of `LossTerms.sums`; all except the two losses are unweighted sums over tokens."""
 
 
-MISMATCH_NAMES = ("tokens", "absolute", "k3", "outside", "weight", "weight_squared")
+MISMATCH_NAMES = ("tokens", "absolute", "k3", "outside", "weight", "weight_squared", "on_policy", "on_policy_absolute")
 MISMATCH_RANGE = (0.9, 1.1)
 """Probability ratios of learner to sampler inside this range are explained by numerics."""
 
@@ -94,16 +95,17 @@ def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: f
     return total <= bound * lengths
 
 
-def mismatch_sums(own: Tensor, rollout: Tensor) -> Tensor:
+def mismatch_sums(own: Tensor, rollout: Tensor, on_policy: Tensor) -> Tensor:
     """Sums over tokens that `mismatch_figures` needs, (len(MISMATCH_NAMES),) float64.
 
-    `own`, `rollout`: log-probabilities of the learner and of the sampler, (num_sampled,); both use the same policy
-    weights, except for staleness.
+    `own`, `rollout`: log-probabilities of the learner and of the sampler, (num_sampled,). `on_policy`: whether the
+    learner's present version sampled the token, (num_sampled,) bool; only then do both use the same policy weights.
     """
     d = (own - rollout).double()
     weight = d.exp()
     outside = (weight < MISMATCH_RANGE[0]) | (weight > MISMATCH_RANGE[1])
     terms = (torch.ones_like(d), d.abs(), weight - 1 - d, outside.double(), weight, weight.square())
+    terms = (*terms, on_policy.double(), d.abs() * on_policy)
     return torch.stack([term.sum() for term in terms])
 
 
@@ -111,12 +113,14 @@ def mismatch_figures(sums: Sequence[float]) -> dict[str, float]:
     """Mismatch metrics from sums over all ranks, with d = log learner - log sampler and w = exp(d).
 
     They are mean |d|, KL(sampler || learner) by the k3 estimator, the share of tokens with w outside [0.9, 1.1], and
-    the effective sample size as a share, (sum w)^2 / (n sum w^2), in (0, 1].
+    the effective sample size as a share, (sum w)^2 / (n sum w^2), in (0, 1]. `mismatch_on_policy` is mean |d| of the
+    tokens that the present version sampled, NaN without any: the numerical difference, without drift between versions.
     """
-    count, absolute, k3, outside, weight, square = sums
+    count, absolute, k3, outside, weight, square, on_policy, on_policy_absolute = sums
     tokens = max(count, 1.0)
     return {
         "mismatch_abs": absolute / tokens,
+        "mismatch_on_policy": on_policy_absolute / on_policy if on_policy else math.nan,
         "mismatch_k3": k3 / tokens,
         "mismatch_outside": outside / tokens,
         "effective_sample_size": weight**2 / (tokens * square) if square > 0 else 1.0,

@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from actors.messages import VersionSpan
 from learner.batching import collate, to_rows
 from learner.config import OptimizerConfig
 from learner.kernels.choice import KERNELS
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 METRICS = {
     *("loss", "policy_loss", "entropy", "kl", "ratio_mean", "ratio_max", "clip_fraction_low", "clip_fraction_high"),
     *("grad_norm", "learning_rate", "mismatch_abs", "mismatch_k3", "advantage_std", "zero_advantage_share"),
-    *("mismatch_outside", "effective_sample_size", "masked_share"),
+    *("mismatch_outside", "mismatch_on_policy", "effective_sample_size", "masked_share"),
 }
 
 
@@ -72,6 +74,26 @@ def test_on_policy_the_ratio_is_one_and_the_mismatch_none(model_dir: Path) -> No
         metrics = trainer.train_step(1, on_policy(trainer, make_groups())).metrics
         assert abs(metrics["ratio_mean"] - 1) < 1e-5 and abs(metrics["ratio_max"] - 1) < 1e-4
         assert metrics["mismatch_abs"] < 1e-5 and metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == 0
+
+
+@pytest.mark.parametrize("anchor", ["rollout", "recomputed"])
+def test_drift_between_versions_is_no_mismatch_of_the_tokens_that_the_present_version_sampled(
+    model_dir: Path, anchor: str
+) -> None:
+    trainer = Trainer(model_dir, make_config(minibatches=1, objective={"anchor": anchor}))
+    trainer.publish(3, lambda chunk: chunk)
+    groups = on_policy(trainer, make_groups())
+    for _, members in groups:
+        for one in members:
+            sampled = np.flatnonzero(one.loss_mask)
+            one.turns[:] = [replace(turn, version_min=2, version_max=3) for turn in one.turns]
+            middle = int(sampled[len(sampled) // 2])
+            one.version_spans = (VersionSpan(0, middle, 2), VersionSpan(middle, len(one.token_ids), 3))
+            one.log_probs[:middle] -= 0.5  # version 2 was less sure of them
+    metrics = trainer.train_step(1, groups).metrics
+    assert metrics["mismatch_on_policy"] < 1e-5 and metrics["mismatch_abs"] > 0.1
+    trainer.publish(4, lambda chunk: chunk)
+    assert math.isnan(trainer.train_step(2, groups).metrics["mismatch_on_policy"]), "no token is of version 4"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
