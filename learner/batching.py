@@ -49,8 +49,8 @@ class Row:
     pictures: tuple[Picture, ...] = ()
     """The pictures whose positions are among the inputs."""
     versions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(num_sampled,) int64, the policy version that sampled each token; where only a turn's oldest and newest are known,
-    the oldest."""
+    """(num_sampled,) int64, the policy version that sampled each token; where only the oldest and the newest of a turn
+    are known, the oldest."""
 
     @property
     def length(self) -> int:

@@ -248,6 +248,16 @@ class Engine:
                 self._refuse(str(error).removeprefix(f"{self._name}: "))
                 raise
 
+    async def take_seat(self, seat: GroupSeat) -> None:
+        """Join a new weight group. The engine samples nothing while it waits for the other members; RuntimeError with
+        the worker's name if they do not come."""
+        async with self._updating:
+            self._serving.clear()
+            try:
+                await self.vllm.take_seat(seat)
+            finally:
+                self._serve_unless_unproven()
+
     async def _update(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None) -> UpdateReport:
         times = await (self.vllm.receive(bundle) if arrays is None else self.vllm.load(bundle, arrays))
         started = time.monotonic()
@@ -300,7 +310,7 @@ class Engine:
         self._wake_all()
 
     def _serve_unless_unproven(self) -> None:
-        """After a transfer that loaded nothing, serve again if the present weights are proven."""
+        """After a call that loaded nothing, serve again if the present weights are proven."""
         if self._unproven is None:
             self._serve()
 
@@ -384,8 +394,8 @@ class RolloutWorker:
         return replace(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
 
     async def take_seat(self, seat: GroupSeat) -> None:
-        """As `VllmEngine.take_seat`. RuntimeError with the worker's name if the other members do not come."""
-        await self._engine.vllm.take_seat(seat)
+        """As `Engine.take_seat`."""
+        await self._engine.take_seat(seat)
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""

@@ -15,10 +15,12 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow as pa
 
 from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.process.progress import IDLE, Progress
 from actors.process.spans import Span, Spans
 from actors.records import GroupSummary, Ticket
 from benchmarks.control_plane.hosts import FilterHost, Host
@@ -40,7 +42,23 @@ class Times:
     """A rollout worker loads them; it samples nothing meanwhile."""
 
 
-class PacedWorker:
+class Immortal:
+    """What supervision asks of every party."""
+
+    async def lost(self) -> NoReturn:
+        """It never dies."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def progress(self) -> Progress:
+        """It answers."""
+        return IDLE
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
+class PacedWorker(Immortal):
     """A rollout worker that samples one group at a time. While it loads weights it samples nothing."""
 
     def __init__(self, name: str, load_s: float) -> None:
@@ -80,11 +98,8 @@ class PacedWorker:
         """Nothing is held."""
         return None
 
-    def kill(self) -> None:
-        """Nothing runs."""
 
-
-class Actor:
+class Actor(Immortal):
     """An environment actor, whose own work takes no time."""
 
     def __init__(self, seconds: float, seed: int) -> None:
@@ -116,9 +131,6 @@ class Actor:
         """Its work takes no time."""
         return []
 
-    def kill(self) -> None:
-        """Nothing runs."""
-
 
 class PacedLearner(SleepingLearner):
     """A learner whose steps vary by a fifth."""
@@ -139,11 +151,8 @@ class PacedLearner(SleepingLearner):
         return await super().publish(version, dtype)
 
 
-class InProcessFilter(FilterHost):
+class InProcessFilter(FilterHost, Immortal):
     """The real window."""
-
-    def kill(self) -> None:
-        """Nothing runs."""
 
 
 class Rows:

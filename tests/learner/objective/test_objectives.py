@@ -251,7 +251,9 @@ def test_a_mask_looks_at_each_sequence_alone(gaps: list[list[float]], bound: flo
 def test_the_mismatch_by_hand() -> None:
     ratios = tensor(1.0, 1.05, 1.2, 0.5)
     d = ratios.log()
-    found = mismatch_figures(mismatch_sums(d, torch.zeros(4, dtype=torch.float64), torch.tensor([True, False, True, False])).tolist())
+    found = mismatch_figures(
+        mismatch_sums(d, torch.zeros(4, dtype=torch.float64), torch.tensor([True, False, True, False])).tolist()
+    )
     assert found["mismatch_abs"] == pytest.approx(float(d.abs().mean()))
     assert found["mismatch_on_policy"] == pytest.approx(float(d[[0, 2]].abs().mean()))
     assert found["mismatch_k3"] == pytest.approx(float((ratios - 1 - d).mean()))
@@ -261,7 +263,9 @@ def test_the_mismatch_by_hand() -> None:
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_the_effective_sample_size_is_a_share_and_whole_for_equal_weights(gaps: list[float]) -> None:
-    share = mismatch_figures(mismatch_sums(tensor(*gaps), torch.zeros(len(gaps)), torch.ones(len(gaps))).tolist())["effective_sample_size"]
+    share = mismatch_figures(mismatch_sums(tensor(*gaps), torch.zeros(len(gaps)), torch.ones(len(gaps))).tolist())[
+        "effective_sample_size"
+    ]
     assert 1 / len(gaps) - 1e-9 <= share <= 1 + 1e-9
     equal = mismatch_sums(torch.full((7,), gaps[0], dtype=torch.float64), torch.zeros(7), torch.ones(7)).tolist()
     assert mismatch_figures(equal)["effective_sample_size"] == pytest.approx(1)
