@@ -26,7 +26,13 @@ def world(folder: Path, staleness: int, pace: Callable[[str], float], *words: st
             ended.append(ticket.ticket_id)
         return float(index % 2)
 
-    overrides = (f"loop.max_staleness={staleness}", f"loop.prompts={PROMPTS}", "validation.every=0", *words)
+    overrides = (
+        f"loop.max_staleness={staleness}",
+        f"loop.prompts={PROMPTS}",
+        "validation.every=0",
+        "scorer.enabled=false",
+        *words,
+    )
     return World(configured(folder, *overrides), pace=pace, rewards=reward), ended
 
 
