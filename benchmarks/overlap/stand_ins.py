@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -153,6 +153,10 @@ class PacedLearner(SleepingLearner):
 
 class InProcessFilter(FilterHost, Immortal):
     """The real window."""
+
+    async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
+        """As `FilterWindow.state`."""
+        return await super().state(steps)
 
 
 class Rows:
