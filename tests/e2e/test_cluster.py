@@ -97,7 +97,6 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
             "learner.hung_after_s=20",
             "rollout.count=2",
             "rollout.num_cpus=0.25",
-            "rollout.weight_transfer=gloo",  # in NCCL's place
             "environment_actor.count=2",
             "validation.every=0",
             "scorer.every=1",
@@ -134,10 +133,6 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
     assert any(name.startswith("rollout-") for name in restarted)
     (recovered,) = [e for e in read_events(run_dir) if e["name"] == "recovered"]
     assert recovered["same"] and recovered["ranks"] == 2 and "did not answer" in recovered["cause"]
-    groups = [e for e in read_events(run_dir) if e["name"] == "weight_group"]
-    assert len(groups) >= 3, "a rollout worker and the learner were replaced"
-    assert [g["failure"] for g in groups[:1]] == [""] and len(groups[-1]["members"]) == 3
-    assert "rollout workers broadcast by Gloo" in run.text
     assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
     scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
     assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from actors.messages import GroupSeat
+from actors.process.interfaces import listen
 from actors.rollout.weights_file import read_arrays, written_arrays
+from actors.weight_group import WeightGroup
+from actors.weights import checksum
 
 
 @pytest.mark.ray
@@ -36,3 +44,84 @@ def test_registering_twice_is_harmless():
     weight_transfer.register()
     found = WeightTransferEngineFactory._registry[weight_transfer.BACKEND]()
     assert found is weight_transfer.SquelchWeightTransferEngine
+
+
+class Small(torch.nn.Module):
+    """Two layers in place of vLLM's model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2, bias=False)
+
+    def load_weights(self, weights: Iterator[tuple[str, torch.Tensor]]) -> set[str]:
+        own, loaded = dict(self.named_parameters()), set()
+        for name, tensor in weights:
+            own[name].data.copy_(tensor)
+            loaded.add(name)
+        return loaded
+
+
+@pytest.fixture
+def model() -> Small:
+    torch.manual_seed(0)
+    return Small()
+
+
+@pytest.fixture
+def plugin(model: Small):
+    """The back end as vLLM makes it in an engine's process; vLLM's reload does nothing to such a small model."""
+    from actors.rollout import weight_transfer
+
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=None)
+    made = weight_transfer.SquelchWeightTransferEngine(None, config, torch.device("cpu"), model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_transfer, "initialize_layerwise_reload", lambda model: None)
+        patch.setattr(weight_transfer, "finalize_layerwise_reload", lambda model, config: None)
+        yield made
+    made.shutdown()
+
+
+def new_weights(model: Small) -> list[tuple[str, torch.Tensor]]:
+    named = enumerate(model.named_parameters(), start=1)
+    return [(name, torch.full_like(parameter, float(i))) for i, (name, parameter) in named]
+
+
+@pytest.mark.ray
+def test_weights_come_from_a_file_once_their_checksum_is_right(plugin, model):
+    weights = new_weights(model)
+    arrays = [(name, tensor.numpy()) for name, tensor in weights]
+    with written_arrays(arrays, frozenset()) as (path, table):
+        info = {"path": str(path), "version": 3, "checksum": "other", "arrays": table}
+        with pytest.raises(RuntimeError, match=r"version 3 arrived with checksum .* nothing was loaded"):
+            plugin.update_weights(info)
+        assert not torch.equal(model.head.weight, weights[-1][1])
+        plugin.update_weights(info | {"checksum": checksum(arrays)})
+    assert all(torch.equal(dict(model.named_parameters())[name], tensor) for name, tensor in weights)
+
+
+@pytest.mark.ray
+def test_weights_come_from_the_group_in_which_the_engine_has_a_seat(plugin, model):
+    weights = new_weights(model)
+    info = {"version": 4, "table": [(name, "float32", list(tensor.shape)) for name, tensor in weights]}
+    with pytest.raises(RuntimeError, match="no seat in a weight group; nothing was loaded"):
+        plugin.update_weights(info)
+    listener = listen("127.0.0.1")
+    # The engine's first process would have rank 1; this is the second of a tensor-parallel pair.
+    seat = GroupSeat(1, "127.0.0.1", listener.getsockname()[1], 1, 3, "gloo", 30.0)
+    with ThreadPoolExecutor() as pool:
+        seated = pool.submit(lambda: plugin.init_transfer_engine(plugin.parse_init_info({"seat": vars(seat)})))
+        first = pool.submit(WeightGroup, seat, "cpu")
+        sender = WeightGroup(replace(seat, rank=0), "cpu", listener)
+        seated.result()
+        sent = pool.submit(sender.send, weights, plugin.parse_update_info(info).entries())
+        received = pool.submit(lambda: list(first.result().receive(plugin.parse_update_info(info).entries())))
+        plugin.update_weights(info)
+        sent.result(), received.result()
+    assert all(torch.equal(dict(model.named_parameters())[name], tensor) for name, tensor in weights)
+    with pytest.raises(RuntimeError, match=r"do not hold 1 parameters, such as head\.weight"):
+        plugin._load(iter(weights[:-1]), 5)
+    sender.close()
+    with pytest.raises(RuntimeError):
+        plugin.update_weights(info)
+    with pytest.raises(RuntimeError, match="no seat"):
+        plugin.update_weights(info)
