@@ -144,6 +144,31 @@ def test_at_every_moment_the_store_holds_a_state_from_which_the_run_goes_on(tmp_
     assert set(store.list("files/")) <= kept and len(numbers(store)) <= 2, "what is obsolete is deleted"
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["step", "checkpoint"])), max_size=8))
+def test_what_the_loop_writes_during_an_upload_leaves_the_state_whole(tmp_path_factory, meanwhile) -> None:
+    host, mirror = started(tmp_path_factory.mktemp("host") / "run", store := Memory())
+    for _ in range(2):
+        host.step()
+        host.checkpoint()
+    put, sent = store.put, 0
+
+    def busy(key: str):
+        nonlocal sent
+        for at, operation in meanwhile:
+            if at == sent:
+                getattr(host, operation)()
+        sent += 1
+        return put(key)
+
+    store.put = busy
+    mirror.upload()
+    assert assert_whole(store) >= 2
+    store.put = put
+    mirror.upload()
+    assert assert_whole(store) == max(step for step, _ in checkpoints(host.folder))
+
+
 def _of(store: Memory, number: int) -> set[str]:
     return Manifest.model_validate_json(store.files[f"manifests/{number:09d}.json"]).names()
 
