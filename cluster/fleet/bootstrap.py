@@ -25,7 +25,9 @@ from envs.format import phrases
 from envs.registry import environment_class, make
 
 log = logging.getLogger(__name__)
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 10.0
+_SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+"""An empty SETTINGS frame of HTTP/2: length 0, type 4, no flags, stream 0."""
 PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
@@ -51,8 +53,8 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
 
 
 def check_address(config: RunConfig) -> None:
-    """Raises UserError at once if nothing listens at the host:port to join; Ray itself would retry for minutes. Other
-    forms of address (`auto`, `ray://...`) are not checked."""
+    """Raises UserError within seconds if nothing at the host:port to join answers as Ray does; Ray itself would retry
+    for minutes. Other forms of address (`auto`, `ray://...`) are not checked."""
     try:
         probe(_address(config))
     except OSError as error:
@@ -60,10 +62,22 @@ def check_address(config: RunConfig) -> None:
 
 
 def probe(address: str) -> None:
-    """Raises OSError at once if nothing listens at an address of the form host:port; other forms are not checked."""
+    """Raises OSError within seconds if no Ray head answers at an address of the form host:port; other forms are not
+    checked."""
     host, colon, port = address.rpartition(":")
-    if "://" not in address and colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+    if "://" in address or not (colon and port.isdigit()):
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+            _require_grpc(connection)
+
+
+def _require_grpc(connection: socket.socket) -> None:
+    """Raises OSError unless the other side speaks gRPC, as Ray's head does on the port that nodes join: it answers the
+    opening of HTTP/2 with a frame of its settings."""
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS_FRAME)
+    if connection.recv(9)[3:4] != _SETTINGS_FRAME[3:4]:
+        raise OSError("what listens there is no Ray head; it may be the dashboard, whose port is for `squelch submit`")
 
 
 def _address(config: RunConfig) -> str:

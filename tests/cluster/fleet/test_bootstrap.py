@@ -1,12 +1,18 @@
 """Where a run looks for its cluster."""
 
 import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import grpc
 import pytest
 
 from cluster.config import load
 from cluster.errors import UserError
+from cluster.fleet import bootstrap
 from cluster.fleet.bootstrap import check_address
 
 
@@ -23,9 +29,9 @@ from cluster.fleet.bootstrap import check_address
 def test_what_is_probed_is_a_host_and_a_port(monkeypatch, address, probed) -> None:
     asked: list[tuple[str, int]] = []
 
-    def listening(place: tuple[str, int], timeout: float) -> SimpleNamespace:
+    def listening(place: tuple[str, int], timeout: float) -> nullcontext[SimpleNamespace]:
         asked.append(place)
-        return SimpleNamespace(close=lambda: None)
+        return nullcontext(SimpleNamespace(sendall=lambda _: None, recv=lambda _: bootstrap._SETTINGS_FRAME))
 
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr("socket.create_connection", listening)
@@ -42,3 +48,44 @@ def test_an_address_where_nothing_listens_is_said_with_where_it_came_from(monkey
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:1")
     with pytest.raises(UserError, match=f"^cluster.address='{address}': .* leave the key empty to start one"):
         check_address(load("frozenlake", [f"cluster.address={address}"]))
+
+
+@contextmanager
+def server(answer: bytes | None) -> Iterator[str]:
+    """A server that gives everyone one answer and hangs up, or with None none at all; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                if answer is None:
+                    ended.wait(20)
+                else:
+                    connection.sendall(answer)
+
+        ended, thread = threading.Event(), threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            thread.join(20)
+
+
+def test_whatever_else_listens_there_is_no_ray_head(monkeypatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(bootstrap, "PROBE_TIMEOUT_S", 0.3)
+    for answer, says in ((b"HTTP/1.1 400 Bad Request\r\n\r\n", "no Ray head; .*`squelch submit`"), (None, "timed out")):
+        with server(answer) as address, pytest.raises(UserError, match=rf"^cluster\.address='{address}': .*{says}"):
+            check_address(load("frozenlake", [f"cluster.address={address}"]))
+
+
+def test_a_head_answers_as_every_server_of_grpc_does() -> None:
+    head = grpc.server(ThreadPoolExecutor(1))
+    port = head.add_insecure_port("127.0.0.1:0")
+    head.start()
+    try:
+        check_address(load("frozenlake", [f"cluster.address=127.0.0.1:{port}"]))
+    finally:
+        head.stop(None)
