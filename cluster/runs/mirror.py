@@ -7,8 +7,8 @@ What a scan finds is one state of the run: checkpoints are listed first, and a c
 archived groups of its steps, so that these are on the disk by then. Later lines and parts do no harm, because a resumed
 run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start again.
 
-Files that are appended to (`*.jsonl`) are sent up to their last line break. Names that begin with a dot, `log/` and
-whatever is no regular file are not sent.
+Files that are appended to (`*.jsonl`) are sent up to their last line break. Names that begin with a dot, `log/`, links
+and whatever is no regular file are not sent.
 
 A part of `upload` that fails raises OSError, and the folder and the newest manifest are as they were; the next call
 goes on with what is left. Every request of a bucket is bounded (`actors.archive.bucket`); a mounted folder answers when
@@ -208,8 +208,12 @@ class Mirror:
         """The keys to send, those of checkpoints first."""
         local = LocalStore(self.run_dir)
         yield from local.list(f"{CHECKPOINTS}/")
+        whole = self.run_dir.resolve()
         for key in local.list():
-            if not key.startswith((f"{CHECKPOINTS}/", *NOT_SENT)) and local.path(key).is_file():
+            if key.startswith((f"{CHECKPOINTS}/", *NOT_SENT)):
+                continue
+            path = local.path(key)
+            if key in self._sent or (path.is_file() and path.resolve() == whole / key):
                 yield key
 
     def _checkpoints(self) -> dict[str, tuple[int, ...]]:
