@@ -15,6 +15,7 @@ The size is bounded before anything is packed, because the cluster refuses a lar
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from cluster.errors import UserError
 from cluster.package import DISTRIBUTION, checkout
 from envs.untrusted.files import reason, size_text
 
+log = logging.getLogger(__name__)
 EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
 """What does not travel, as in a .gitignore: a leading slash means the folder's own entry, not one of that name below
 it."""
@@ -123,7 +125,7 @@ def listed(folder: Path) -> dict[str, int]:
         if path.is_file():
             found[path.relative_to(folder).as_posix()] = path.stat().st_size
 
-    _dir_travel(folder, [_get_excludes(folder, EXCLUDES)], see, include_gitignore=True)
+    _dir_travel(folder, [_get_excludes(folder, EXCLUDES)], see, include_gitignore=True, logger=log)
     return found
 
 
