@@ -8,12 +8,16 @@ where each term is counted separately and none is computed as the remainder. A t
 any other move raises RuntimeError. The one way back is `play_again`, for all tickets of a step that was not trained on
 when its groups, or the weights that sampled them, were lost. At the end of a run the first four terms on the right are
 0.
+
+Once a step is complete its tickets are settled: they are counted, but no longer known by their ids, so that neither the
+ledger nor a checkpoint grows with the run. Admission issues no step twice, so a settled id does not come back.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +75,14 @@ class Ledger:
             raise RuntimeError(f"ticket {ticket_id} is {state} and cannot be played again")
         self._change(ticket_id, IN_FLIGHT, "")
 
+    def settle(self, ticket_ids: Iterable[str]) -> None:
+        """Forgets the ids of tickets of a complete step; their counts stay. RuntimeError if one of them is open."""
+        for ticket_id in ticket_ids:
+            state, _ = self._state[ticket_id]
+            if state in OPEN:
+                raise RuntimeError(f"ticket {ticket_id} is {state} after its step was completed")
+            del self._state[ticket_id]
+
     def _change(self, ticket_id: str, state: str, reason: str) -> None:
         self._counts[self._state[ticket_id]] -= 1
         self._enter(ticket_id, state, reason)
@@ -85,7 +97,7 @@ class Ledger:
             self._since.pop(ticket_id, None)
 
     def in_state(self, *states: str) -> list[str]:
-        """Ids of the tickets in any of the states, in order of issue."""
+        """Ids of the unsettled tickets in any of the states, in order of issue."""
         return [ticket_id for ticket_id, (state, _) in self._state.items() if state in states]
 
     def oldest(self) -> dict[str, float | None]:
@@ -128,14 +140,15 @@ class Ledger:
         return all(self.count(state) == 0 for state in OPEN)
 
     def state(self) -> dict[str, Any]:
-        """The ended tickets as JSON-able data. Open tickets are left out: a resumed run plays them again."""
-        return {"tickets": [[t, s, r] for t, (s, r) in self._state.items() if s in ENDED]}
+        """The numbers of ended tickets by state and reason as JSON-able data. Open tickets are left out: a resumed run
+        plays them again."""
+        return {"ended": [[s, r, n] for (s, r), n in sorted(self._counts.items()) if s in ENDED and n]}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Ledger:
         """The ledger of a checkpoint, from the data of `state`."""
         ledger = cls()
-        for ticket_id, name, reason in state["tickets"]:
-            ledger.issued += 1
-            ledger._enter(ticket_id, name, reason)
+        for name, reason, number in state["ended"]:
+            ledger.issued += number
+            ledger._counts[name, reason] = number
         return ledger

@@ -213,6 +213,7 @@ class Coordinator:
         if report is not None and report.updated:
             flat |= await self._publish()
         self.admission.complete(step, self.learning.version)
+        self.ledger.settle(ticket.ticket_id for ticket in window.tickets)
         await self.archiving.begin(decision, window.played())
         self._issue()
         flat |= learner_figures(report)

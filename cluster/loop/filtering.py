@@ -46,7 +46,7 @@ class Filtering:
         """The restore data of a new service: the state after the last close, and the groups of the step left open."""
         self._closed = -1
         self._admitted: set[str] = set()
-        """Groups that the present service has, or had until their step was closed."""
+        """Groups of open steps that the present service has."""
         self._death = ""
         """The cause of the service's death, until its successor has received its state; else empty."""
         self._failure: Exception | None = None
@@ -88,6 +88,7 @@ class Filtering:
         self._latest = self._without_open(state)
         if decision.closed:
             self.state = self._latest
+            self._admitted -= decided
         return decision
 
     def _without_open(self, state: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class LoopState:
     rollout_workers: int = 0
     """Wanted number of rollout workers; a run with `rollout.count: auto` goes on with it."""
     open_tickets: list[dict[str, Any]] = field(default_factory=list)
-    ledger: dict[str, Any] = field(default_factory=lambda: {"tickets": []})
+    ledger: dict[str, Any] = field(default_factory=lambda: {"ended": []})
     filter: dict[str, Any] | None = None
     scorer: dict[str, Any] | None = None
     alarm: dict[str, Any] | None = None

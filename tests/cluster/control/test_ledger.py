@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 from cluster.control.ledger import (
     CANCELLED,
     DROPPED,
+    ENDED,
     FAILED,
     IN_FLIGHT,
     OPEN,
@@ -14,17 +17,23 @@ from cluster.control.ledger import (
     Ledger,
 )
 
-AGAIN = "again"
+AGAIN, SETTLE = "again", "settle"
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN))), max_size=120))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN, SETTLE))), max_size=120))
 def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(events):
-    ledger, known = Ledger(), {}
+    ledger, known, gone = Ledger(), {}, []
     for number, state in events:
         ticket = f"t{number}"
         if ticket not in known:
             ledger.issue(ticket)
             known[ticket] = IN_FLIGHT
+        elif state == SETTLE and known[ticket] in ENDED:
+            ledger.settle([ticket])
+            gone.append(known.pop(ticket))
+        elif state == SETTLE:
+            with pytest.raises(RuntimeError, match="after its step was completed"):
+                ledger.settle([ticket])
         elif state == AGAIN and known[ticket] in REPLAYED:
             ledger.play_again(ticket)
             known[ticket] = IN_FLIGHT
@@ -38,8 +47,11 @@ def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(e
             with pytest.raises(RuntimeError, match="cannot become"):
                 ledger.move(ticket, state, "cause")
         counts = ledger.counts()
-        assert counts["issued"] == len(known) == sum(counts[s] for s in STATES)
-        assert all(counts[s] == list(known.values()).count(s) for s in STATES)
+        every = [*known.values(), *gone]
+        assert counts["issued"] == len(every) == sum(counts[s] for s in STATES)
+        assert all(counts[s] == every.count(s) for s in STATES)
+        restored, ended = Ledger.restore(json.loads(json.dumps(ledger.state()))), [s for s in every if s in ENDED]
+        assert restored.issued == len(ended) and all(restored.count(s) == ended.count(s) for s in STATES)
 
 
 def test_cancelling_leaves_nothing_open():
