@@ -41,7 +41,7 @@ from actors.process.log import log_variable
 from actors.process.progress import WATCHING, Marks, Progress
 from actors.process.ray_errors import DEAD, cause_of_death
 from actors.process.shipping import Folder, forget, local, offer, own_node
-from actors.records import from_table
+from actors.records import from_table, unpacked
 from learner import staging
 from learner.config import LearnerConfig
 from learner.network import LOOPBACK, Home, Place, failures_in_words, unreachable
@@ -135,13 +135,13 @@ class LearnerRank:
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
         """The groups' trajectories. Raises RuntimeError when their tables do not arrive within `step_timeout_s`."""
         try:
-            tables = ray.get(list(refs), timeout=self.config.step_timeout_s)
+            packed = ray.get(list(refs), timeout=self.config.step_timeout_s)
         except GetTimeoutError as error:
             raise RuntimeError(
                 f"{what}: the payload of groups {', '.join(group_ids)} did not arrive within "
                 f"{self.config.step_timeout_s} s"
             ) from error
-        return [(group_id, from_table(table)) for group_id, table in zip(group_ids, tables, strict=True)]
+        return [(group_id, from_table(unpacked(rows))) for group_id, rows in zip(group_ids, packed, strict=True)]
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
         """The weights, which rank 0 puts into the object store; other ranks return None."""

@@ -26,7 +26,7 @@ from actors.play.player import EnvironmentPlayer
 from actors.process.progress import Progress
 from actors.process.shipping import Folder, copy_at, local, own_node
 from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket, summarise, to_table
+from actors.records import GroupSummary, Ticket, packed, summarise, to_table
 from envs.config import EnvironmentConfig
 from envs.registry import make
 from envs.retrieval.index import cache_folder
@@ -115,11 +115,11 @@ class EnvironmentActor:
         """A mark for each environment call that ended; it is idle while it waits for tokens only."""
         return self._player.steps.progress()
 
-    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
-        """Plays a ticket; returns its group's summary and table. Call it with `num_returns=2`, so that the table stays
-        in the object store when the summary is fetched."""
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Buffer]:
+        """Plays a ticket; returns its group's summary and packed rows. Call it with `num_returns=2`, so that the rows
+        stay in the object store when the summary is fetched."""
         group = await self._player.play(ticket)
-        return summarise(group), to_table(group)
+        return summarise(group), packed(to_table(group))
 
     async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
         """Plays one trajectory per ticket, all concurrently; returns one summary per ticket and one table. Call it with

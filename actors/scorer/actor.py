@@ -35,7 +35,7 @@ from actors.messages import WeightBundle
 from actors.model_folder import load_model_folder
 from actors.process.progress import WATCHING, Progress
 from actors.process.shipping import Folder, local
-from actors.records import Trajectory, from_table
+from actors.records import Trajectory, from_table, unpacked
 from actors.scorer.drawing import newest_version
 from actors.scorer.fixed_model import FIXED_VERSION
 from actors.scorer.probing import FixedProbe
@@ -102,11 +102,11 @@ class ScorerActor:
         self._parity = 0.0
         self._busy: tuple[int, float] | None = None
 
-    def score(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
-        """Metrics of the step whose groups `table_refs` refer to, under the bundle's weights (which are fetched here if
+    def score(self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]) -> dict[str, float]:
+        """Metrics of the step whose groups `row_refs` refer to, under the bundle's weights (which are fetched here if
         they are not loaded), or under the fixed model."""
         with self._working(step, bundle):
-            tables = self._fetch(table_refs, f"groups of step {step}")
+            tables = [unpacked(rows) for rows in self._fetch(row_refs, f"groups of step {step}")]
             groups, environments = by_group(tables), environments_of(tables)
             if self._fixed:
                 figures = self._scorer.score(step, max(newest_version(groups), 0), groups, environments)

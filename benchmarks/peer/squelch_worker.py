@@ -24,7 +24,7 @@ import vllm
 
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, UpdateReport
-from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn, packed, summarise, to_table
 from actors.rollout.worker import Engine
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Channel, Work
@@ -107,7 +107,7 @@ def put_groups(
         members = [trajectory(i, *pair) for i, pair in enumerate(zip(asked[rows], completions[rows], strict=True))]
         group = Group(ticket, str(prompt), members)
         summarise(group)
-        groups[ticket.ticket_id] = ray.put(to_table(group))
+        groups[ticket.ticket_id] = ray.put(packed(to_table(group)))
     return groups
 
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING = "in_flight", "buffered", "kept_waiting", "training"

@@ -31,7 +31,7 @@ from actors.process.progress import Progress
 from actors.process.ray_errors import DEAD, cause_of_death
 from actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
 from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket
+from actors.records import GroupSummary, Ticket, packed, unpacked
 from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
@@ -421,17 +421,18 @@ async def _death(rank: str, life: Any) -> None:
 
 
 class RayPayloads:
-    """The groups' rows in Ray's object store."""
+    """The groups' rows, packed, in Ray's object store."""
 
     def put(self, table: pa.Table) -> Payload:
         """Puts a group's rows into the object store."""
-        return ray.put(table)
+        return ray.put(packed(table))
 
     async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
         """Fetches groups' rows, in a thread, because `ray.get` blocks; Failed if they were lost with their node."""
         try:
-            return await asyncio.to_thread(ray.get, payloads, timeout=timeout_s)
+            rows = await asyncio.to_thread(ray.get, payloads, timeout=timeout_s)
         except GetTimeoutError:
             raise
         except RayError as error:
             raise Failed(str(error), error) from error
+        return [unpacked(one) for one in rows]

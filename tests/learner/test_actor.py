@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import ray
 
-from actors.records import Group, Task, Ticket, to_table
+from actors.records import Group, Task, Ticket, packed, to_table
 from actors.weights import checksum
 from cluster.fleet import local_ray
 from cluster.fleet.bootstrap import PREPARED
@@ -53,7 +53,7 @@ def test_two_ranks_train_publish_save_and_name_what_fails(cluster: Path, model_d
     """One life of a group of two ranks: starting one costs seconds, so the whole of it is one test."""
     group = LearnerGroup(model_dir, config_of(ranks=2))
     group.start()
-    refs = [ray.put(table) for table in tables()]
+    refs = [ray.put(packed(table)) for table in tables()]
     report = group.train_step(1, refs, IDS, 0.9)
     ranks = sockets(psutil.Process(pid) for pid in group.pids)
     assert len(ranks) > 4 and not exposed(ranks), "gloo, the store of the ranks, and Ray's own"

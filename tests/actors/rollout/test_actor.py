@@ -18,7 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig
 from actors.messages import WeightBundle
 from actors.play.actor import EnvironmentActor
-from actors.records import Task, Ticket, from_table
+from actors.records import Task, Ticket, from_table, unpacked
 from actors.rollout.worker import RolloutWorker
 from envs.config import EnvironmentConfig, FormatConfig
 from tests.actors.play.test_codec import byte_level_bpe, save_model
@@ -101,8 +101,8 @@ def ticket(name: str, size: int = 4, worker: str = "rollout-0") -> Ticket:
 
 
 def play(player, one: Ticket):
-    summary, table = player.play.options(num_returns=2).remote(one)
-    return ray.get(summary, timeout=WAIT_S), ray.get(table, timeout=WAIT_S)
+    summary, rows = player.play.options(num_returns=2).remote(one)
+    return ray.get(summary, timeout=WAIT_S), unpacked(ray.get(rows, timeout=WAIT_S))
 
 
 def test_a_played_group_carries_the_policys_own_log_probs(player):

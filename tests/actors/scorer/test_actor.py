@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from actors.diagnosis.proxies import proxies_of_samples
 from actors.messages import WeightBundle
-from actors.records import Group, Task, Ticket, to_table
+from actors.records import Group, Task, Ticket, packed, to_table
 from actors.scorer.actor import NICENESS, PARITY_BOUND, ScorerActor, _step_back, by_group, load_model
 from actors.scorer.drawing import draw_first_turn
 from actors.scorer.fixed_model import check_scorer_model
@@ -88,7 +88,7 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
     model_dir, model = tiny(tmp_path)
     bundle = bundle_of(model, 3)
     scorer = ScorerActor.remote(model_dir, CONFIG, 0.7, 1)
-    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(3, 20).items()]
+    tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(3, 20).items()]
 
     figures = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
     assert figures["scorer/parity"] < 1e-4 and figures["scorer/version"] == 3
@@ -103,7 +103,7 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
             ray.get(scorer.score.remote(2, stale, tables), timeout=CALL_TIMEOUT_S)
     with pytest.raises(ValueError, match="newest tokens have version 9"):
         ray.get(
-            scorer.score.remote(2, bundle, [ray.put(to_table(Group(ticket("a"), "k", [trajectory(0, 5, 9)])))]),
+            scorer.score.remote(2, bundle, [ray.put(packed(to_table(Group(ticket("a"), "k", [trajectory(0, 5, 9)]))))]),
             timeout=CALL_TIMEOUT_S,
         )
 
@@ -161,7 +161,7 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     unusable = WeightBundle(3, (), "00", np.zeros(2, dtype=np.int64), np.zeros(1))
     config = CONFIG.model_copy(update={"model": str(folder)})
     scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1, kernels="plain", fixed=str(folder))
-    tables = [ray.put(to_table(Group(ticket(name), "k", ts))) for name, ts in window(5, 6).items()]
+    tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(5, 6).items()]
     figures = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
     assert figures["scorer/version"] == -1 and math.isnan(figures["scorer/parity"])
     assert figures["first_turn/num_samples"] == 12 and figures["first_turn/version_mismatch"] == 0.0
