@@ -33,6 +33,7 @@ COMMANDS = {
     "report": "write the paper's figures of one or several runs as an HTML file",
     "sweep": "run a recipe over settings and seeds, with one table at the end",
     "dashboards": "push the dashboards to Grafana, export them, or check them",
+    "plan": "estimate memory and step time of a recipe, and how many rollout workers it needs",
     "config": "print all settings of a recipe, or the list of recipes",
     "doctor": "list what this machine lacks, and how to install it",
 }
@@ -53,6 +54,7 @@ examples:
   squelch report runs/frozenlake               the paper's figures of a run; of a sweep: runs/SWEEP
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch dashboards push --prometheus http://127.0.0.1:9090
+  squelch plan qwen2.5-3b --device-gib 80      memory of each party, rollout workers that the learner needs
   squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 
 Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them.

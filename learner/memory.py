@@ -5,8 +5,8 @@ Every figure is bytes of one rank at the peak of a step. The estimate counts FSD
 gradients, two Adam moments), on CPU the copies from which a refused step is undone, the parameters that FSDP gathers,
 the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and, if the run decomposes
 gradients, the gradients that the decomposition holds. It does not count allocator overhead or the runtime's own
-hundreds of MiB. The tests compare the estimate with a step's measured peak; `python -m cluster.commands.memory RECIPE`
-prints it for a recipe.
+hundreds of MiB. The tests compare the estimate with a step's measured peak; `squelch plan RECIPE` prints it for a
+recipe.
 """
 
 from collections.abc import Mapping
@@ -136,11 +136,11 @@ def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, dec
         return f"learner needs {needed.line()}" + ("" if has is None else f", has {has / GIB:.1f}")
     raise ValueError(
         f"the learner needs {needed.line()}, has {has / GIB:.1f}: "
-        f"{_advice(config, learner, world_size, decomposes, has)}"
+        f"{advice(config, learner, world_size, decomposes, has)}"
     )
 
 
-def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool, has: int) -> str:
+def advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool, has: int) -> str:
     """Advice on settings with which the model fits: options are added one after another until the estimate fits."""
     if decomposes and estimate(config, learner, world_size).total <= has:
         return "set gradients.every=0 (`squelch gradients` can decompose them later), or raise learner.ranks"
@@ -148,6 +148,7 @@ def _advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, d
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
     options += [{"cpu_offload": True}] * (learner.num_gpus > 0) + [{"token_budget": learner.token_budget // 4}]
     for option in options:
+        option = {key: value for key, value in option.items() if vars(changed)[key] != value}
         changed = changed.model_copy(update=option)
         tried += [f"learner.{key}={str(value).lower()}" for key, value in option.items()]
         if estimate(config, changed, world_size, decomposes).total <= has:

@@ -39,6 +39,7 @@ from actors.process.compile_cache import own_compile_cache
 from actors.process.parent_watch import PARENT_VARIABLE
 from actors.process.progress import Marks
 from actors.rollout.weights_file import written_arrays
+from actors.rollout.memory import BATCHED_TOKENS
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 STOP_TIMEOUT_S = 10.0
-_BATCHED_TOKENS = 8192
 _CPU_BLOCK_SIZE = 32
 
 
@@ -105,7 +105,7 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max(_BATCHED_TOKENS, config.max_model_len),
+        max_num_batched_tokens=max(BATCHED_TOKENS, config.max_model_len),
         tensor_parallel_size=config.tensor_parallel_size,
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,11 +94,11 @@ class StepModel:
         return next(workers for workers, step in steps.items() if step <= NEARLY * min(steps.values()))
 
     def limit(self, workers: int, staleness: int) -> str:
-        """The party that a step waits for: `learner`, `rollout workers`, or `staleness` if more workers cannot help and
-        the learner still waits."""
+        """The party that a step waits for: `learner`, `rollout workers`, or `one another` if more workers cannot help
+        and the learner still waits."""
         if self.step(workers, staleness) <= NEARLY * self.learner:
             return "learner"
-        return "rollout workers" if workers < self.enough(staleness) else "staleness"
+        return "rollout workers" if workers < self.enough(staleness) else "one another"
 
     def scaled(self, groups: int, group_size_ratio: float = 1.0) -> StepModel:
         """The model of steps with `groups` groups, each `group_size_ratio` times as large: generation that can be
@@ -163,32 +164,43 @@ class Observed:
     """Medians over the steps."""
 
 
-def observed(lines: Sequence[Mapping[str, Any]], workers: int, groups: int) -> Observed:
-    """The times in a run's figures (`metrics.jsonl`), without the first step, which warms up, and without steps during
-    which validation or a checkpoint hid a part of the play.
+def observed(lines: Sequence[Mapping[str, Any]], groups: int) -> list[Observed]:
+    """The times in a run's figures (`metrics.jsonl`) for each number of rollout workers that was up for `MIN_STEPS`
+    usable steps. Not usable are the first step, which warms up, and steps during which validation, a checkpoint or a
+    recovery hid a part of the play.
 
     Raises:
-        ValueError: fewer than `MIN_STEPS` steps are usable.
+        ValueError: too few steps are usable.
     """
     steps = [line for line in lines if line["step"] > 0]
-    pairs = itertools.pairwise(steps)
-    usable = [line for before, line in pairs if _undisturbed(before, line) and line.get("seconds/train")]
-    if len(usable) < MIN_STEPS:
+    usable = [line for before, line in itertools.pairwise(steps) if _undisturbed(before, line)]
+    counts = Counter(_workers(line) for line in usable)
+    found = [[line for line in usable if _workers(line) == count] for count in sorted(counts) if count]
+    if not any(len(same) >= MIN_STEPS for same in found):
         raise ValueError(f"{len(usable)} of {len(steps)} steps are usable; at least {MIN_STEPS} are needed")
+    return [_observed(same, groups) for same in found if len(same) >= MIN_STEPS]
+
+
+def _observed(lines: Sequence[Mapping[str, Any]], groups: int) -> Observed:
     return Observed(
-        workers,
+        _workers(lines[0]),
         groups,
-        windows=tuple(line["seconds/rollout"] for line in usable),
-        tokens=tuple(line["tokens/sampled"] for line in usable),
-        train=statistics.median(line["seconds/train"] for line in usable),
-        publish=statistics.median(line["seconds/publish"] for line in usable),
-        other=statistics.median(_other(line) for line in usable),
+        windows=tuple(line["seconds/rollout"] for line in lines),
+        tokens=tuple(line["tokens/sampled"] for line in lines),
+        train=statistics.median(line["seconds/train"] for line in lines),
+        publish=statistics.median(line["seconds/publish"] for line in lines),
+        other=statistics.median(_other(line) for line in lines),
     )
+
+
+def _workers(line: Mapping[str, Any]) -> int:
+    """Rollout workers that were up at the end of the step."""
+    return sum(value == 1 for key, value in line.items() if key.startswith("up/rollout-"))
 
 
 def _undisturbed(before: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
     hidden = "seconds/validation" in before or "seconds/checkpoint" in line or "seconds/recovery" in line
-    return not hidden and all(line.get(f"seconds/{part}") is not None for part in ("step", "rollout", "publish"))
+    return not hidden and bool(line.get("seconds/train")) and line.get("seconds/rollout") is not None
 
 
 def _other(line: Mapping[str, Any]) -> float:

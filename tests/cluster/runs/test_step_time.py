@@ -42,7 +42,7 @@ def test_two_equal_stages_overlap_nearly_whole_at_staleness_1() -> None:
 def test_more_workers_than_groups_do_not_shorten_a_window_and_odd_ones_wait_for_the_busiest() -> None:
     model = StepModel(8, 1.0, 8.0, 1.0, 0.0, 0.0)
     assert [model.window(workers) for workers in (1, 2, 3, 4, 5, 7, 8, 9)] == [9, 5, 4, 3, 3, 3, 2, 2]
-    assert model.limit(1, 0) == "rollout workers" and model.limit(8, 0) == "staleness" and model.enough(0) == 8
+    assert model.limit(1, 0) == "rollout workers" and model.limit(8, 0) == "one another" and model.enough(0) == 8
     assert StepModel(8, 1.0, 8.0, 10.0, 0.0, 0.0).limit(1, 1) == "learner"
 
 
@@ -75,18 +75,26 @@ def test_a_window_that_shrinks_with_fewer_workers_or_more_than_in_proportion_giv
 
 def line(step: int, rollout: float = 3.0, **others: float) -> dict[str, float]:
     times = {"seconds/step": 6.0, "seconds/rollout": rollout, "seconds/train": 2.0, "seconds/publish": 0.5}
-    return {"step": step, "tokens/sampled": 1000.0, **times, **others}
+    return {"step": step, "tokens/sampled": 1000.0, "up/rollout-0": 1.0, "up/env-0": 1.0, **times, **others}
 
 
 def test_steps_that_hide_a_part_of_the_play_are_left_out() -> None:
     lines = [line(1, 9.0), line(2), line(3, **{"seconds/validation": 4.0}), line(4, 0.1)]
     lines += [line(5), line(6), line(7, 0.2, **{"seconds/checkpoint": 1.0}), line(8)]
-    found = observed([{"step": 0}, *lines], 1, 8)
-    assert found.windows == (3.0,) * 5 and (found.train, found.publish, found.other) == (2.0, 0.5, 0.5)
+    (found,) = observed([{"step": 0}, *lines], 8)
+    assert found.windows == (3.0,) * 5 and found.workers == 1
+    assert (found.train, found.publish, found.other) == (2.0, 0.5, 0.5)
     with pytest.raises(ValueError, match="1 of 2 steps are usable; at least 4"):
-        observed([line(1), line(2)], 1, 8)
+        observed([line(1), line(2)], 8)
 
 
 def test_a_larger_step_has_more_to_divide_and_to_train_on() -> None:
     model = StepModel(8, 1.0, 8.0, 2.0, 0.5, 0.25).scaled(16, 2.0)
     assert (model.groups, model.serial, model.parallel, model.train, model.publish) == (16, 1.0, 32.0, 8.0, 0.5)
+
+
+def test_a_run_that_was_scaled_gives_its_times_for_each_number_of_workers() -> None:
+    two = {"up/rollout-1": 1.0}
+    lines = [*(line(step) for step in range(1, 7)), *(line(step, 2.0, **two) for step in range(7, 12))]
+    lines += [line(12, 2.5, **two, **{"up/rollout-2": 1.0}), line(13, **{"up/rollout-1": 0.0})]
+    assert [(found.workers, len(found.windows)) for found in observed(lines, 8)] == [(1, 6), (2, 5)]

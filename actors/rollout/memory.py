@@ -1,0 +1,81 @@
+"""Estimates the memory that a rollout worker's engine needs on each of its devices, from the model's size. Pure.
+
+vLLM takes `gpu_memory_utilization` of a GPU. What weights and working memory leave of it becomes the cache of keys and
+values, so the question is how many sequences of `max_model_len` tokens that cache holds. On CPU the cache has
+`kv_cache_gib`. The working memory is counted for the largest batch that the engine profiles at its start; `RUNTIME` is
+an allowance, not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from actors.config import RolloutConfig
+from actors.model_size import BYTES, ModelSize
+
+GIB = 2**30
+RUNTIME = {True: 3 * GIB // 2, False: GIB}
+"""Bytes of libraries, contexts and CUDA graphs, by whether the engine is on a GPU."""
+BATCHED_TOKENS = 8192
+"""Tokens of the engine's largest batch, unless `max_model_len` is larger."""
+LOGIT_COPIES = 3
+"""Float32 copies of the logits of a batch while it is sampled from."""
+MAX_SPLIT = 8
+"""GPUs of a node, over which a model is split at most."""
+
+
+@dataclass(frozen=True)
+class EngineEstimate:
+    """Bytes on each device of one engine. `sequence`: keys and values of a sequence of `max_model_len` tokens."""
+
+    weights: int
+    working: int
+    runtime: int
+    sequence: int
+
+    @property
+    def fixed(self) -> int:
+        """Everything but the cache."""
+        return self.weights + self.working + self.runtime
+
+    def sequences(self, has: int, rollout: RolloutConfig) -> int:
+        """Whole sequences that the cache holds on a device with `has` bytes; 0 or less if the engine cannot start."""
+        if rollout.num_gpus == 0:
+            return int(rollout.kv_cache_gib * GIB) // self.sequence
+        return int(rollout.gpu_memory_utilization * has - self.fixed) // self.sequence
+
+
+def estimate(size: ModelSize, rollout: RolloutConfig) -> EngineEstimate:
+    """The estimate for an engine with these settings."""
+    width, split = BYTES[rollout.dtype], rollout.tensor_parallel_size
+    tokens = max(BATCHED_TOKENS, rollout.max_model_len)
+    hidden = tokens * width * (4 * size.hidden + (size.heads * size.head_size + 3 * size.intermediate) // split)
+    logits = LOGIT_COPIES * 4 * min(rollout.max_num_seqs, tokens) * size.vocabulary
+    return EngineEstimate(
+        weights=size.parameters * width // split,
+        working=hidden + logits,
+        runtime=RUNTIME[rollout.num_gpus > 0],
+        sequence=max(1, rollout.max_model_len * size.cache_bytes(width) // split),
+    )
+
+
+def advice(size: ModelSize, rollout: RolloutConfig, has: int) -> str:
+    """Settings with which a sequence fits, as text; empty if one fits already."""
+    if estimate(size, rollout).sequences(has, rollout) >= 1:
+        return ""
+    for options in _options(rollout):
+        changed = rollout.model_copy(update=options)
+        if estimate(size, changed).sequences(has, changed) >= 1:
+            return "set " + " ".join(f"rollout.{key}={value}" for key, value in options.items())
+    return "take a smaller model, or larger devices"
+
+
+def _options(rollout: RolloutConfig) -> Iterator[Mapping[str, object]]:
+    narrow: dict[str, object] = {"dtype": "bfloat16"} if rollout.dtype == "float32" else {}
+    if narrow:
+        yield narrow
+    split = 2 * rollout.tensor_parallel_size
+    while split <= MAX_SPLIT:
+        yield {**narrow, "tensor_parallel_size": split, "num_gpus": split}
+        split *= 2

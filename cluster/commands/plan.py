@@ -1,0 +1,360 @@
+"""`squelch plan`: the memory that each party of a recipe needs, and how many rollout workers its learner needs.
+
+Memory is always estimated, from the shapes of the model (`learner.memory`, `actors.rollout.memory`,
+`actors.scorer.memory`); no weights are read. The time of a step is a model (`cluster.runs.step_time`) with constants
+from runs (`--run`), or counted from shapes and data sheets for recipes on GPUs (`cluster.runs.counted_step`). The
+output says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.commands.arguments import add_recipe, positive, run_folder
+from cluster.errors import UserError
+from cluster.runs.step_time import NEARLY, Observed, StepModel, fitted, observed
+from cluster.terminal import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from actors.model_size import ModelSize
+    from cluster.config import RunConfig
+
+GIB, MIB = 2**30, 2**20
+DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
+BUNDLES = 2
+"""Versions of the weights that the object store holds while one replaces the other."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one member of a role needs on one device. `device_gib`: its device, or its share of one; None on CPU."""
+
+    role: str
+    count: int
+    needs_gib: float
+    device_gib: float | None
+    parts: str
+    advice: str
+    """The settings that help; empty if it fits."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """The predicted step with one number of rollout workers. Shares of the time are in [0, 1]."""
+
+    workers: int
+    window_s: float
+    step_s: float
+    idle_workers: float
+    idle_learner: float
+    waits_for: str
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The model of a step's time with its origin and its predictions."""
+
+    origin: str
+    model: StepModel
+    staleness: int
+    enough: int
+    rows: list[StepRow]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description = (
+        "Prints the memory that each party of a recipe needs, how long a step takes with 1, 2, 4, ... rollout workers, "
+        "how many of them the learner needs, and what to set. Memory is estimated from the model's shapes. Step times "
+        "come from runs of the recipe (--run), or are counted for a usual GPU with the given memory."
+    )
+    add_recipe(parser)
+    parser.add_argument(
+        "--run",
+        metavar="RUN_DIR",
+        type=Path,
+        action="append",
+        default=[],
+        dest="runs",
+        help="take the times from this run, at loop.max_staleness=0; runs with other numbers of workers "
+        "make the prediction better",
+    )
+    parser.add_argument(
+        "--device-gib",
+        type=positive(float),
+        metavar="N",
+        help="memory of a GPU, GiB (default: a table for 24, 48, 80 and 141)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the plan."""
+    from cluster.config import load
+
+    config = load(options.recipe, options.overrides)
+    shape = _shape(config)
+    size = None if shape is None else _size(shape)
+    devices = [options.device_gib] if options.device_gib else list(DEVICES_GIB)
+    needs = [] if shape is None or size is None else list(_needs(config, shape, size, devices))
+    timing = _timing(config, size, options.runs, options.device_gib)
+    store = None if size is None else _store_advice(config, size)
+    if options.json:
+        say(json.dumps(_plain(config, needs, timing, store), indent=2))
+    else:
+        say("\n".join([*_memory_lines(config, needs, store), "", *_timing_lines(config, timing)]))
+    return 0
+
+
+def _plain(config: RunConfig, needs: list[Need], timing: Timing | None, store: str | None) -> dict[str, Any]:
+    return {
+        "recipe": config.name,
+        "model": config.model.path,
+        "memory": [asdict(need) for need in needs],
+        "object_store": store,
+        "step": None if timing is None else asdict(timing),
+    }
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _shape(config: RunConfig) -> PreTrainedConfig | None:
+    """The model's configuration; None for the tiny policy, which has none before it is built."""
+    if config.model.path == "tiny":
+        return None
+    from actors.model_folder import model_config
+    from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
+
+    path = Path(config.model.path)
+    if path.name in QWEN2_SHAPES or path.name in LLAMA_SHAPES:
+        return published(path.name)
+    try:
+        return model_config(path)
+    except ValueError as error:
+        known = ", ".join([*QWEN2_SHAPES, *LLAMA_SHAPES])
+        raise UserError(f"model.path={path}: give a local Hugging Face folder, or one named {known}") from error
+
+
+def _size(shape: PreTrainedConfig) -> ModelSize:
+    from actors.model_size import model_size
+    from learner.memory import skeleton
+
+    return model_size(shape, sum(parameter.numel() for parameter in skeleton(shape).parameters()))
+
+
+def _needs(config: RunConfig, shape: PreTrainedConfig, size: ModelSize, devices: Sequence[float]) -> Iterator[Need]:
+    """The needs of each role, on each device if the role is on GPUs."""
+    yield from _learner(config, shape, devices if config.learner.num_gpus > 0 else [None])
+    for device in devices if config.rollout.num_gpus > 0 else [None]:
+        yield _worker(config, size, device)
+    if config.scorer.enabled:
+        for device in devices if config.scorer.num_gpus > 0 else [None]:
+            yield _scorer(config, size, device)
+
+
+def _share(device: float | None, num_gpus: float) -> float | None:
+    return None if device is None else device * min(1.0, num_gpus)
+
+
+def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float | None]) -> Iterator[Need]:
+    from learner import memory
+
+    learner, decomposes = config.learner, config.gradients.every > 0
+    needed = memory.estimate(shape, learner, learner.ranks, decomposes)
+    parts = needed.line().partition("(")[2].rstrip(")")
+    for device in devices:
+        has = _share(device, learner.num_gpus)
+        fits = has is None or needed.total <= has * GIB
+        advice = "" if fits or has is None else memory.advice(shape, learner, learner.ranks, decomposes, int(has * GIB))
+        yield Need("learner rank", learner.ranks, needed.total / GIB, has, parts, advice)
+
+
+def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
+    from actors.rollout import memory
+
+    rollout, needed = config.rollout, memory.estimate(size, config.rollout)
+    wanted = min(rollout.max_num_seqs, _sequences(config))
+    if device is None:
+        held = needed.sequences(0, rollout)
+        total, advice = needed.fixed + rollout.kv_cache_gib * GIB, ""
+        if held < wanted:
+            size_gib = math.ceil(10 * wanted * needed.sequence / GIB) / 10
+            advice = f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={size_gib:g} holds all"
+    else:
+        held = needed.sequences(int(device * GIB), rollout)
+        total = needed.fixed + max(1, min(held, wanted)) * needed.sequence
+        advice = memory.advice(size, rollout, int(device * GIB))
+        if not advice and held < wanted:
+            advice = f"{held} of {wanted} full sequences fit at once: set rollout.max_num_seqs={held}, or raise "
+            advice += "rollout.count"
+    parts = (
+        f"weights {needed.weights / GIB:.2f}, batch {needed.working / GIB:.2f}, runtime {needed.runtime / GIB:.2f}, "
+    )
+    parts += f"cache {needed.sequence / MIB:.1f} MiB a full sequence"
+    return Need("rollout worker", rollout.count, total / GIB, device, parts, advice)
+
+
+def _sequences(config: RunConfig) -> int:
+    """Most sequences of the steps under way that one rollout worker has at once."""
+    groups = math.ceil((config.loop.max_staleness + 1) * config.loop.prompts / config.rollout.count)
+    return groups * config.sampling.group_size
+
+
+def _scorer(config: RunConfig, size: ModelSize, device: float | None) -> Need:
+    from actors.scorer import memory
+
+    needed, has = memory.estimate(size, config.scorer), _share(device, config.scorer.num_gpus)
+    advice = "" if has is None else memory.advice(size, config.scorer, int(has * GIB))
+    return Need("scorer", 1, needed / GIB, has, "weights, one batch, its keys and values, runtime", advice)
+
+
+def _store_advice(config: RunConfig, size: ModelSize) -> str | None:
+    """What to set if the object store of a cluster on this machine does not hold the published weights."""
+    from actors.model_size import BYTES
+
+    needed = math.ceil(BUNDLES * size.parameters * BYTES[config.rollout.dtype] / MIB)
+    if config.cluster.address or needed <= config.cluster.object_store_mib:
+        return None
+    return (
+        f"{BUNDLES} versions of the weights take {needed} MiB of the object store, which has "
+        f"{config.cluster.object_store_mib}: set cluster.object_store_mib={math.ceil(1.25 * needed)}"
+    )
+
+
+def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> list[str]:
+    if not needs:
+        return ["memory: the tiny policy has about a million parameters; each party needs less than 2 GiB of memory"]
+    lines = [f"memory of {Path(config.model.path).name}, GiB, estimated from its shapes"]
+    for need in needs:
+        device = "host memory" if need.device_gib is None else f"{need.device_gib:g} GiB"
+        verdict = need.advice or ("" if need.device_gib is None else "fits")
+        lines.append(f"  {need.count} x {need.role:15s} {need.needs_gib:7.2f}  {device:12s} {verdict}".rstrip())
+    for role, parts in {need.role: need.parts for need in needs}.items():
+        lines.append(f"  {role}: {parts}")
+    return [*lines, *([f"  object store: {store}"] if store else [])]
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def _timing(config: RunConfig, size: ModelSize | None, runs: Sequence[Path], device: float | None) -> Timing | None:
+    """The model of the step's time; None if nothing says how fast the machines are."""
+    if runs:
+        model, origin = _measured(config, runs)
+    elif size is not None and config.rollout.num_gpus > 0 and config.learner.num_gpus > 0:
+        model, origin = _counted(config, size, device)
+    else:
+        return None
+    staleness = config.loop.max_staleness
+    enough = model.enough(staleness)
+    rows = [_row(model, workers, staleness) for workers in _shown(enough, config.rollout.count)]
+    return Timing(origin, model, staleness, enough, rows)
+
+
+def _measured(config: RunConfig, runs: Sequence[Path]) -> tuple[StepModel, str]:
+    from cluster.runs.folder import RunFolder
+
+    found: list[Observed] = []
+    sizes = set()
+    for path in runs:
+        folder = RunFolder(run_folder(path)).require()
+        of_run = folder.config()
+        if of_run.loop.max_staleness:
+            raise UserError(
+                f"{path} ran at loop.max_staleness={of_run.loop.max_staleness}, where the play of a step overlaps with "
+                "training and cannot be timed; give a run with loop.max_staleness=0, a few steps are enough"
+            )
+        sizes.add(of_run.sampling.group_size)
+        try:
+            found += observed(folder.metrics(), of_run.loop.prompts)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}; let it run for more steps without validation") from error
+    if len(sizes) > 1:
+        raise UserError(f"the runs have different sampling.group_size ({sorted(sizes)}); give runs that agree")
+    try:
+        model = fitted(found)
+    except ValueError as error:
+        raise UserError(f"--run: {error}") from error
+    steps = sum(len(one.windows) for one in found)
+    origin = f"measured in {steps} steps of {', '.join(str(path) for path in runs)}"
+    ratio = config.sampling.group_size / sizes.pop()
+    if (ratio, config.loop.prompts) != (1.0, model.groups):
+        origin += f", scaled to {config.loop.prompts} prompts x {config.sampling.group_size}"
+    return model.scaled(config.loop.prompts, ratio), origin
+
+
+def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[StepModel, str]:
+    from cluster.runs.counted_step import PRODUCTS, READING, counted, device_of
+
+    kind = device_of(device or 80.0)
+    origin = (
+        f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
+        f"{kind.name} a party, every turn at its limit, every group kept; give --run for times of your own machines"
+    )
+    return counted(size, config, kind), origin
+
+
+def _shown(enough: int, count: int) -> list[int]:
+    """The numbers of rollout workers that the table shows."""
+    doubled = {2**power for power in range(12) if 2**power <= 2 * enough}
+    return sorted(doubled | {enough, count})
+
+
+def _row(model: StepModel, workers: int, staleness: int) -> StepRow:
+    return StepRow(
+        workers,
+        model.window(workers),
+        model.step(workers, staleness),
+        model.idle_workers(workers, staleness),
+        model.idle_learner(workers, staleness),
+        model.limit(workers, staleness),
+    )
+
+
+def _timing_lines(config: RunConfig, timing: Timing | None) -> list[str]:
+    if timing is None:
+        return ["step time: give --run RUN_DIR, a run of a few steps: the speed of CPUs is not known beforehand"]
+    model = timing.model
+    lines = [
+        f"step time, {timing.origin}",
+        f"  a window of {model.groups} groups: {model.serial:.2f} s however many workers share it, and "
+        f"{model.parallel:.2f} worker seconds",
+        f"    ({model.split})",
+        f"  learner: train {model.train:.2f} s, publish {model.publish:.2f} s, other {model.other:.2f} s",
+        f"  predicted at max_staleness {timing.staleness}:",
+        "  workers  window s    step s  idle workers  idle learner  waits for",
+    ]
+    for row in timing.rows:
+        lines.append(
+            f"  {row.workers:7d}  {row.window_s:8.2f}  {row.step_s:8.2f}  {row.idle_workers:12.0%}  "
+            f"{row.idle_learner:12.0%}  {row.waits_for}"
+        )
+    return [*lines, f"  {_answer(config, timing)}"]
+
+
+def _answer(config: RunConfig, timing: Timing) -> str:
+    model, staleness, enough = timing.model, timing.staleness, timing.enough
+    text = f"{enough} rollout worker{'s' * (enough > 1)} are enough" if enough > 1 else "1 rollout worker is enough"
+    text += f": with more, a step gets at most {NEARLY - 1:.0%} shorter. "
+    change = "" if enough == config.rollout.count else f"Set rollout.count={enough}. "
+    if model.limit(enough, staleness) == "learner":
+        return text + change + "The learner is then busy all the time."
+    better = model.step(model.enough(staleness + 1), staleness + 1)
+    gain = 1 - better / model.step(enough, staleness)
+    if gain < NEARLY - 1:
+        return text + change.rstrip()
+    return (
+        text
+        + change
+        + f"loop.max_staleness={staleness + 1} would let play overlap with training: {better:.2f} s a step "
+        f"with {model.enough(staleness + 1)}, {gain:.0%} less."
+    )

@@ -1,0 +1,69 @@
+"""The constants of a step's time (`cluster.runs.step_time`), counted from a model's size and a recipe. Pure.
+
+A decoded token of a sequence reads all weights once, together with the other sequences of its batch, and the keys and
+values of its own sequence:
+
+    serial    one trajectory's tokens, each a reading of the weights
+    parallel  reading of keys and values, and products, for all tokens; the prompts' products, once a group
+    train     three forward passes' products of all tokens (four with activation checkpointing), divided by the ranks
+    publish   the weights' bytes at `PUBLISHED`
+
+The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
+those of a data sheet times a share that is usual. A run's own figures are better in every respect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.model_size import BYTES, ModelSize
+from cluster.config import RunConfig
+from cluster.runs.step_time import StepModel
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its data sheet: dense bfloat16 products, FLOP/s; memory, bytes per second."""
+
+    name: str
+    flops: float
+    bandwidth: float
+
+
+DEVICES = {
+    24: Device("A10", 125e12, 600e9),
+    48: Device("L40S", 362e12, 864e9),
+    80: Device("H100 SXM", 989e12, 3350e9),
+    141: Device("H200", 989e12, 4800e9),
+}
+"""A usual device by its memory in GiB (NVIDIA's data sheets)."""
+PRODUCTS, READING, PUBLISHED = 0.4, 0.6, 2e9
+"""Assumed: the shares of the data sheet that products and memory reach, and the bytes per second of a publication."""
+
+
+def device_of(gib: float) -> Device:
+    """The usual device with this memory, or the next smaller one."""
+    return DEVICES[max((size for size in DEVICES if size <= gib), default=min(DEVICES))]
+
+
+def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
+    """The model of the recipe's step on such devices."""
+    loop, sampling, rollout, learner = config.loop, config.sampling, config.rollout, config.learner
+    turns = config.environment.format.max_turns or 1
+    sampled = min(sampling.max_tokens_per_turn * turns, rollout.max_model_len)
+    trajectories, fed = loop.prompts * sampling.group_size, rollout.max_model_len - sampled
+    width, split = BYTES[rollout.dtype], rollout.tensor_parallel_size
+    flops, bandwidth, context = PRODUCTS * device.flops, READING * device.bandwidth, rollout.max_model_len / 2
+    operations = size.operations(context)
+    token = size.cache_bytes(width) * context / bandwidth + operations / flops
+    passes = 4 if learner.activation_checkpointing else 3
+    tokens = trajectories * sampled + loop.prompts * fed
+    return StepModel(
+        loop.prompts,
+        serial=sampled * size.parameters * width / split / bandwidth,
+        parallel=(trajectories * sampled * token + loop.prompts * fed * operations / flops) / split,
+        train=passes * tokens * operations / flops / learner.ranks,
+        publish=size.parameters * width / PUBLISHED,
+        other=0.0,
+        split="counted",
+    )

@@ -1,0 +1,122 @@
+"""What `squelch plan` estimates, measures, advises and refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from actors.config import RolloutConfig, ScorerConfig
+from actors.model_size import model_size
+from actors.rollout import memory as rollout_memory
+from actors.scorer import memory as scorer_memory
+from cluster.cli import main
+from cluster.config import dump, load
+from cluster.runs.counted_step import DEVICES, counted, device_of
+from learner.shapes import published
+
+SIZE = model_size(published("Qwen2.5-0.5B"), 494_032_768)
+GIB = 2**30
+
+
+def lines(steps: int, window: float) -> str:
+    figures = {"seconds/step": window + 3.0, "seconds/rollout": window, "seconds/train": 2.0, "seconds/publish": 0.5}
+    every = {"time": 0.0, "tokens/sampled": 1000.0, "up/rollout-0": 1.0, **figures}
+    return "".join(json.dumps({"step": step, **every}) + "\n" for step in range(1, steps + 1))
+
+
+def run_folder(tmp_path: Path, name: str, steps: int = 6, window: float = 8.0, overrides: tuple[str, ...] = ()) -> str:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.yaml").write_text(dump(load("frozenlake", [f"runs_dir={tmp_path}", f"name={name}", *overrides])))
+    (folder / "metrics.jsonl").write_text(lines(steps, window))
+    return str(folder)
+
+
+def test_a_run_gives_the_time_of_a_step_and_the_number_of_workers(tmp_path: Path, capsys) -> None:
+    assert main(["plan", "frozenlake", "--run", run_folder(tmp_path, "one"), "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)["step"]
+    assert step["origin"].startswith("measured in 5 steps of ") and step["model"]["train"] == 2.0
+    assert {row["workers"]: row["step_s"] for row in step["rows"]}[1] == pytest.approx(11.0)
+    assert step["enough"] == 8, "nothing says that a part of the window cannot be divided"
+
+    assert main(["plan", "frozenlake", "loop.max_staleness=1", "--run", str(tmp_path / "one")]) == 0
+    said = capsys.readouterr().out
+    assert "predicted at max_staleness 1" in said and "Set rollout.count=" in said and "less than 2 GiB" in said
+
+
+def test_a_larger_step_than_the_runs_is_scaled_and_says_so(tmp_path: Path, capsys) -> None:
+    assert main(["plan", "frozenlake", "loop.prompts=16", "--run", run_folder(tmp_path, "one"), "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)["step"]
+    assert step["model"]["parallel"] == 16.0 and step["model"]["train"] == 4.0
+    assert step["origin"].endswith("scaled to 16 prompts x 16")
+
+
+@pytest.mark.parametrize(
+    ("steps", "overrides", "says"),
+    [
+        (3, (), "2 of 3 steps are usable; at least 4 are needed; let it run for more steps"),
+        (6, ("loop.max_staleness=1",), "ran at loop.max_staleness=1"),
+    ],
+)
+def test_a_run_that_tells_no_times_is_named(
+    tmp_path: Path, capsys, steps: int, overrides: tuple[str, ...], says: str
+) -> None:
+    folder = run_folder(tmp_path, "one", steps, overrides=overrides)
+    assert main(["plan", "frozenlake", "--run", folder]) == 2
+    said = capsys.readouterr().err
+    assert folder in said and says in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["qwen2.5-0.5x"], "qwen2.5-0.5b"),
+        (["qwen2.5-0.5b", "model.path=/nowhere"], "model.path=/nowhere: give a local Hugging Face folder"),
+        (["frozenlake", "--run", "/nowhere"], "/nowhere holds no run"),
+    ],
+)
+def test_what_cannot_be_read_is_exit_code_2_and_says_what_would_be_right(
+    arguments: list[str], says: str, capsys
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_recipe_on_gpus_is_planned_for_every_device_from_its_shapes_alone(capsys) -> None:
+    assert main(["plan", "qwen2.5-0.5b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    roles = [(need["role"], need["device_gib"]) for need in found["memory"]]
+    wanted = [(role, gib) for role in ("learner rank", "rollout worker", "scorer") for gib in (24, 48, 80, 141)]
+    assert roles == wanted and found["step"]["origin"].startswith("estimated: counted operations")
+    assert "cluster.object_store_mib=" in found["object_store"]
+    assert main(["plan", "qwen2.5-0.5b", "--device-gib", "24", "learner.token_budget=200000"]) == 0
+    assert "24 GiB       set learner." in capsys.readouterr().out
+
+
+def test_an_engine_that_lacks_memory_is_told_what_makes_a_sequence_fit() -> None:
+    rollout = RolloutConfig(num_gpus=1, max_model_len=4096)
+    assert rollout_memory.advice(SIZE, rollout, 24 * GIB) == ""
+    assert rollout_memory.advice(SIZE, rollout, 5 * GIB).startswith("set rollout.dtype=bfloat16")
+    assert rollout_memory.advice(SIZE, rollout, GIB) == "take a smaller model, or larger devices"
+    needed = rollout_memory.estimate(SIZE, rollout)
+    assert needed.weights == 4 * SIZE.parameters and needed.sequence == 4096 * 2 * 24 * 2 * 64 * 4
+    halved = rollout_memory.estimate(SIZE, rollout.model_copy(update={"tensor_parallel_size": 2}))
+    assert halved.weights == needed.weights // 2 and halved.sequence == needed.sequence // 2
+
+
+def test_the_scorers_advice_fits() -> None:
+    scorer = ScorerConfig(num_gpus=1)
+    whole = scorer_memory.estimate(SIZE, scorer)
+    assert scorer_memory.advice(SIZE, scorer, whole) == ""
+    assert scorer_memory.advice(SIZE, scorer, whole - 1) == "set scorer.dtype=bfloat16"
+    assert scorer_memory.advice(SIZE, scorer, GIB).startswith("set scorer.enabled=false")
+
+
+def test_counted_times_follow_the_work_and_the_device() -> None:
+    config = load("qwen2.5-0.5b", [])
+    slow, fast = (counted(SIZE, config, DEVICES[gib]) for gib in (24, 141))
+    twice = counted(SIZE, load("qwen2.5-0.5b", ["loop.prompts=16"]), DEVICES[24])
+    assert slow.serial > fast.serial and slow.train > fast.train and slow.publish == fast.publish
+    assert twice.serial == slow.serial and twice.parallel == pytest.approx(2 * slow.parallel)
+    assert twice.train == pytest.approx(2 * slow.train)
+    assert [device_of(gib).name for gib in (16, 40, 90, 192)] == ["A10", "A10", "H100 SXM", "H200"]
