@@ -51,17 +51,16 @@ class Host:
         """No span: nothing was worked."""
         return []
 
-    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Table]:
-        """A group of made-up trajectories after a random delay."""
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Buffer]:
+        """The summary and the packed rows of a group of made-up trajectories, after a random delay."""
         await asyncio.sleep(self._random.uniform(0.0, 2.0 * self.delay_s))
         members = [self._trajectory(index) for index in range(ticket.group_size)]
         group = Group(ticket, f"task-{ticket.task.seed}", members)
-        return summarise(group), to_table(group)
+        return summarise(group), packed(to_table(group))
 
     async def play_here(self, ticket: Ticket) -> GroupSummary:
         """As `play`; the rows stay in this process until they are fetched, as in an object store."""
-        summary, table = await self.play(ticket)
-        self._rows[ticket.ticket_id] = packed(table)
+        summary, self._rows[ticket.ticket_id] = await self.play(ticket)
         return summary
 
     async def fetch(self, ids: list[str]) -> list[pa.Buffer]:
