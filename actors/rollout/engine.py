@@ -38,8 +38,8 @@ from actors.process.allocator import ALLOCATOR
 from actors.process.compile_cache import own_compile_cache
 from actors.process.parent_watch import PARENT_VARIABLE
 from actors.process.progress import Marks
-from actors.rollout.weights_file import written_arrays
 from actors.rollout.memory import BATCHED_TOKENS
+from actors.rollout.weights_file import written_arrays
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

@@ -106,17 +106,17 @@ class ScorerActor:
         """Metrics of the step whose groups `row_refs` refer to, under the bundle's weights (which are fetched here if
         they are not loaded), or under the fixed model."""
         with self._working(step, bundle):
-            tables = [unpacked(rows) for rows in self._fetch(row_refs, f"groups of step {step}")]
+            tables = self._tables(row_refs, f"groups of step {step}")
             groups, environments = by_group(tables), environments_of(tables)
             if self._fixed:
                 figures = self._scorer.score(step, max(newest_version(groups), 0), groups, environments)
                 return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
             return self._scorer.score(step, bundle.version, groups, environments) | {"scorer/parity": self._parity}
 
-    def probe(self, step: int, bundle: WeightBundle, table_refs: list[ray.ObjectRef]) -> dict[str, float]:
-        """A reading of the fixed probe, whose groups `table_refs` refer to; weights as in `score`."""
+    def probe(self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]) -> dict[str, float]:
+        """A reading of the fixed probe, whose groups `row_refs` refer to; weights as in `score`."""
         with self._working(step, bundle):
-            groups = by_group(self._fetch(table_refs, f"the probe's groups after step {step}"))
+            groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
             version = max(newest_version(groups), 0) if self._fixed else bundle.version
             return self._probe.read(step, version, groups)
 
@@ -192,6 +192,9 @@ class ScorerActor:
                 f"token, bound {PARITY_BOUND:g}"
             )
         self._loaded = (bundle.version, bundle.checksum)
+
+    def _tables(self, row_refs: list[ray.ObjectRef], what: str) -> list[pa.Table]:
+        return [unpacked(rows) for rows in self._fetch(row_refs, what)]
 
     def _fetch(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
         try:

@@ -14,7 +14,7 @@ import multiprocessing
 import pickle
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from cluster.control.parties import Died, Failed
 
@@ -43,6 +43,37 @@ class _Outbox:
 async def _receive(reader: asyncio.StreamReader) -> list[Any]:
     size = int.from_bytes(await reader.readexactly(HEADER), "big")
     return pickle.loads(await reader.readexactly(size))  # noqa: S301  (the other end is our own process)
+
+
+class Caller(Protocol):
+    """Calls the methods of an object, wherever it is."""
+
+    async def connect(self) -> None:
+        """Must be awaited before the first call."""
+
+    def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        """Calls an asynchronous method of the object."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the object's process, if it has one of its own."""
+
+
+class Local:
+    """Calls an object in this process."""
+
+    def __init__(self, served: Any) -> None:
+        self.served = served
+
+    async def connect(self) -> None:
+        """It is here."""
+
+    def call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        """Calls the method as a task."""
+        return asyncio.ensure_future(getattr(self.served, method)(*arguments))
+
+    def kill(self) -> None:
+        """It has no process of its own."""
 
 
 class Client:

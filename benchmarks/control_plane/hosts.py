@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,11 @@ class Host:
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Buffer]:
         """The summary and the packed rows of a group of made-up trajectories, after a random delay."""
         await asyncio.sleep(self._random.uniform(0.0, 2.0 * self.delay_s))
-        members = [self._trajectory(index) for index in range(ticket.group_size)]
+        return self._made_up(ticket, [SAMPLED_TOKENS] * ticket.group_size)
+
+    def _made_up(self, ticket: Ticket, lengths: Sequence[int]) -> tuple[GroupSummary, pa.Buffer]:
+        """The summary and the packed rows of a group whose trajectories have these numbers of sampled tokens."""
+        members = [self._trajectory(index, sampled) for index, sampled in enumerate(lengths)]
         group = Group(ticket, f"task-{ticket.task.seed}", members)
         return summarise(group), packed(to_table(group))
 
@@ -67,8 +71,8 @@ class Host:
         """The packed rows of these groups, which are then forgotten."""
         return [self._rows.pop(ticket_id) for ticket_id in ids]
 
-    def _trajectory(self, index: int) -> Trajectory:
-        reward, length = float(self._random.random() < 0.5), PROMPT_TOKENS + SAMPLED_TOKENS
+    def _trajectory(self, index: int, sampled: int) -> Trajectory:
+        reward, length = float(self._random.random() < 0.5), PROMPT_TOKENS + sampled
         mask = np.arange(length) >= PROMPT_TOKENS
         turn = Turn(
             PROMPT_TOKENS, length, PROMPT_TOKENS, length - 4, reward, 0.0, True, False, 1, self.version, self.version

@@ -38,12 +38,13 @@ from actors.archive.writer import Archive
 from actors.filter.decisions import StepDecision
 from actors.metrics.exporter import Recorder
 from benchmarks.common import print_figures
-from benchmarks.control_plane.stand_ins import StandIns
+from benchmarks.control_plane.stand_ins import ProcessStandIns
 from cluster.config import RunConfig, load
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.filtering import Filtering
 from cluster.loop.playing import PlayedGroup
+from cluster.loop.pulse import pulse
 from cluster.loop.state import LoopState
 from cluster.metrics import REGISTRY
 
@@ -146,7 +147,8 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         service, hosts = await parties.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()
-        await coordinator.run()
+        async with pulse(fleet, coordinator.ledger, config.run_dir, recorder):
+            await coordinator.run()
         wall = time.perf_counter() - began
         after = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
     finally:
@@ -178,7 +180,7 @@ def stand_ins(config: RunConfig, over_ray: bool) -> Any:
         from benchmarks.control_plane.ray_stand_ins import RayStandIns
 
         return RayStandIns(config, config.run_dir / "log", DELAY_S, TRAIN_S)
-    return StandIns(config, DELAY_S, TRAIN_S)
+    return ProcessStandIns(config, DELAY_S, TRAIN_S)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.process.progress import Progress
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket, unpacked
-from benchmarks.control_plane.channel import Client
+from benchmarks.control_plane.channel import Caller, Client
 from benchmarks.control_plane.hosts import FilterHost, Host
 from cluster.config import RunConfig
 from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
@@ -41,7 +41,7 @@ HOSTS = 2
 class _Supervised:
     """What supervision asks of every party."""
 
-    host: Client
+    host: Caller
 
     async def lost(self) -> NoReturn:
         """It never dies."""
@@ -56,7 +56,7 @@ class _Supervised:
 class _Member(_Supervised):
     """One of many members of a host."""
 
-    def __init__(self, host: Client, name: str) -> None:
+    def __init__(self, host: Caller, name: str) -> None:
         self.host, self.name = host, name
 
     async def ready(self) -> object:
@@ -105,7 +105,7 @@ class StandInWorker(_Member):
 class StandInFilter(_Supervised):
     """The real filter in a process of its own."""
 
-    def __init__(self, host: Client) -> None:
+    def __init__(self, host: Caller) -> None:
         self.host = host
 
     async def admit(self, summaries: list[GroupSummary]) -> object:
@@ -183,7 +183,7 @@ class StandInPayloads:
 
     async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
         """The rows of each payload, in order; one message a host."""
-        ids: dict[Client, list[str]] = {}
+        ids: dict[Caller, list[str]] = {}
         for host, ticket_id in payloads:
             ids.setdefault(host, []).append(ticket_id)
         calls = [bounded(host.call("fetch", wanted), timeout_s) for host, wanted in ids.items()]
@@ -193,29 +193,25 @@ class StandInPayloads:
 
 
 class StandIns:
-    """Creates stand-ins; `connect` must be awaited first, and `end` ends their processes."""
+    """Creates stand-ins, of which the i-th of a kind belongs to host i, modulo their number. `connect` must be awaited
+    first, and `end` ends the processes."""
 
-    def __init__(self, config: RunConfig, delay_s: float, train_s: float) -> None:
+    def __init__(self, hosts: Sequence[Caller], filter_host: Caller, train_s: float) -> None:
         self.payloads = StandInPayloads()
         self.train_s = train_s
-        self._hosts = [Client(Host, seed, delay_s) for seed in range(HOSTS)]
-        self._filter = Client(FilterHost, config.filter)
+        self._hosts, self._filter = hosts, filter_host
 
     async def connect(self) -> None:
         """Connects to every process."""
         for client in (*self._hosts, self._filter):
             await client.connect()
 
-    async def pids(self) -> tuple[int, list[int]]:
-        """The ids of the filter's process and of the hosts'."""
-        return self._filter.pid, [host.pid for host in self._hosts]
-
     def end(self) -> None:
         """Ends every process."""
         for client in (*self._hosts, self._filter):
             client.kill()
 
-    def _host(self, name: str) -> Client:
+    def _host(self, name: str) -> Caller:
         return self._hosts[int(name.rpartition("-")[2]) % len(self._hosts)]
 
     def player(self, name: str) -> Player:
@@ -245,3 +241,16 @@ class StandIns:
     def room(self) -> str:
         """Stand-ins need no resources."""
         return ""
+
+
+class ProcessStandIns(StandIns):
+    """Stand-ins whose hosts and filter are processes of their own."""
+
+    def __init__(self, config: RunConfig, delay_s: float, train_s: float) -> None:
+        self._processes = [Client(FilterHost, config.filter), *(Client(Host, seed, delay_s) for seed in range(HOSTS))]
+        super().__init__(self._processes[1:], self._processes[0], train_s)
+
+    async def pids(self) -> tuple[int, list[int]]:
+        """The ids of the filter's process and of the hosts'."""
+        service, *hosts = (process.pid for process in self._processes)
+        return service, hosts

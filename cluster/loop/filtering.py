@@ -53,6 +53,10 @@ class Filtering:
         self._turn = asyncio.Lock()
         self._arrived: list[PlayedGroup] = []
         """Groups that wait for their turn, in order of arrival."""
+        self._num_arrived = self._num_taken = 0
+        """Groups that have arrived so far, and those of them that were handed over, or forgotten by `rewind`."""
+        self._taking: asyncio.Event | None = None
+        """Set once the call has ended that waits for its turn to hand over all that has arrived; None if none waits."""
 
     async def restore(self) -> None:
         """Restores the state of an earlier process in a service that has just started."""
@@ -65,6 +69,7 @@ class Filtering:
         self.state = self._latest = state
         self._closed, self._within = closed, frozenset()
         self._arrived.clear()
+        self._num_taken = self._num_arrived
         await self._in_turn(self._forget)
 
     async def _forget(self) -> None:
@@ -72,9 +77,21 @@ class Filtering:
         self._admitted = set()
 
     async def admit(self, groups: list[PlayedGroup]) -> None:
-        """Sends the service the groups that it does not have yet, with all others that have arrived meanwhile."""
+        """Sends the service the groups that it does not have yet, with all others that have arrived meanwhile. Only one
+        call waits for its turn with them; the others wait for that call."""
         self._arrived += groups
-        await self._in_turn(self._hand_over_arrived)
+        self._num_arrived += len(groups)
+        last = self._num_arrived
+        while self._num_taken < last:
+            if self._taking is not None:
+                await self._taking.wait()
+                continue
+            taking = self._taking = asyncio.Event()
+            try:
+                await self._in_turn(self._hand_over_arrived)
+            finally:
+                self._taking = None if self._taking is taking else self._taking
+                taking.set()
 
     async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """Decides on a step that should train on `target` groups; `final`: no further refill round is possible."""
@@ -88,7 +105,7 @@ class Filtering:
         self._latest = self._without_open(state)
         if decision.closed:
             self.state = self._latest
-            self._admitted -= decided
+            self._admitted -= decided - {group.summary.group_id for group in self._arrived}
         return decision
 
     def _without_open(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +121,11 @@ class Filtering:
         return [group for group in later if group.ticket.ticket_id not in self._within]
 
     async def _hand_over_arrived(self) -> None:
+        self._taking = None
         arrived = list(self._arrived)
         await self._hand_over(arrived)
         del self._arrived[: len(arrived)]
+        self._num_taken += len(arrived)
 
     async def _hand_over(self, groups: list[PlayedGroup], timeout_s: float = FILTER_TIMEOUT_S) -> None:
         summaries = {group.summary.group_id: group.summary for group in groups}

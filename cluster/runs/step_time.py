@@ -31,8 +31,9 @@ MIN_STEPS = 4
 MIN_STEPS_OF_A_SPLIT, MIN_SPREAD = 8, 0.1
 """Fewest steps, and smallest range of sampled tokens (10th to 90th percentile, as a share of the median), from which
 `serial` and `parallel` are told apart within a run of one number of workers."""
-FOLLOWED_STEPS = 80
-"""Steps of the loop that the model follows."""
+FOLLOWED_STEPS = 120
+"""Steps of the loop that the model follows. Half of them are a multiple of S + 1 for S up to 5, so that the mean covers
+whole rounds."""
 NEARLY = 1.05
 """Workers suffice if a step takes at most this multiple of the shortest possible."""
 

@@ -65,9 +65,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
+def run(main: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> T:
     """The coroutine's result, in virtual time; tasks that it leaves behind are cancelled."""
-    loop = VirtualLoop()
+    loop = loop or VirtualLoop()
     try:
         return loop.run_until_complete(main)
     finally:
