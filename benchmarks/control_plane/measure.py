@@ -44,7 +44,6 @@ from cluster.fleet.fleet import Fleet, party_names
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.filtering import Filtering
 from cluster.loop.playing import PlayedGroup
-from cluster.loop.pulse import pulse
 from cluster.loop.state import LoopState
 from cluster.metrics import REGISTRY
 
@@ -147,8 +146,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         service, hosts = await parties.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()
-        async with pulse(fleet, coordinator.ledger, config.run_dir, recorder):
-            await coordinator.run()
+        await coordinator.run()
         wall = time.perf_counter() - began
         after = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
     finally:

@@ -200,12 +200,12 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
         f"weights {needed.weights / GIB:.2f}, batch {needed.working / GIB:.2f}, runtime {needed.runtime / GIB:.2f}, "
     )
     parts += f"cache {needed.sequence / MIB:.1f} MiB a full sequence"
-    return Need("rollout worker", rollout.count, total / GIB, device, parts, advice)
+    return Need("rollout worker", rollout.start_count, total / GIB, device, parts, advice)
 
 
 def _sequences(config: RunConfig) -> int:
     """Most sequences of the steps under way that one rollout worker has at once."""
-    groups = math.ceil((config.loop.max_staleness + 1) * config.loop.prompts / config.rollout.count)
+    groups = math.ceil((config.loop.max_staleness + 1) * config.loop.prompts / config.rollout.start_count)
     return groups * config.sampling.group_size
 
 
@@ -256,7 +256,7 @@ def _timing(config: RunConfig, size: ModelSize | None, runs: Sequence[Path], dev
         return None
     staleness = config.loop.max_staleness
     enough = model.enough(staleness)
-    rows = [_row(model, workers, staleness) for workers in _shown(enough, config.rollout.count)]
+    rows = [_row(model, workers, staleness) for workers in _shown(enough, config.rollout.start_count)]
     return Timing(origin, model, staleness, enough, rows)
 
 
@@ -345,7 +345,8 @@ def _answer(config: RunConfig, timing: Timing) -> str:
     model, staleness, enough = timing.model, timing.staleness, timing.enough
     text = f"{enough} rollout worker{'s' * (enough > 1)} are enough" if enough > 1 else "1 rollout worker is enough"
     text += f": with more, a step gets at most {NEARLY - 1:.0%} shorter. "
-    change = "" if enough == config.rollout.count else f"Set rollout.count={enough}. "
+    key = "max_count" if config.rollout.count == "auto" else "count"
+    change = "" if enough == vars(config.rollout)[key] else f"Set rollout.{key}={enough}. "
     if model.limit(enough, staleness) == "learner":
         return text + change + "The learner is then busy all the time."
     better = model.step(model.enough(staleness + 1), staleness + 1)
