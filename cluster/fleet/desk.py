@@ -130,6 +130,8 @@ def reached(address: str, loopback: bool) -> Iterator[None]:
         probe(address)
     except OSError as error:
         raise UserError(f"nobody answers at {address} ({error}); give the address of a Ray cluster") from error
+    if loopback:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray itself sets it where it starts a cluster
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with local_ray.away(), local_ray.settings() if loopback else nullcontext():
