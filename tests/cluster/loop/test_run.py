@@ -112,6 +112,7 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
     monkeypatch.setattr(run, "RayParties", lambda *_: None)
     monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
+    (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="")
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
