@@ -52,7 +52,8 @@ def test_the_command_draws_every_board(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["board_pictures", str(run), str(tmp_path)])
     board_pictures.main()
     reasoning = (tmp_path / "dashboard-reasoning.svg").read_text()
-    assert {path.name for path in tmp_path.glob("*.svg")} == {f"dashboard-{name}.svg" for name in shipped()}
+    drawn = {f"dashboard-{name}.svg" for name in shipped()} | {"reasoning-view.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == drawn
     assert "Retrieval accuracy" in reasoning and "first_turn" in reasoning
 
 
