@@ -19,10 +19,10 @@ from learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
-TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/")
+TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/")
 """Figures that an interruption changes."""
-SCORED = re.compile(r"^(first_turn|trajectory|scorer)/")
-"""Figures of a scoring stand in the record of whichever step ends after it."""
+SCORED = re.compile(r"^(first_turn|trajectory|scorer|probe)/")
+"""Figures of a scoring, or of a reading of the probe, stand in the record of whichever step ends after it."""
 
 
 def groups(run_dir: Path) -> pa.Table:
@@ -32,13 +32,18 @@ def groups(run_dir: Path) -> pa.Table:
 
 
 def figures(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
-    """(a record a step without times and scorings, scorings by the step scored)."""
+    """(a record a step without times and scorings, scorings by the step scored, readings by that of the probe)."""
     lines = [{k: v for k, v in line.items() if not TIMES.search(k)} for line in read_metrics(run_dir)]
     for line in lines[1:]:  # how far the next step's tickets have got when a step is recorded is a time too
         line["ledger/open"] = line.pop("ledger/in_flight") + line.pop("ledger/buffered")
     plain = [{k: v for k, v in line.items() if not SCORED.match(k)} for line in lines]
     scored = [{k: v for k, v in line.items() if SCORED.match(k)} for line in lines]
-    return plain, {line["scorer/step"]: line for line in scored if "scorer/step" in line}
+    by_step = {}
+    for kind in ("scorer", "probe"):
+        for line in (line for line in scored if f"{kind}/step" in line):
+            of_kind = {k: v for k, v in line.items() if k.startswith("probe/") == (kind == "probe")}
+            by_step[kind, line[f"{kind}/step"]] = of_kind
+    return plain, by_step
 
 
 def checksums(run_dir: Path) -> dict[int, set[str]]:
