@@ -29,6 +29,7 @@ from typing import Any
 
 import ray
 from pydantic import TypeAdapter, ValidationError
+from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 
@@ -131,7 +132,7 @@ def reached(address: str, loopback: bool) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"nobody answers at {address} ({error}); give the address of a Ray cluster") from error
     if loopback:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray itself sets it where it starts a cluster
+        enable_token_auth_by_default()  # as Ray does where it starts a cluster; the variable alone would come too late
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with local_ray.away(), local_ray.settings() if loopback else nullcontext():
