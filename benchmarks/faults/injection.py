@@ -152,7 +152,8 @@ def _is(process: psutil.Process, target: str) -> bool:
 
 
 def _named(process: psutil.Process) -> str:
-    return f"{' '.join(process.cmdline())[:60]} (process {process.pid})"
+    first, *words = process.cmdline() or [process.name()]  # without the folder, which is this machine's
+    return f"{' '.join([Path(first).name, *words])[:60]} (process {process.pid})"
 
 
 def _slow_down(process: psutil.Process, lasts_s: float) -> None:
