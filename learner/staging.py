@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.process.disk import partial_path
-from actors.process.folders import Entry, listing, put_in_place, read_chunk, write_files
+from actors.process.disk import partial_path, put_in_place
+from actors.process.folders import Entry, listing, read_chunk, write_files
 from envs.retrieval.index import cache_folder
 
 LOOK_S = 20.0
@@ -139,7 +139,7 @@ def _write_apart(
     arguments: tuple[Any, ...],
 ) -> None:
     token = _token(path.parent)
-    aside = path.with_name(f".{path.name}.{token[-8:]}.gathering")
+    aside = path.with_name(f".{path.name}.{token[-8:]}.gathering.partial")
     try:
         staged = ranks.each("stage", LOOK_S, [(token,)] * len(own))
         paths = [str(aside) if seen else far for seen, far in zip(own, staged, strict=True)]

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.figures.boards import concrete
 from deploy.alert_rules import JOB
 from deploy.boards import BOARDS
 from deploy.boards.annotations import ANNOTATIONS
@@ -29,7 +30,6 @@ from deploy.generated import ROOT
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
-RATE_WINDOW = "2m"
 ALERTMANAGER = "prometheus-alertmanager"
 Sample = tuple[dict[str, str], float]
 
@@ -49,16 +49,12 @@ def need_prometheus(program: str = "prometheus") -> str:
 def dashboard_queries() -> list[tuple[str, str, bool]]:
     """(panel title, expression without Grafana's variables, whether a run must fill it) of every query shown."""
     return [
-        (panel.title, _concrete(query.expr), not query.empty_when)
+        (panel.title, concrete(query.expr), not query.empty_when)
         for board in BOARDS
         for row in board.rows
         for panel in row.panels
         for query in panel.queries
-    ] + [(f"annotation {mark.name}", _concrete(mark.expr), False) for mark in ANNOTATIONS]
-
-
-def _concrete(expr: str) -> str:
-    return expr.replace("$instance", ".*").replace("$__rate_interval", RATE_WINDOW)
+    ] + [(f"annotation {mark.name}", concrete(mark.expr), False) for mark in ANNOTATIONS]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ refused, never replaced.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     require_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     partial.unlink(missing_ok=True)  # of a killed process, or a link that someone has put there
     try:
         with open(partial, "xb") as file:
@@ -48,6 +49,20 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def put_in_place(aside: Path, target: Path) -> None:
+    """Gives a complete folder, made at `aside` beside it, its final name, durably. An older folder of that name is
+    replaced, under a name of half-written ones until it is deleted."""
+    for path in aside.rglob("*"):
+        sync(path)
+    replaced = partial_path(target.with_name(f"{target.name}.replaced"))
+    shutil.rmtree(replaced, ignore_errors=True)  # of a killed process
+    if target.exists():
+        target.rename(replaced)
+    aside.rename(target)
+    sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:

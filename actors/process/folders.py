@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from actors.process.disk import sync
+from actors.process.disk import put_in_place
 from envs.file_lock import held
 
 CHUNK_BYTES = 32 << 20
@@ -143,18 +143,6 @@ def _inside(name: str) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"the file name {name!r} leaves its folder")
     return path
-
-
-def put_in_place(aside: Path, target: Path) -> None:
-    """Gives a complete folder its final name, durably. An older folder of that name is replaced."""
-    for path in aside.rglob("*"):
-        sync(path)
-    replaced = aside.with_name(f"{aside.name}.replaced")
-    if target.exists():
-        target.rename(replaced)
-    aside.rename(target)
-    sync(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _digest(file: Path) -> str:

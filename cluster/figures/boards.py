@@ -114,6 +114,4 @@ def _panel(item: Mapping[str, Any]) -> Panel:
 
 def concrete(expr: str, instance: str = ".*") -> str:
     """The expression for Prometheus: Grafana's variables replaced, for the runs whose `instance` matches."""
-    for variable, value in {**grafana.VARIABLES, "$instance": instance, "$__rate_interval": WINDOW}.items():
-        expr = expr.replace(variable, value)
-    return expr
+    return grafana.filled_in(expr, {**grafana.VARIABLES, "$instance": instance, "$__rate_interval": WINDOW})

@@ -45,13 +45,14 @@ def expressions(board: Board) -> Iterator[Expression]:
     """Every expression of a dashboard, with Grafana's variables filled in."""
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
-            yield Expression(panel["title"], _filled_in(target["expr"]))
+            yield Expression(panel["title"], filled_in(target["expr"]))
     for annotation in board["annotations"]["list"]:
         if "expr" in annotation:
-            yield Expression(f"annotation {annotation['name']}", _filled_in(annotation["expr"]))
+            yield Expression(f"annotation {annotation['name']}", filled_in(annotation["expr"]))
 
 
-def _filled_in(expr: str) -> str:
-    for variable, value in VARIABLES.items():
+def filled_in(expr: str, chosen: Mapping[str, str] = VARIABLES) -> str:
+    """The expression for Prometheus: Grafana's variables replaced by those `chosen`."""
+    for variable, value in chosen.items():
         expr = expr.replace(variable, value)
     return expr

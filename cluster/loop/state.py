@@ -148,5 +148,5 @@ def prune(run_dir: Path, keep: int, best_step: int) -> None:
     for step, folder in saved[:-keep]:
         if step != best_step:
             folder.rename(partial_path(folder))
-    for half in (run_dir / "checkpoints").glob(".step-*.partial"):
+    for half in (run_dir / "checkpoints").glob(".*step-*.partial"):  # with two points: partial while it is gathered
         shutil.rmtree(half)

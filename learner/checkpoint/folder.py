@@ -42,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from actors.process.disk import partial_path, sync
+from actors.process.disk import partial_path, put_in_place
 from learner.checkpoint import shards
 from learner.checkpoint.export import export
 from learner.checkpoint.manifest import EXPORT, FORMAT, LOOP, MANIFEST, SHARDED, Manifest, read_loop, read_manifest
@@ -163,14 +163,7 @@ def _trained(policy: Policy, optimizer: Optimizer, others: Others) -> list[Train
 def _seal(partial: Path, path: Path, manifest: Manifest, loop: Mapping) -> None:
     (partial / MANIFEST).write_text(json.dumps(manifest.model_dump()))
     (partial / LOOP).write_text(json.dumps(dict(loop)))
-    for file in partial.rglob("*"):
-        sync(file)
-    replaced = partial.with_name(f".{path.name}.replaced.partial")
-    if path.exists():
-        path.rename(replaced)
-    partial.rename(path)
-    sync(path.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    put_in_place(partial, path)
 
 
 def _clear(path: Path) -> None:

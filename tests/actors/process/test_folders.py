@@ -116,10 +116,3 @@ def test_one_process_of_a_host_makes_the_copy_and_the_others_wait(tmp_path):
         child.join(30)
     assert fetched[:2] == [0, 0] and fetched[2] > 0
     assert contents(tmp_path / "copy") == contents(tmp_path / "a")
-
-
-def test_an_older_folder_is_replaced_whole(tmp_path):
-    made(tmp_path / "aside", new=b"1")
-    made(tmp_path / "target", old=b"0")
-    folders.put_in_place(tmp_path / "aside", tmp_path / "target")
-    assert contents(tmp_path) == {"target/new": b"1"}

@@ -3,6 +3,7 @@ from dataclasses import asdict
 
 import pytest
 
+from actors.process.disk import partial_path
 from actors.records import Task, Ticket
 from cluster.errors import UserError
 from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
@@ -47,7 +48,10 @@ def test_a_loop_state_of_other_types_is_named_as_damaged(tmp_path, fault):
 def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_path):
     for step in (2, 4, 10, 30):
         save(tmp_path, step)
-    (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
+    gathering = tmp_path / "checkpoints" / ".step-6.1234abcd.gathering.partial"
+    replaced = partial_path(checkpoint_dir(tmp_path, 7).with_name("step-7.replaced"))
+    for half in (partial_path(checkpoint_dir(tmp_path, 5)), gathering, partial_path(gathering), replaced):
+        half.mkdir()
     prune(tmp_path, keep=2, best_step=4)
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 10, 30]
     assert not list((tmp_path / "checkpoints").glob(".*"))

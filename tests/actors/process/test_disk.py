@@ -1,0 +1,21 @@
+"""A complete folder takes its name whole."""
+
+from pathlib import Path
+
+from actors.process.disk import put_in_place
+from tests.actors.process.test_folders import contents, made
+
+
+def test_an_older_folder_is_replaced_whole(tmp_path: Path) -> None:
+    made(tmp_path / "aside", new=b"1")
+    made(tmp_path / "target", old=b"0")
+    put_in_place(tmp_path / "aside", tmp_path / "target")
+    assert contents(tmp_path) == {"target/new": b"1"}
+
+
+def test_what_a_killed_process_left_of_an_older_replacement_is_no_obstacle(tmp_path: Path) -> None:
+    made(tmp_path / "aside", new=b"1")
+    made(tmp_path / "target", old=b"0")
+    made(tmp_path / ".target.replaced.partial", older=b"2")
+    put_in_place(tmp_path / "aside", tmp_path / "target")
+    assert contents(tmp_path) == {"target/new": b"1"}
