@@ -218,8 +218,11 @@ class ScorerConfig(Settings):
     """Marginal of MI-Est, the z-scores and H(Z). `paper`: divided by |Z| after the mixture (Eq. 1); `ragen`: mixture of
     per-token means, as in the authors' code. Sequence estimates, retrieval, regime and alarm are the same under
     both."""
-    every: int = Field(5, ge=1)
-    """Steps between two scorings; step 1 is always scored."""
+    share: float = Field(0.1, gt=0, le=1)
+    """Share of the run's work that scoring may take, from which `every`, and for large steps `max_pairs`, are counted
+    at the start unless `every` is set (`actors.scorer.share`); the run's config.yaml has the result."""
+    every: int | None = Field(None, ge=1)
+    """Steps between two scorings; step 1 is always scored. Unset: from `share`."""
     num_cpus: float = Field(0.25, ge=0)
     """Ray CPUs that the scorer requests."""
     num_gpus: float = Field(0.0, ge=0, le=1)
@@ -237,7 +240,8 @@ class ScorerConfig(Settings):
     1)."""
     max_pairs: int | None = Field(None, ge=64)
     """Most pairs (reasoning, prompt) scored in one scope. In a larger matrix each reasoning is scored under its own
-    prompt and a random subset of the others (docs/reasoning.md, "Under a budget"). Unset: all pairs."""
+    prompt and a random subset of the others (docs/reasoning.md, "Under a budget"). Unset: all pairs, or as many as
+    `share` allows."""
     token_budget: int = Field(16384, ge=64)
     """Most tokens in one scoring batch."""
     ema_alpha: float = Field(0.9, ge=0, lt=1)
@@ -250,6 +254,13 @@ class ScorerConfig(Settings):
     """Seconds after which a scoring is reported as late."""
     probe: ProbeConfig = ProbeConfig()
     """The fixed probe."""
+
+    @property
+    def interval(self) -> int:
+        """`every`, once it has been chosen; ValueError before."""
+        if self.every is None:
+            raise ValueError("scorer.every is not chosen yet (cluster.fleet.bootstrap.settled)")
+        return self.every
 
     @model_validator(mode="after")
     def _budget_is_of_equation_1(self) -> "ScorerConfig":

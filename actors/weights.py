@@ -7,17 +7,17 @@ Invariant: the digest depends on names, types, shapes, bytes and order, so a swa
 changes it. bfloat16 is passed, and hashed, as uint16.
 """
 
-import hashlib
 from collections.abc import Iterable
 
 import numpy as np
 
-_DIGEST_BYTES = 16
-
 
 def checksum(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
-    """Hexadecimal BLAKE2b (128 bits) over `(name, contiguous array)` pairs, in the given order."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    """Hexadecimal XXH3 (128 bits) over `(name, contiguous array)` pairs, in the given order. It guards against damage
+    and mixed versions, not against forgery, and takes a twentieth of the time of a cryptographic hash."""
+    import xxhash  # where no weights are published, as in benchmarks on a bare machine, nothing else needs it
+
+    digest = xxhash.xxh3_128()
     for name, array in arrays:
         digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

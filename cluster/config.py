@@ -113,8 +113,9 @@ class ClusterConfig(Settings):
     num_cpus: float = Field(0, ge=0)
     """CPUs that a cluster started on this machine offers; 0 offers the larger of the run's need and the machine's
     number of CPUs."""
-    object_store_mib: int = Field(256, ge=80)
-    """Size in MiB of the object store of a cluster started on this machine."""
+    object_store_mib: int | None = Field(None, ge=80)
+    """Size in MiB of the object store of a cluster started on this machine. Unset: from the model's size, 256 at
+    least."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until every actor must be ready; the error names the late actors. As long, and before it, the run waits
     for nodes that an autoscaler can add; the error names what is missing."""

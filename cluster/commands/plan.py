@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 GIB, MIB = 2**30, 2**20
 DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
-BUNDLES = 2
-"""Versions of the weights that the object store holds while one replaces the other."""
 
 
 @dataclass(frozen=True)
@@ -220,13 +218,14 @@ def _scorer(config: RunConfig, size: ModelSize, device: float | None) -> Need:
 def _store_advice(config: RunConfig, size: ModelSize) -> str | None:
     """What to set if the object store of a cluster on this machine does not hold the published weights."""
     from actors.model_size import BYTES
+    from cluster.fleet.object_store import VERSIONS, needed_mib
 
-    needed = math.ceil(BUNDLES * size.parameters * BYTES[config.rollout.dtype] / MIB)
-    if config.cluster.address or needed <= config.cluster.object_store_mib:
+    needed, chosen = needed_mib(size.parameters * BYTES[config.rollout.dtype]), config.cluster.object_store_mib
+    if config.cluster.address or chosen is None or needed <= chosen:
         return None
     return (
-        f"{BUNDLES} versions of the weights take {needed} MiB of the object store, which has "
-        f"{config.cluster.object_store_mib}: set cluster.object_store_mib={math.ceil(1.25 * needed)}"
+        f"{VERSIONS} versions of the weights and the groups take {needed} MiB of the object store, which has {chosen}: "
+        f"set cluster.object_store_mib={needed}, or leave it out"
     )
 
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
 
 from actors.process.preparation import HOOK
-from cluster.config import RunConfig
+from actors.scorer.share import OFTEN, StepWork, chosen, in_words
+from cluster.config import RunConfig, load
 from cluster.errors import UserError
 from cluster.fleet import local_ray
 from cluster.fleet.demand import needed
+from cluster.fleet.object_store import check_joined, local_mib
 from cluster.fleet.placement import make_room
 from cluster.package import checkout
 from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.episode import Episode
 from envs.format import phrases
 from envs.registry import environment_class, make
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from actors.play.codec import ChatCodec
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
@@ -32,9 +40,12 @@ PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
 
-def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True) -> None:
-    """Joins the cluster at `cluster.address`, or starts a cluster on this machine. Without `learning` the cluster needs
-    room only for the actors that play.
+def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True, weights: int = 0) -> None:
+    """Joins the cluster at `cluster.address`, or starts a cluster on this machine.
+
+    Args:
+        learning: without it the cluster needs room only for the actors that play.
+        weights: bytes of a published version, which the object store must hold.
 
     Raises:
         UserError: the cluster cannot be joined, or is too small for the run, even after its autoscaler had time.
@@ -44,11 +55,12 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
     if address:
         check_address(config)
         _join(config, options)
+        check_joined(weights, ray.nodes())
         say(f"joined the Ray cluster at {address}")
     else:
         cpus = config.cluster.num_cpus or max(needed(config, "CPU", learning), float(os.cpu_count() or 1))
-        store_bytes = config.cluster.object_store_mib * 2**20
-        local_ray.start(int(-(-cpus // 1)), store_bytes, PREPARED, config.run_dir if learning else None, **options)
+        store = local_mib(weights, config.cluster.object_store_mib) * 2**20
+        local_ray.start(int(-(-cpus // 1)), store, PREPARED, config.run_dir if learning else None, **options)
     make_room(config, learning, say)
 
 
@@ -129,6 +141,48 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     return folder.resolve()
 
 
+def weight_bytes(model_dir: Path, config: RunConfig) -> int:
+    """Bytes of one published version of a model folder's weights."""
+    from actors.model_folder import weight_headers
+    from actors.model_size import BYTES
+
+    return BYTES[config.rollout.dtype] * sum(math.prod(header.shape) for header in weight_headers(model_dir).values())
+
+
+def settled(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None]) -> RunConfig:
+    """The configuration with the scorer's interval and pairs: those with which a resumed run was started, or those that
+    `scorer.share` allows. The tiny policy's steps are spent outside of the model, so that its passes say nothing: it is
+    scored every `OFTEN` steps."""
+    scorer, saved = config.scorer, config.run_dir / "config.yaml"
+    if not scorer.enabled or scorer.every is not None:
+        return config
+    if resume and saved.exists():
+        before = load(str(saved)).scorer
+        return _with_scorer(config, before.every, before.max_pairs)
+    if config.model.path == "tiny":
+        return _with_scorer(config, OFTEN, scorer.max_pairs)
+    work = _step_work(config, model_dir)
+    found = chosen(work, scorer)
+    say(in_words(work, found))
+    return _with_scorer(config, found.every, found.max_pairs)
+
+
+def _with_scorer(config: RunConfig, every: int | None, max_pairs: int | None) -> RunConfig:
+    update = {"every": every, "max_pairs": max_pairs}
+    return config.model_copy(update={"scorer": config.scorer.model_copy(update=update)})
+
+
+def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
+    from actors.play.codec import ChatCodec  # imports transformers
+
+    learner = config.learner
+    passes = 3 + learner.activation_checkpointing + (learner.objective.kl.coefficient > 0)
+    turns = config.environment.format.max_turns or 1
+    opening = len(_opening(config, ChatCodec(model_dir)))
+    sampling = config.sampling
+    return StepWork(config.loop.prompts, sampling.group_size, opening, sampling.max_tokens_per_turn, turns, passes)
+
+
 def _check_demonstrator(name: str) -> None:
     """Raises UserError if the environment has no demonstrations, which the warm-up of a tiny policy needs."""
     try:
@@ -178,9 +232,7 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
     codec = ChatCodec(folder)
     environment = make(config.environment.name, "train", config.environment.options)
     codec.check(phrases(type(environment), config.environment.format))
-    opening = Episode(environment, 0, 0, config.environment.format).start()
-    codec.check([message["content"] for message in opening])
-    first_turn = codec.first_turn(opening)
+    first_turn = _opening(config, codec)
     needed = len(first_turn) + config.sampling.max_tokens_per_turn
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for name, limit in limits.items():
@@ -193,3 +245,11 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
         raise ValueError(
             f"rollout.max_model_len={config.rollout.max_model_len} is more than the model's context of {positions}"
         )
+
+
+def _opening(config: RunConfig, codec: ChatCodec) -> np.ndarray:
+    """The ids of the first prompt of the first training task; ValueError for words that the tokenizer lacks."""
+    environment = make(config.environment.name, "train", config.environment.options)
+    messages = Episode(environment, 0, 0, config.environment.format).start()
+    codec.check([message["content"] for message in messages])
+    return codec.first_turn(messages)

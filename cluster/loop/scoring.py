@@ -38,7 +38,7 @@ class Scoring:
     def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
         self.say, self.alarm = say, DependenceAlarm()
         self.timeout_s, self.fleet, self.archive = config.scorer.timeout_s, fleet, archive
-        self.pace = ScoringPace(config.scorer.every, config.scorer.timeout_s)
+        self.pace = ScoringPace(config.scorer.interval, config.scorer.timeout_s)
         self.state: dict[str, Any] | None = None
         """The scorer's state after its last finished scoring."""
         self._figures: deque[dict[str, float]] = deque()

@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_exit_code_2_and_says_what_would_be_right(
 
 
 def test_a_recipe_on_gpus_is_planned_for_every_device_from_its_shapes_alone(capsys) -> None:
-    assert main(["plan", "qwen2.5-0.5b", "--json"]) == 0
+    assert main(["plan", "qwen2.5-0.5b", "--json", "cluster.object_store_mib=256"]) == 0
     found = json.loads(capsys.readouterr().out)
     roles = [(need["role"], need["device_gib"]) for need in found["memory"]]
     wanted = [(role, gib) for role in ("learner rank", "rollout worker", "scorer") for gib in (24, 48, 80, 141)]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from cluster.config import load
+from cluster.config import dump, load
 from cluster.errors import UserError
 from cluster.fleet import bootstrap
 from cluster.fleet.bootstrap import check_address
@@ -89,3 +89,18 @@ def test_a_head_answers_as_every_server_of_grpc_does() -> None:
         check_address(load("frozenlake", [f"cluster.address=127.0.0.1:{port}"]))
     finally:
         head.stop(None)
+
+
+def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started(tiny_policy, tmp_path) -> None:
+    said: list[str] = []
+    words = [f"runs_dir={tmp_path}", "name=run"]
+    tiny, counted = load("frozenlake", words), load("frozenlake", [*words, f"model.path={tiny_policy}"])
+    first = bootstrap.settled(counted, tiny_policy, False, said.append)
+    assert bootstrap.settled(tiny, tiny_policy, False, said.append).scorer.every == 5 and len(said) == 1
+    assert first.scorer.every is not None and f"scoring every {first.scorer.every} steps" in said[0]
+    (tmp_path / "run").mkdir()
+    kept = counted.model_copy(update={"scorer": counted.scorer.model_copy(update={"every": 17, "max_pairs": 99})})
+    (tmp_path / "run/config.yaml").write_text(dump(kept))
+    resumed = bootstrap.settled(counted, tiny_policy, True, said.append)
+    assert (resumed.scorer.every, resumed.scorer.max_pairs) == (17, 99) and len(said) == 1
+    assert bootstrap.weight_bytes(tiny_policy, counted) > 4 * 500_000

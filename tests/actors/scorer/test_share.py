@@ -1,0 +1,57 @@
+"""The scorer's interval and pairs are counted from the work of a step, and stay within the stated share."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.config import ScorerConfig
+from actors.scorer.share import FEWEST_PAIRS, OFTEN, SELDOM, StepWork, chosen, in_words, token_passes
+
+COUNTDOWN = StepWork(prompts=8, group_size=8, opening=120, turn=48, turns=1, passes=4)
+WORK = st.builds(
+    StepWork,
+    prompts=st.integers(1, 128),
+    group_size=st.integers(2, 32),
+    opening=st.integers(8, 2000),
+    turn=st.integers(8, 2000),
+    turns=st.integers(1, 20),
+    passes=st.integers(3, 5),
+)
+
+
+@given(work=WORK, share=st.floats(0.01, 1.0))
+def test_a_scoring_takes_at_most_its_share_of_the_passes_between_two(work: StepWork, share: float) -> None:
+    found = chosen(work, ScorerConfig(share=share))
+    used = token_passes(work, found, found.max_pairs) / (found.interval * work.token_passes)
+    assert used <= share * (1 + 1e-9)
+    assert found.interval >= OFTEN and (found.max_pairs is None or found.max_pairs >= FEWEST_PAIRS)
+    if found.interval > SELDOM:
+        assert found.max_pairs == FEWEST_PAIRS, "pairs are dropped before a scoring becomes rare"
+    if found.max_pairs is not None and found.max_pairs > FEWEST_PAIRS:
+        more = token_passes(work, found, found.max_pairs + 1)
+        assert found.interval <= SELDOM and more >= token_passes(work, found, found.max_pairs)
+
+
+@given(work=WORK)
+def test_a_larger_share_never_scores_less(work: StepWork) -> None:
+    less, more = (chosen(work, ScorerConfig(share=share)) for share in (0.05, 0.2))
+    assert more.interval <= less.interval or more.max_pairs != less.max_pairs
+    assert (more.max_pairs or 10**9) >= (less.max_pairs or 10**9)
+
+
+def test_a_language_model_on_countdown_is_scored_every_tenth_step_with_a_part_of_the_pairs() -> None:
+    found = chosen(COUNTDOWN, ScorerConfig())
+    assert found.interval == SELDOM and 150 < (found.max_pairs or 0) < 256
+    assert in_words(COUNTDOWN, found).startswith(f"scoring every 10 steps, at most {found.max_pairs} pairs: 10% ")
+
+
+def test_what_the_user_has_set_stays() -> None:
+    assert chosen(COUNTDOWN, ScorerConfig(every=3)) == ScorerConfig(every=3)
+    assert chosen(COUNTDOWN, ScorerConfig(max_pairs=100)).max_pairs == 100
+    rare = chosen(COUNTDOWN, ScorerConfig(compat="ragen"))
+    assert rare.max_pairs is None and rare.interval > SELDOM, "the authors' mixture needs all pairs"
+
+
+def test_an_interval_that_nobody_chose_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"scorer\.every is not chosen yet"):
+        _ = ScorerConfig().interval
