@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.figures.boards import concrete
+from cluster.grafana.boards import EVERYTHING
 from deploy.alert_rules import JOB
 from deploy.boards import BOARDS
 from deploy.boards.annotations import ANNOTATIONS
@@ -49,12 +49,12 @@ def need_prometheus(program: str = "prometheus") -> str:
 def dashboard_queries() -> list[tuple[str, str, bool]]:
     """(panel title, expression without Grafana's variables, whether a run must fill it) of every query shown."""
     return [
-        (panel.title, concrete(query.expr), not query.empty_when)
+        (panel.title, EVERYTHING.fill(query.expr), not query.empty_when)
         for board in BOARDS
         for row in board.rows
         for panel in row.panels
         for query in panel.queries
-    ] + [(f"annotation {mark.name}", concrete(mark.expr), False) for mark in ANNOTATIONS]
+    ] + [(f"annotation {mark.name}", EVERYTHING.fill(mark.expr), False) for mark in ANNOTATIONS]
 
 
 @contextmanager

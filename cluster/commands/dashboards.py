@@ -16,7 +16,7 @@ from cluster.grafana.address import address
 from cluster.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from cluster.grafana.check import Prometheus
+    from cluster.grafana.prometheus import Prometheus
 
 EPILOG = """\
 environment:
@@ -81,7 +81,7 @@ def _push(options: argparse.Namespace) -> int:
     server = Server(options.url or URL, options.plain_http)
     say(f"Grafana {one_line(server.version())} at {server.url}")
     push = Push(server, options.folder or FOLDER, options.overwrite, options.dry_run)
-    outcomes = push.run(boards.shipped(), options.prometheus)
+    outcomes = push.run(boards.trees(), options.prometheus)
     for outcome in outcomes:
         say(f"{one_line(outcome.what)}: {one_line(outcome.action)}")
         _list(outcome.lines)
@@ -100,11 +100,11 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from cluster.grafana.check import Prometheus
+    from cluster.grafana.prometheus import Prometheus
 
     schema = options.schema or os.environ.get(SCHEMA)
     prometheus = Prometheus(options.prometheus) if options.prometheus else None
-    faults = sum(_check_one(name, board, schema, prometheus, options) for name, board in boards.shipped().items())
+    faults = sum(_check_one(name, tree, schema, prometheus, options) for name, tree in boards.trees().items())
     if not schema:
         say(f"no schema: --schema or {SCHEMA} names the file with Grafana's JSON schema of dashboards (version 1)")
     if prometheus is None:
@@ -114,23 +114,24 @@ def _check(options: argparse.Namespace) -> int:
 
 def _check_one(
     name: str,
-    board: boards.Board,
+    tree: boards.Tree,
     schema: Path | str | None,
     prometheus: Prometheus | None,
     options: argparse.Namespace,
 ) -> int:
     """Prints what is found about one dashboard; returns the number of faults."""
-    from cluster.grafana.check import schema_errors
+    from cluster.grafana.check import answers, schema_errors
 
+    board = boards.read_board(tree)
     said, faults, empty = [f"{len(list(boards.expressions(board)))} expressions"], list[str](), list[str]()
     if schema:
-        faults += schema_errors(board, Path(schema))
+        faults += schema_errors(tree, Path(schema))
         said.append(f"breaks the schema in {len(faults)} places" if faults else "matches the schema")
     if prometheus is not None:
-        answers = prometheus.answers(board)
-        said.append(f"{len(answers.filled)} have values, {len(answers.empty)} have none now")
-        faults += [f"{one.place}: {one.expr}: {reason}" for one, reason in answers.refused]
-        empty = [f"{one.place}: {one.expr}" for one in answers.empty] if options.empty else []
+        found = answers(board, prometheus)
+        said.append(f"{len(found.filled)} have values, {len(found.empty)} have none now")
+        faults += [f"{one.place}: {one.expr}: {reason}" for one, reason in found.refused]
+        empty = [f"{one.place}: {one.expr}" for one in found.empty] if options.empty else []
     say(f"{name}: {'; '.join(said)}")
     _list([*faults, *empty])
     return len(faults)

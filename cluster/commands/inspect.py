@@ -10,6 +10,7 @@ import os
 
 from cluster.commands.arguments import add_run_dir, natural, run_folder
 from cluster.errors import UserError
+from cluster.grafana.address import address
 from cluster.runs.folder import RunFolder
 from cluster.terminal import say
 
@@ -19,7 +20,8 @@ LEAST_TOKEN = 16
 
 HELP = """\
 Serves a web page that shows a live or finished run: every group with its reward spread and the filter's decision, the
-trajectories of a group side by side, the score matrix, the reasonings nearest to every prompt, and the actors' spans.
+trajectories of a group side by side, the score matrix, the reasonings nearest to every prompt, the actors' spans, and
+with --prometheus the panels of the Grafana dashboards.
 
 The page is at http://127.0.0.1:8420/ and reachable from this machine alone. With --host on another address a token is
 needed, which is printed with the address. Keys on the page: j and k move, Enter opens, / searches, ? lists all."""
@@ -27,12 +29,14 @@ needed, which is printed with the address. Keys on the page: j and k move, Enter
 EPILOG = f"""\
 examples:
   squelch inspect runs/frozenlake
+  squelch inspect runs/frozenlake --prometheus own              with the dashboards, by a Prometheus that it starts
   squelch inspect runs/sokoban --port 0                         a free port
   squelch inspect runs/sokoban --host 0.0.0.0 --allow-host gpu7.example.org
   ssh -L 8420:127.0.0.1:8420 gpu7                               the page of a run on another machine
 
 environment:
-  {TOKEN}    the token, instead of a random one; at least {LEAST_TOKEN} characters"""
+  {TOKEN}    the token, instead of a random one; at least {LEAST_TOKEN} characters
+  PROMETHEUS_TOKEN         bearer token for --prometheus"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,16 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a further name under which browsers may reach the page, e.g. that of a proxy; may be repeated",
     )
+    parser.add_argument(
+        "--prometheus",
+        metavar="URL",
+        help="Prometheus that scrapes the run, for the page of the dashboards; `own` starts one (Debian's package "
+        "prometheus) that holds what the run has recorded and scrapes it while it lives",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves the page until Ctrl-C."""
-    from cluster.inspector.server import serve
+    from cluster.inspector.server import OWN, serve
 
     token = os.environ.get(TOKEN) or None
     if token is not None and len(token) < LEAST_TOKEN:
         raise UserError(f"{TOKEN} has {len(token)} characters; give at least {LEAST_TOKEN}, or leave it out")
     if options.port > 65535:
         raise UserError(f"--port {options.port}: a port is a number from 0 to 65535")
-    serve(RunFolder(run_folder(options.run_dir)), options.host, options.port, say, token, options.allow_host)
+    if options.prometheus not in (None, OWN):
+        address(options.prometheus, "--prometheus")
+    folder = RunFolder(run_folder(options.run_dir))
+    serve(folder, options.host, options.port, say, token, options.allow_host, options.prometheus)
     return 0

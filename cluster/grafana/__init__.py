@@ -1,12 +1,14 @@
-"""The dashboards in Grafana: pushed through its HTTP API, exported as files for it, and checked.
+"""The dashboards: read, pushed through Grafana's HTTP API, exported as files for it, checked, asked of a Prometheus.
 
-    boards   the dashboards that ship with Squelch, and the expressions in them
-    changes  whether a push may replace a dashboard of the server, and how two dashboards differ. Pure
-    address  addresses that a user gives. Pure
-    server   Grafana's HTTP API (grafana-client), with its errors in our words
-    push     data source, folder and dashboards, in this order
-    files    dashboards and provisioning files in a folder, for people who mount them
-    check    dashboards against Grafana's schema, and expressions against a Prometheus
+    boards      the dashboards that ship with Squelch: their JSON, and the panels, queries and marks in it. Pure
+    changes     whether a push may replace a dashboard of the server, and how two dashboards differ. Pure
+    address     addresses that a user gives. Pure
+    server      Grafana's HTTP API (grafana-client), with its errors in our words
+    push        data source, folder and dashboards, in this order
+    files       dashboards and provisioning files in a folder, for people who mount them
+    prometheus  the query API of a Prometheus
+    recorded    a Prometheus of our own that holds what a run recorded, and scrapes it while it lives
+    check       dashboards against Grafana's schema, and expressions against a Prometheus
 
 Who waits for whom: a command waits for the server, `TIMEOUT_S` for each answer's next bytes (`check`: for each whole
 answer); then it ends with the server's address. Nothing of a run waits for Grafana.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cluster.grafana.boards import Board
+from cluster.grafana.boards import Tree
 from envs.untrusted.files import brief
 
 MESSAGE = "squelch dashboards push "
@@ -30,7 +30,7 @@ _ABSENT = object()
 class Found:
     """A dashboard of the server. `message`: that of its newest version; `provisioned`: it comes from a file."""
 
-    board: Board
+    board: Tree
     version: int
     message: str
     folder: str
@@ -48,7 +48,7 @@ class Verdict(StrEnum):
     PROVISIONED = "provisioned"
 
 
-def verdict(ours: Board, found: Found | None) -> Verdict:
+def verdict(ours: Tree, found: Found | None) -> Verdict:
     """What the server's dashboard is, compared with ours."""
     if found is None:
         return Verdict.MISSING
@@ -59,16 +59,16 @@ def verdict(ours: Board, found: Found | None) -> Verdict:
     return Verdict.OLDER if found.message.startswith(MESSAGE) else Verdict.CHANGED
 
 
-def message(board: Board) -> str:
+def message(board: Tree) -> str:
     """The message of a push of this dashboard, with the digest of its content."""
     return MESSAGE + hashlib.sha256(_canonical(board).encode()).hexdigest()[:16]
 
 
-def _canonical(board: Board) -> str:
+def _canonical(board: Tree) -> str:
     return json.dumps({key: value for key, value in board.items() if key not in OWN}, sort_keys=True)
 
 
-def differences(theirs: Board, ours: Board) -> list[str]:
+def differences(theirs: Tree, ours: Tree) -> list[str]:
     """One line for each value that differs, at most `MOST`: what the server has, and what we have. Values that only the
     server has, which may be defaults that Grafana filled in, come last."""
     own = dict.fromkeys(OWN)

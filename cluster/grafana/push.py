@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import UserError
-from cluster.grafana.boards import Board
+from cluster.grafana.boards import Tree
 from cluster.grafana.changes import Verdict, differences, message, verdict
 from cluster.grafana.server import Conflict, Server
 
@@ -41,7 +41,7 @@ class Push:
     overwrite: bool = False
     dry_run: bool = False
 
-    def run(self, boards: Mapping[str, Board], prometheus: str | None) -> list[Outcome]:
+    def run(self, boards: Mapping[str, Tree], prometheus: str | None) -> list[Outcome]:
         """Puts everything in place; what became of each object, in order. `prometheus`: its address as Grafana sees it;
         None if an existing data source is used. Raises UserError."""
         outcomes = [self._data_source(prometheus), self._folder()]
@@ -106,7 +106,7 @@ class Push:
                 "uid, which is in its address"
             ) from error
 
-    def _board(self, name: str, ours: Board) -> Outcome:
+    def _board(self, name: str, ours: Tree) -> Outcome:
         found, what = self.server.board(ours["uid"]), f"dashboard {ours['title']}"
         state = verdict(ours, found)
         if state is Verdict.SAME:

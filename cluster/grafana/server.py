@@ -17,7 +17,7 @@ from urllib.parse import SplitResult
 
 from cluster.errors import UserError
 from cluster.grafana.address import address
-from cluster.grafana.boards import Board
+from cluster.grafana.boards import Tree
 from cluster.grafana.changes import Found
 from cluster.package import needs_extra
 from envs.untrusted.files import shortened
@@ -72,7 +72,7 @@ class Server:
         history = _blocks(answer.get("versions") if isinstance(answer, dict) else answer or [])
         return next((str(entry.get("message") or "") for entry in history if entry.get("version") == version), "")
 
-    def save(self, board: Board, folder: str, message: str, version: int | None) -> None:
+    def save(self, board: Tree, folder: str, message: str, version: int | None) -> None:
         """Saves a dashboard over the version that was read, or as a new one. Raises Conflict if it has another."""
         content = {**board, "id": None, "version": version or 0}
         body = {"dashboard": content, "folderUid": folder, "message": message, "overwrite": False}

@@ -17,6 +17,7 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp
 
 from cluster.errors import UserError
+from cluster.grafana.prometheus import Prometheus
 from cluster.inspector import words
 from cluster.inspector.guard import Access, Guard
 from cluster.inspector.pages import Pages, address, group_path
@@ -28,9 +29,11 @@ HERE = Path(__file__).parent
 _FORMATS = (words.number, words.compact, words.whole, words.percent, words.levels, words.spread)
 
 
-def application(folder: RunFolder, access: Access, now: Callable[[], float] = time.time) -> ASGIApp:
+def application(
+    folder: RunFolder, access: Access, now: Callable[[], float] = time.time, prometheus: Prometheus | None = None
+) -> ASGIApp:
     """The guarded application that shows a run. UserError if the run's index or figures cannot be read."""
-    pages = Pages(folder, templates(), now)
+    pages = Pages(folder, templates(), now, prometheus)
     pages.groups.refresh()  # here rather than with the first page, which would wait for it in a large run
     pages.figures.refresh()
     app = Starlette(
@@ -48,6 +51,9 @@ def application(folder: RunFolder, access: Access, now: Callable[[], float] = ti
             Route("/trace.json", pages.trace),
             Route("/figures", pages.charts),
             Route("/figures/numbers", pages.numbers),
+            Route("/boards", pages.dashboard),
+            Route("/boards/panel", pages.panel),
+            Route("/boards/colours.css", pages.colours),
             Route("/pulse", pages.pulse),
             Mount("/static", Static(directory=HERE / "static"), name="static"),
         ],

@@ -13,11 +13,14 @@ from urllib.parse import quote, urlencode
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.templating import Jinja2Templates
 
 from cluster.errors import UserError
+from cluster.figures.style import dark_css, dark_rules
+from cluster.grafana.prometheus import Prometheus
 from cluster.inspector import matrices
+from cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
 from cluster.inspector.figures import CHARTS, Figures
 from cluster.inspector.groups import GroupIndex, Query
 from cluster.inspector.search import search
@@ -37,8 +40,15 @@ STEPS_SHOWN = 6
 class Pages:
     """The pages of one run. `now`: the clock, unix seconds."""
 
-    def __init__(self, folder: RunFolder, templates: Jinja2Templates, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        templates: Jinja2Templates,
+        now: Callable[[], float] = time.time,
+        prometheus: Prometheus | None = None,
+    ) -> None:
         self.folder, self.templates, self.now = folder, templates, now
+        self.boards = Boards(folder.name, prometheus, now)
         self.groups = GroupIndex(folder.store)
         self.figures = Figures(folder)
         self.timeline = Timeline(folder.store)
@@ -261,6 +271,40 @@ class Pages:
         self.figures.refresh()
         keys = ["step", *dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves)]
         return JSONResponse(dict(zip(keys, self.figures.columns(keys), strict=True)))
+
+    # --- dashboards ---
+
+    def dashboard(self, request: Request) -> Response:
+        """A dashboard's rows; its panels are fetched by the page. Without a Prometheus it says how to get one."""
+        name, window = (request.query_params.get(key, first) for key, first in (("board", FIRST), ("window", "all")))
+        recorded, prometheus = self._recorded(), self.boards.prometheus
+        self.boards.span(recorded, window)
+        return self._page(
+            request, "boards.html", name=name, board=self.boards.board(name), boards=self.boards.boards, window=window,
+            windows=WINDOWS, refresh=REFRESH_S, live=recorded.live, folder=self.folder.store.where(),
+            source=None if prometheus is None else prometheus.url,
+        )  # fmt: skip
+
+    def panel(self, request: Request) -> Response:
+        """The drawing of a panel; what is wrong as text."""
+        name, window = (request.query_params.get(key, first) for key, first in (("board", FIRST), ("window", "all")))
+        number = self._number(request, "panel", 1000)
+        try:
+            svg = self.boards.panel(name, number, self._recorded(), window)
+        except UserError as error:
+            return PlainTextResponse(str(error), status_code=422)
+        return Response(svg, media_type="image/svg+xml")
+
+    def _recorded(self) -> Recorded:
+        self.figures.refresh()
+        times, now = [when for _, when in self.figures.times()] or [self.now()], self.now()
+        return Recorded(times[0], times[-1], self.figures.status(now).state in ("starting", "running"))
+
+    @staticmethod
+    def colours(_: Request) -> Response:
+        """The colours of panels on dark pages: where the reader chose them here, or prefers them anywhere."""
+        css = dark_rules(':root[data-theme="dark"]') + dark_css(':root:not([data-theme="light"])')
+        return Response(css, media_type="text/css", headers={"Cache-Control": "max-age=3600"})
 
     # --- all pages ---
 

@@ -6,16 +6,20 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from urllib.parse import urlencode
 
 import uvicorn
 
 from cluster.errors import UserError
+from cluster.grafana.prometheus import Prometheus
 from cluster.inspector.app import application
 from cluster.inspector.guard import LOOPBACK_NAMES, Access, is_loopback
 from cluster.runs.folder import RunFolder
 from envs.untrusted.files import reason
 
+OWN = "own"
+"""The word for a Prometheus that the inspector starts itself."""
 GRACE_S = 2
 """Seconds that requests under way may take after an interrupt."""
 
@@ -27,6 +31,7 @@ def serve(
     say: Callable[[str], None],
     token: str | None = None,
     names: Sequence[str] = (),
+    prometheus: str | None = None,
 ) -> None:
     """Shows the run at http://HOST:PORT until Ctrl-C.
 
@@ -34,19 +39,30 @@ def serve(
         port: 0 takes a free one.
         token: that readers from other machines must give; None makes one if `host` is not loopback.
         names: further names under which browsers reach this server.
+        prometheus: the address of one that scrapes the run; `OWN` starts one; None shows no dashboards.
     Raises:
-        UserError: the port cannot be opened, or the run's index cannot be read.
+        UserError: the port cannot be opened, the run's index cannot be read, or Prometheus is not installed.
     """
     listening = listen(host, port)
-    with listening:
+    with listening, _prometheus(folder, prometheus) as asked:
         access = access_of(host, listening.getsockname()[1], token, names)
-        app = application(folder, access)
+        app = application(folder, access, prometheus=asked)
         say(f"{folder.name}: {url(host, access)}  (Ctrl-C ends it; the run is only read)")
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", server_header=False,
             timeout_graceful_shutdown=GRACE_S, h11_max_incomplete_event_size=65536,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _prometheus(folder: RunFolder, given: str | None) -> AbstractContextManager[Prometheus | None]:
+    """The Prometheus that is given, or one of our own while the context lasts."""
+    if given != OWN:
+        return nullcontext(None if given is None else Prometheus(given))
+    from cluster.grafana.recorded import prometheus_over
+
+    live = folder.current_summary() is None
+    return prometheus_over(folder.metrics(), folder.settings(), folder.name, live)
 
 
 def listen(host: str, port: int) -> socket.socket:

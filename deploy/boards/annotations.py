@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from deploy.boards.panel import Annotation, series
 
-WINDOW = "1m"
-"""In which an event is looked for; it must hold a few scrapes."""
+WINDOW = "$__rate_interval"
+"""In which an event is looked for: a few scrapes, so that a mark is little longer than its event."""
 
 
 def _ran(part: str) -> str:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.figures.boards import Board, Panel, Target, shipped
-from cluster.figures.panels import DRAWINGS, Answers, expressions, panels, picture, written
-from cluster.grafana.check import Series
+from cluster.figures.panel_drawings import COLOURS, DRAWINGS, stretches, written
+from cluster.figures.panels import Answered, one_panel, picture
+from cluster.grafana.boards import EVERYTHING, Board, Chosen, Mark, Panel, State, Target, expressions, shipped
+from cluster.grafana.prometheus import Series
 from deploy.boards.panel import Kind
 
 TIMES = tuple(float(1_700_000_000 + 10 * i) for i in range(8))
@@ -26,8 +27,16 @@ def answer(expr: str) -> list[Series]:
     return [Series(own, TIMES, tuple((i + j) / 10 for j in range(len(TIMES)))) for i, own in enumerate(labels)]
 
 
-def answered(board_name: str) -> Answers:
-    return {expr: answer(expr) for expr in expressions(shipped()[board_name])}
+def answered(series: dict[str, list[Series]]) -> Answered:
+    return Answered(series, EVERYTHING, TIMES[0], TIMES[1] - TIMES[0])
+
+
+def made_up(board_name: str) -> Answered:
+    return answered({one.expr: answer(one.expr) for one in expressions(shipped()[board_name])})
+
+
+def drawn_alone(panel: Panel, series: dict[str, list[Series]], *marks: Mark) -> str:
+    return one_panel(one_board(panel, *marks), panel, answered(series))
 
 
 def test_every_type_of_a_shipped_panel_has_a_drawing_and_every_drawing_is_of_such_a_type() -> None:
@@ -37,40 +46,47 @@ def test_every_type_of_a_shipped_panel_has_a_drawing_and_every_drawing_is_of_suc
 
 def test_the_queries_are_the_dashboards_own_with_grafanas_variables_filled_in() -> None:
     for board in shipped().values():
-        asked = expressions(board, "127.0.0.1:9464")
-        assert len(asked) == sum(len(panel.targets) for panel in board.panels) > 5
+        asked = [one.expr for one in expressions(board, Chosen("127.0.0.1:9464", "20s"))]
+        assert len(asked) == sum(len(panel.targets) for panel in board.panels) + len(board.marks) > 10
         assert not any(re.search(r"\$[a-z_]", expr) for expr in asked)
-    assert any('instance=~"127.0.0.1:9464"' in expr for expr in asked)
+        assert any('instance=~"127.0.0.1:9464"' in expr for expr in asked) and any("[20s]" in expr for expr in asked)
+
+
+def test_every_colour_of_a_state_or_mark_is_one_of_ours() -> None:
+    boards = shipped().values()
+    named = {mark.colour for board in boards for mark in board.marks}
+    named |= {state.colour for board in boards for panel in board.panels for state in panel.states.values()}
+    assert named - {"transparent"} <= COLOURS.keys() and len(named) > 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(shipped()))
 def test_every_panel_of_a_board_is_drawn_with_its_title_and_its_help(name: str) -> None:
-    board = shipped()[name]
-    drawn = panels(board, answered(name))
-    assert [one.panel for one in drawn] == board.panels
-    for one in drawn:
-        texts = re.findall(r"<(?:title|desc)[^>]*>([^<]*)<", one.svg)
-        assert len(texts) == 2 and "no data" not in one.svg
-    assert len({re.search(r' id="([^"]*)-title"', one.svg)[1] for one in drawn}) == len(drawn)
+    board, answers = shipped()[name], made_up(name)
+    drawn = [one_panel(board, panel, answers) for panel in board.panels]
+    for svg in drawn:
+        texts = re.findall(r"<(?:title|desc)[^>]*>([^<]*)<", svg)
+        assert len(texts) == 2 and "no data" not in svg
+    assert len({re.search(r' id="([^"]*)-title"', svg)[1] for svg in drawn}) == len(drawn)
 
 
 def test_a_board_without_answers_says_so_in_every_panel_and_draws_the_rows_that_are_asked_for() -> None:
     board = shipped()["signal"]
     row = board.rows[0]
-    whole = picture(board, {}, [row])
+    whole = picture(board, answered({}), [row])
     assert whole.count("no data") == len(row.panels) and row.title in whole
     assert board.rows[1].title not in whole
 
 
 def a_panel(kind: str, *legends: str) -> Panel:
     targets = tuple(Target(f"query_{i}", legend) for i, legend in enumerate(legends))
-    return Panel("A panel", "Help.", kind, 0, 0, 8, 8, "short", None, None, kind == "timeseries", targets)
+    states = {0: State("", "transparent"), 1: State("starting", "orange"), 3: State("healthy", "green")}
+    return Panel("A panel", "Help.", kind, 0, 0, 8, 8, "short", None, None, kind == "timeseries", targets, states)
 
 
-def one_board(panel: Panel) -> Board:
+def one_board(panel: Panel, *marks: Mark) -> Board:
     board = shipped()["signal"]
-    return dataclasses.replace(board, rows=(dataclasses.replace(board.rows[0], panels=(panel,)),))
+    return dataclasses.replace(board, rows=(dataclasses.replace(board.rows[0], panels=(panel,)),), marks=marks)
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 500), st.floats(-1e9, 1e9)), max_size=6, unique_by=lambda p: p[0])
@@ -84,16 +100,41 @@ def test_whatever_prometheus_answers_is_drawn(kind: str, found: list[list[tuple[
         Series({"le": f"{i}"}, tuple(float(t) for t, _ in points), tuple(v for _, v in points))
         for i, points in enumerate(ordered)
     ]
-    (drawn,) = panels(one_board(a_panel(kind, "{{le}}", "1")), {"query_0": series, "query_1": series[:1]})
-    assert drawn.svg.startswith("<svg") and ("no data" in drawn.svg) >= (not any(found))
+    answers = {"query_0": series, "query_1": series[:1], "event": series}
+    svg = drawn_alone(a_panel(kind, "{{le}}", "1"), answers, Mark("Events", "event", "red"))
+    assert svg.startswith("<svg") and ("no data" in svg) >= (not any(found))
 
 
 def test_a_label_that_a_hostile_exporter_names_stays_text() -> None:
     evil = "</text><script>alert(1)</script>"
     series = [Series({"le": evil}, TIMES, (1.0,) * len(TIMES)), Series({"le": "b"}, TIMES, (2.0,) * len(TIMES))]
     panel = a_panel("state-timeline", "{{le}}")
-    (drawn,) = panels(one_board(panel), {"query_0": series})
-    assert "<script" not in drawn.svg and "&lt;script&gt;" in drawn.svg
+    svg = drawn_alone(panel, {"query_0": series})
+    assert "<script" not in svg and "&lt;script&gt;" in svg
+
+
+def test_a_state_timeline_shows_each_stretch_in_its_states_colour_and_names_the_states_that_occur() -> None:
+    healthy_again = Series({"le": "env-0"}, TIMES, (3.0, 3.0, 1.0, 1.0, 3.0, 3.0, 0.0, 0.0))
+    svg = drawn_alone(a_panel("state-timeline", "{{le}}"), {"query_0": [healthy_again]})
+    assert svg.count(f'fill="{COLOURS["green"]}"') == 3, "two stretches and the key"
+    assert svg.count(f'fill="{COLOURS["orange"]}"') == 2 and ">healthy<" in svg
+    always = Series({"le": "env-0"}, TIMES, (3.0,) * 8)
+    assert ">starting<" not in drawn_alone(a_panel("state-timeline", "{{le}}"), {"query_0": [always]})
+
+
+def test_a_stretch_ends_where_a_value_is_missing() -> None:
+    assert stretches([0, 1, 2, 5, 6, 9], 1.0) == [(0, 2), (5, 6), (9, 9)] and stretches([], 1.0) == []
+
+
+def test_events_are_marked_on_time_axes_alone() -> None:
+    answers = {"query_0": [Series({}, TIMES, (1.0,) * 8)], "event": [Series({}, TIMES[2:3], (1.0,))]}
+    mark = Mark("Alarms", "event", "red")
+    assert COLOURS["red"] in drawn_alone(a_panel("timeseries", "a"), answers, mark)
+    assert COLOURS["red"] not in drawn_alone(a_panel("stat", "a"), answers, mark)
+    panel = a_panel("timeseries", "a")
+    assert "Alarms" in picture(one_board(panel, mark), answered(answers)), "the key below the rows"
+    never = answers | {"event": [Series({}, TIMES, (0.0,) * 8)]}
+    assert "Alarms" not in picture(one_board(panel, mark), answered(never))
 
 
 def test_an_interval_is_a_band_and_lines_on_one_another_share_a_label() -> None:
@@ -105,9 +146,9 @@ def test_an_interval_is_a_band_and_lines_on_one_another_share_a_label() -> None:
     }
     legends = ("first turn", "first turn, low", "first turn, high", "copy")
     panel = dataclasses.replace(a_panel("timeseries", *legends), stacked=False)
-    (drawn,) = panels(one_board(panel), series)
-    assert "first turn (+1)" in drawn.svg and ", low" not in drawn.svg and "copy" not in drawn.svg
-    assert 'fill-opacity="0.16"' in drawn.svg or 'opacity="0.16"' in drawn.svg
+    svg = drawn_alone(panel, series)
+    assert "first turn (+1)" in svg and ", low" not in svg and "copy" not in svg
+    assert 'fill-opacity="0.16"' in svg or 'opacity="0.16"' in svg
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.grafana.boards import shipped
+from cluster.grafana.boards import trees
 from cluster.grafana.changes import MOST, Found, Verdict, differences, message, verdict
 
-OURS = shipped()["signal"]
+OURS = trees()["signal"]
 LEAVES = st.none() | st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2)
 BLOCKS = st.dictionaries(st.sampled_from(["title", "a"]), LEAVES, max_size=2)
 VALUES = LEAVES | BLOCKS | st.lists(BLOCKS, max_size=3)

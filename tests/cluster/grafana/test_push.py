@@ -50,7 +50,7 @@ def test_a_first_push_creates_everything_and_a_second_changes_nothing(grafana: G
     assert grafana.folders == {"squelch": "Squelch"} and grafana.sources[0]["url"] == PROMETHEUS
     assert grafana.boards.keys() == {f"squelch-{name}" for name in boards.NAMES}
     stored = grafana.boards[UID][-1]
-    assert stored["folder"] == "squelch" and stored["dashboard"]["panels"] == boards.shipped()["signal"]["panels"]
+    assert stored["folder"] == "squelch" and stored["dashboard"]["panels"] == boards.trees()["signal"]["panels"]
     done = len(grafana.changes())
     assert push(url) == 0 and len(grafana.changes()) == done
 
@@ -70,9 +70,9 @@ def test_an_older_push_is_updated_in_the_folder_to_which_somebody_moved_it(
     push(url)
     grafana.folders["ours"] = "Our folder"
     grafana.boards[UID][-1]["folder"] = "ours"
-    newer = boards.shipped()
+    newer = boards.trees()
     newer["signal"] = {**newer["signal"], "description": "new"}
-    monkeypatch.setattr(boards, "shipped", lambda: newer)
+    monkeypatch.setattr(boards, "trees", lambda: newer)
     assert push(url) == 0
     assert [version["dashboard"]["description"] for version in grafana.boards[UID]][1:] == ["new"]
     assert grafana.boards[UID][-1]["folder"] == "ours" and len(grafana.boards["squelch-system"]) == 1
@@ -91,7 +91,7 @@ def test_what_was_changed_by_hand_is_kept_and_shown_until_it_is_to_be_overwritte
     assert len(grafana.boards[UID]) == 2
     assert push(url, "--overwrite", "--dry-run") == 0 and len(grafana.boards[UID]) == 2
     assert push(url, "--overwrite") == 0
-    assert grafana.boards[UID][-1]["dashboard"]["panels"] == boards.shipped()["signal"]["panels"]
+    assert grafana.boards[UID][-1]["dashboard"]["panels"] == boards.trees()["signal"]["panels"]
     assert "Squelch: Signal: overwritten" in capsys.readouterr().out
 
 

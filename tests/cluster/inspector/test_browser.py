@@ -15,8 +15,10 @@ from cluster.inspector.app import application
 from cluster.inspector.server import access_of, listen
 from cluster.runs.folder import RunFolder
 from tests.cluster.inspector.small_run import add_step, small_run
+from tests.cluster.inspector.stand_in import Asked
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+PROMETHEUS = Asked()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def address(folder: Path) -> Iterator[str]:
     """The inspector of `folder`, served in a thread of this process."""
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        app = application(RunFolder(folder), access_of("127.0.0.1", port, None, []))
+        access = access_of("127.0.0.1", port, None, [])
+        app = application(RunFolder(folder), access, prometheus=PROMETHEUS)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
@@ -76,7 +79,7 @@ def test_every_page_opens_without_an_error_of_script_or_policy(page: Page, addre
         *(("/", "table.groups tbody tr"), ("/groups/1/000001-000", ".trajectory .sampled i")),
         *(("/compare?a=1:000001-000&b=2:000002-000", ".side .trajectory"), ("/scores", "canvas[data-drawn]")),
         *(("/templates?prompt=1", ".templates tr[data-row]"), ("/timeline", ".lanes[data-drawn]")),
-        ("/figures", ".charts[data-drawn] .uplot"),
+        *(("/figures", ".charts[data-drawn] .uplot"), ("/boards?board=signal", ".boards[data-idle] .panel svg")),
     ):
         page.goto(address + path)
         page.wait_for_selector(drawn)
@@ -168,6 +171,27 @@ def test_a_token_says_its_probability_and_the_theme_stays(page: Page, address: s
     assert page.evaluate("getComputedStyle(document.body).color") != before
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_be_visible()
+
+
+def test_panels_in_the_window_are_drawn_and_others_when_they_come_into_it(page: Page, address: str) -> None:
+    page.goto(f"{address}/boards?board=system")
+    page.wait_for_selector(".boards[data-idle]")
+    drawn = page.locator(".panel svg").count()
+    assert 6 <= drawn < page.locator(".panel").count() // 2
+    boxes = [page.locator(f"[data-panel='{number}']").bounding_box() for number in (0, 1)]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    page.locator(".panel").last.scroll_into_view_if_needed()
+    expect(page.locator(".panel").last.locator("svg")).to_have_count(1, timeout=15_000)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_panel_whose_prometheus_is_down_says_so_in_its_place(page: Page, address: str) -> None:
+    PROMETHEUS.error = "Prometheus at http://stand-in cannot be reached; is it running?"
+    try:
+        page.goto(f"{address}/boards?window=15m")
+        expect(page.locator(".panel").first).to_contain_text("cannot be reached")
+    finally:
+        PROMETHEUS.error = ""
 
 
 def test_a_wrong_address_is_answered_in_words(page: Page, address: str) -> None:

@@ -1,0 +1,119 @@
+"""The dashboards' panels over the run, drawn on the server from the answers of a Prometheus.
+
+A panel is drawn when a reader sees it: the page asks for the panels in its window, one after the other, and while the
+run lives again every `REFRESH_S`. Drawings are kept by panel and stretch of time; a live stretch ends at a multiple of
+`REFRESH_S`, so that several readers cost as much as one. A Prometheus that does not answer is not asked again for
+`REFRESH_S`.
+
+    waits            for                     bound, and what then
+    a panel          the drawing before it   one at a time; as long as that one's queries and drawing
+    a drawing        each query              `cluster.grafana.prometheus.TIMEOUT_S`; the panel shows the error
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cluster.errors import UserError
+from cluster.figures.panels import ask, one_panel
+from cluster.grafana.boards import Board, Chosen, Panel, shipped
+from cluster.grafana.prometheus import Prometheus, Span
+from envs.untrusted.files import brief
+
+REFRESH_S = 15.0
+MOST_DRAWINGS = 200
+"""Drawings that are kept, of some 50 KB each."""
+LEAD_S = 60.0
+"""Seconds that are shown before the first record of a run and after the last one of a run that is over."""
+SILENT_S = 1800.0
+"""Seconds without a record after which a run counts as over, whatever its folder says: it was killed."""
+WINDOWS: Mapping[str, float | None] = {"all": None, "15m": 900.0, "1h": 3600.0, "6h": 21600.0}
+"""Stretches of time that a reader can choose, in seconds before the newest value."""
+FIRST = "reasoning"
+"""The dashboard that is shown first."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What of a run is known: the times of its first and newest record, unix seconds, and whether it goes on. Before
+    its first record both times are now."""
+
+    first: float
+    newest: float
+    live: bool
+
+
+class Boards:
+    """The dashboards over one run. `prometheus`: None if none was given. Threads may share it."""
+
+    def __init__(self, run: str, prometheus: Prometheus | None, now: Callable[[], float] = time.time) -> None:
+        self.run, self.prometheus, self.now = run, prometheus, now
+        self.boards = dict(sorted(shipped().items(), key=lambda item: item[0] != FIRST))
+        self._lock = threading.Lock()
+        self._drawings: OrderedDict[tuple[object, ...], str] = OrderedDict()
+        self._chosen: tuple[Span, Chosen] | None = None
+        self._down: tuple[float, str] = (0.0, "")
+
+    def board(self, name: str) -> Board:
+        """A dashboard by its name. UserError for an unknown one."""
+        if name not in self.boards:
+            raise UserError(f"`board` is {brief(name)} in the address; it must be one of: {', '.join(self.boards)}")
+        return self.boards[name]
+
+    def panel(self, name: str, number: int, recorded: Recorded, window: str = "all") -> str:
+        """The drawing of a panel, an `<svg>` element. UserError without a Prometheus, if it has nothing of the run, or
+        if the address names no such panel."""
+        board = self.board(name)
+        if number >= len(board.panels):
+            raise UserError(f"`panel` is {number} in the address; the board {name} has {len(board.panels)} panels")
+        span = self.span(recorded, window)
+        key = (name, number, span)
+        with self._lock:
+            if key not in self._drawings:
+                self._drawings[key] = self._drawn(board, board.panels[number], span)
+                while len(self._drawings) > MOST_DRAWINGS:
+                    self._drawings.popitem(last=False)
+            return self._drawings[key]
+
+    def span(self, recorded: Recorded, window: str) -> Span:
+        """The stretch of time that is shown. UserError for an unknown window."""
+        if window not in WINDOWS:
+            raise UserError(f"`window` is {brief(window)} in the address; it must be one of: {', '.join(WINDOWS)}")
+        now, seconds = self.now(), WINDOWS[window]
+        live = recorded.live and now - recorded.newest < SILENT_S
+        end = now // REFRESH_S * REFRESH_S if live else recorded.newest + LEAD_S
+        start = recorded.first - LEAD_S
+        return Span(start if seconds is None else max(start, end - seconds), end)
+
+    def _drawn(self, board: Board, panel: Panel, span: Span) -> str:
+        if self.prometheus is None:
+            raise UserError("no Prometheus was given")
+        since, said = self._down
+        if self.now() - since < REFRESH_S:
+            raise UserError(said)
+        try:
+            answered = ask(board, self.prometheus, span, self._variables(self.prometheus, span), panel)
+        except UserError as error:
+            self._down = self.now(), str(error)
+            raise
+        return one_panel(board, panel, answered)
+
+    def _variables(self, prometheus: Prometheus, span: Span) -> Chosen:
+        """Grafana's variables for this run: the addresses at which Prometheus saw it. UserError if it saw none."""
+        if self._chosen is None or self._chosen[0] != span:
+            name = self.run.replace("\\", "\\\\").replace('"', '\\"')
+            found = prometheus.over(f'squelch_run_info{{run="{name}"}}', span)
+            addresses = sorted({series.labels.get("instance", "") for series in found})
+            if not addresses:
+                raise UserError(
+                    f"the Prometheus at {prometheus.url} has nothing of a run named {brief(self.run)} from this time; "
+                    "does it scrape the run's metrics (deploy/prometheus.yml)?"
+                )
+            instance = "|".join(re.escape(address) for address in addresses).replace("\\", "\\\\")
+            self._chosen = span, prometheus.chosen(instance, span)
+        return self._chosen[1]

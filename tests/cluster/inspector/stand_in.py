@@ -1,0 +1,24 @@
+"""A stand-in of a Prometheus that knows the run."""
+
+from cluster.errors import UserError
+from cluster.grafana.boards import Chosen
+from cluster.grafana.prometheus import Prometheus, Series, Span
+
+
+class Asked(Prometheus):
+    """A Prometheus that answers every expression with one series, and counts the questions."""
+
+    def __init__(self, addresses: tuple[str, ...] = ("127.0.0.1:9464",)) -> None:
+        self.url, self.addresses, self.expressions, self.error = "http://stand-in", addresses, [], ""
+
+    def over(self, expr: str, span: Span) -> list[Series]:
+        self.expressions.append(expr)
+        if self.error:
+            raise UserError(self.error)
+        times = (span.start, span.end)
+        if expr.startswith("squelch_run_info"):
+            return [Series({"instance": one}, times, (1.0, 1.0)) for one in self.addresses]
+        return [Series({"scope": "first_turn", "le": "+Inf"}, times, (0.25, 0.5))]
+
+    def chosen(self, instance: str, span: Span) -> Chosen:
+        return Chosen(instance, "20s")
