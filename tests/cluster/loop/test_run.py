@@ -30,8 +30,9 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
         raise error
 
     for name in ("check_address", "connect", "disconnect", "_check_scorer"):
-        monkeypatch.setattr(run, name, lambda *_: None)
+        monkeypatch.setattr(run, name, lambda *_, **__: None)
     monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
+    monkeypatch.setattr(run, "weight_bytes", lambda *_: 0)
     monkeypatch.setattr(run, "_open_recorder", lambda _: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(run, "_train", fail)
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
@@ -75,7 +76,7 @@ def test_a_cluster_found_too_small_is_left(monkeypatch, tmp_path) -> None:
     train = ending(monkeypatch, tmp_path, ValueError("not reached"))
     left: list[bool] = []
 
-    def too_small(*_: object) -> None:
+    def too_small(*_: object, **__: object) -> None:
         raise UserError("the cluster has 1 CPUs")
 
     monkeypatch.setattr(run, "connect", too_small)
@@ -110,7 +111,7 @@ class LoadingFleet:
 def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeypatch, tmp_path, number) -> None:
     fleet = LoadingFleet(number)
     monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
-    monkeypatch.setattr(run, "RayParties", lambda *_: None)
+    monkeypatch.setattr(run, "RayParties", lambda *_, **__: None)
     monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
     (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
