@@ -80,7 +80,8 @@ def _study(chosen: argparse.Namespace) -> None:
         while left := faults[sum(len(boot["faults"]) for boot in boots) :]:
             folder.mkdir(parents=True, exist_ok=True)
             boots.append(run_boot(left, chosen.model, folder.resolve(), chosen.minutes))
-            file.write_text(json.dumps(boots, indent=1) + "\n")
+            text = json.dumps(boots, indent=1)
+            file.write_text(text.replace(str(folder.resolve()), "CELL") + "\n")
             if chosen.once:
                 return
 

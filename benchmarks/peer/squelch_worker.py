@@ -4,7 +4,7 @@ The parts are those of a run. `actors.rollout.worker.Engine` (vLLM in its own pr
 tables through Ray's object store to `learner.actor.LearnerGroup`, which makes one optimizer step on as many FSDP2 ranks
 as there are threads, with one thread each, as in the demo on two cores. The new weights are published into the engine,
 with checksum and parity probe, before the step counts as done. There is no filter: all groups are trained on, as on the
-other side.
+other side, unless the work says that a part of them is kept.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
 
 COLLECT_S = 300.0
 TIMEOUT_S = 120.0
-STORE_BYTES = 200 << 20
 
 
 def rollout_config(work: Work) -> RolloutConfig:
     """The engine's settings for the lengths of the work."""
     length = work.prompt_tokens + work.new_tokens
-    return RolloutConfig(max_model_len=length, kv_cache_gib=0.5, num_threads=work.num_threads)
+    return RolloutConfig(max_model_len=length, kv_cache_gib=0.5, num_threads=work.num_threads, dtype=work.dtype)
 
 
 def learner_config(work: Work) -> LearnerConfig:
     """Plain GRPO in one optimizer step; the other settings are a run's defaults."""
     return LearnerConfig(
-        ranks=work.num_threads,
-        num_threads=1,
+        ranks=work.ranks,
+        num_threads=work.num_threads // work.ranks,
+        dtype=work.dtype,
+        activation_checkpointing=work.checkpointing,
         start_timeout_s=TIMEOUT_S,
         step_timeout_s=TIMEOUT_S,
         minibatches=1,
@@ -117,7 +118,7 @@ class Peer:
     def __init__(self, work: Work, folder: Path) -> None:
         self.work, self.step = work, 0
         config = learner_config(work)
-        ray.init("local", num_cpus=config.ranks, include_dashboard=False, object_store_memory=STORE_BYTES)
+        ray.init("local", num_cpus=config.ranks, include_dashboard=False, object_store_memory=work.store_mib << 20)
         self.learner = LearnerGroup(folder, config, temperature=work.temperature)
         self.engine = Engine("peer", folder, rollout_config(work), stop_ids=[])
 
@@ -141,15 +142,17 @@ class Peer:
         completions = await generate(self.engine, asked)
         marks.append(time.perf_counter())
         groups = put_groups(self.work, self.step, asked, completions)
-        report = self.learner.train_step(self.step + 1, list(groups.values()), list(groups), loss_scale=1.0)
+        kept = dict(list(groups.items())[: self.work.kept_groups(self.step)])
+        report = self.learner.train_step(self.step + 1, list(kept.values()), list(kept), loss_scale=1.0)
         marks.append(time.perf_counter())
         published = await self.publish()
         marks.append(time.perf_counter())
         self.work.check([r.prompt_ids.tolist() for r in asked], [c.token_ids.tolist() for c in completions], self.step)
-        if report.optimizer_steps != 1 or report.num_trajectories != self.work.num_sequences:
+        wanted = len(kept) * self.work.num_samples
+        if report.optimizer_steps != 1 or report.num_trajectories != wanted:
             raise RuntimeError(
                 f"step {self.step}: {report.optimizer_steps} optimizer steps on {report.num_trajectories} trajectories "
-                f"({report.refused}), wanted 1 on {self.work.num_sequences}"
+                f"({report.refused}), wanted 1 on {wanted}"
             )
         self.step += 1
         return {
@@ -161,6 +164,8 @@ class Peer:
             "grad_norm": report.metrics["grad_norm"],
             "mismatch_abs": report.metrics["mismatch_abs"],
             "parity": published.parity,
+            "paused": published.seconds_paused,
+            "kept": len(kept),
         }
 
     async def publish(self) -> UpdateReport:

@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -147,31 +148,42 @@ class Worker:
 
 def run(work: Work, python: Path) -> dict[str, Any]:
     """Runs the work's steps alternately on each side; the figures leave out the first step of each."""
-    with tempfile.TemporaryDirectory(prefix="squelch-peer-") as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="squelch-peer-") as name:
         folder = Path(name)
         parameters = common.random_qwen2(folder, vocabulary=work.vocabulary, seed=peer_work.SEED, **SHAPE)
+        ready, steps = alternate(work, folder, python, SIDES)
+    return figures(work, parameters, ready, {side: rows[1:] for side, rows in steps.items()})
+
+
+def alternate(
+    work: Work, folder: Path, python: Path, sides: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """Runs the work's steps alternately on the named sides, with the model in the folder. Returns what each side said
+    when it was ready, and the figures of its steps."""
+    with ExitStack() as stack:
         peer_work.save(work, folder)
-        workers = start(work, folder, python, stack)
+        workers = start(work, folder, python, sides, stack)
         ready = {side: worker.answer(START_S) for side, worker in workers.items()}
         steps: dict[str, list[dict[str, Any]]] = {side: [] for side in workers}
         for _ in range(work.num_steps):
             for side, worker in workers.items():
                 steps[side].append(worker.step())
-    return figures(work, parameters, ready, {side: rows[1:] for side, rows in steps.items()})
+    return ready, steps
 
 
-def start(work: Work, folder: Path, python: Path, stack: ExitStack) -> dict[str, Worker]:
+def start(work: Work, folder: Path, python: Path, sides: Sequence[str], stack: ExitStack) -> dict[str, Worker]:
     """Starts the workers and returns them before they are ready; the stack ends them."""
     from learner.actor import ENVIRONMENT
 
     threads = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    sides = {
+    commands = {
         "squelch": (Path(sys.executable), ["benchmarks.peer.squelch_worker", str(folder)], threads),
         "trl": (python, ["benchmarks.peer.trl_worker", str(folder)], threads),
         "trl_tuned": (python, ["benchmarks.peer.trl_worker", str(folder), "tuned"], threads | ENVIRONMENT),
     }
     workers = {}
-    for side, (interpreter, arguments, variables) in sides.items():
+    for side in sides:
+        interpreter, arguments, variables = commands[side]
         command = [str(interpreter), "-m", *arguments]
         workers[side] = Worker(side, command, variables, folder / f"{side}.log")
         stack.callback(workers[side].stop)

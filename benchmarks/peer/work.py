@@ -24,7 +24,8 @@ FIRST_PROMPT_ID = 2
 
 @dataclass(frozen=True)
 class Work:
-    """GRPO with one turn: every step has `num_prompts` new prompts and one optimizer step on all of their samples."""
+    """GRPO with one turn: every step has `num_prompts` new prompts and one optimizer step on their samples. Squelch's
+    learner has `ranks` ranks, which share the threads; `checkpointing` is its activation checkpointing."""
 
     num_steps: int
     num_prompts: int = 8
@@ -33,15 +34,26 @@ class Work:
     new_tokens: int = 64
     vocabulary: int = 512
     num_threads: int = 2
+    ranks: int = 2
     temperature: float = 1.0
     learning_rate: float = 2e-4
     clip_low: float = 0.2
     clip_high: float = 0.28
+    checkpointing: bool = False
+    kept: tuple[float, ...] = (1.0,)
+    """Shares of the groups that Squelch trains on, by turns of its steps. TRL has no filter and trains on all."""
+    dtype: str = "float32"
+    """Type of Squelch's rollout weights and of its training arithmetic."""
+    store_mib: int = 200
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences per step."""
         return self.num_prompts * self.num_samples
+
+    def kept_groups(self, step: int) -> int:
+        """Number of groups that Squelch trains on in a step; steps count from 0."""
+        return max(1, round(self.kept[step % len(self.kept)] * self.num_prompts))
 
     def prompts(self, step: int) -> list[list[int]]:
         """Token ids (num_prompts, prompt_tokens) of a step; steps count from 0."""
