@@ -83,7 +83,8 @@ def save(work: Work, folder: Path) -> None:
 
 def load(folder: Path) -> Work:
     """Reads the work from the folder."""
-    return Work(**json.loads((folder / FILE_NAME).read_text()))
+    fields = json.loads((folder / FILE_NAME).read_text())
+    return Work(**fields | {"kept": tuple(fields["kept"])})
 
 
 def reward(completion: Sequence[int]) -> float:
