@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -34,6 +34,7 @@ from envs.registry import ENVIRONMENTS
 from envs.settings import Settings
 from envs.splits import Split, check_split
 from envs.text import PRINTABLE
+from envs.wording import PromptName, Wording
 
 NAMESPACE = "squelch"
 
@@ -43,6 +44,8 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
     name: ClassVar[str]
+    wordings: ClassVar[Mapping[PromptName, Wording]]
+    """The words of each prompt style."""
     Options: ClassVar[type[Settings]]
     max_turns: ClassVar[int]
     """Turns of an episode, unless the configuration sets `environment.format.max_turns`."""
@@ -57,12 +60,14 @@ class TextEnv(gymnasium.Env[str, str], Environment):
     max_observation_length: ClassVar[int]
     """Characters of the longest observation; required unless `_observation_space` is overridden."""
 
-    def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, split: Split = "train", render_mode: str | None = None, prompt: PromptName = "tiny", **options: Any
+    ) -> None:
         check_split(split)
         self.split: Split = split
         self.render_mode = render_mode
+        self.prompt = prompt
         self.options = read_options(self.name, self.Options, options)
-        self.observation_space = self._observation_space()
         self.action_space = self._action_space()
         self._known = {action.lower(): action for action in self.actions}
         self._task_seed: int | None = None
@@ -78,23 +83,29 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         return generator(self)
 
     @property
+    def observation_space(self) -> Text:
+        """Gymnasium's space of the observations in the style `prompt`."""
+        return self._observation_space()
+
+    @property
     def task_seed(self) -> int:
         """The seed of the present task."""
         if self._task_seed is None:
             raise RuntimeError(f"{self.name} was used before reset")
         return self._task_seed
 
+    @property
+    def wording(self) -> Wording:
+        """The words in the style `prompt`; where only one style is declared, those."""
+        return self.wordings.get(self.prompt) or next(iter(self.wordings.values()))
+
     def rules(self) -> str:
-        """The instruction and the action rule, as one text."""
-        return f"{self.instruction()} {self.action_rule()}"
+        """The task, its symbols and its actions."""
+        return self.wording.rules.format(**self.terms())
 
-    @abc.abstractmethod
-    def instruction(self) -> str:
-        """The task and the meaning of the symbols, in a few words, without the actions and the answer format."""
-
-    def action_rule(self) -> str:
-        """The sentence of the system message that lists the actions; one space between words."""
-        return f"Actions {' '.join(self.actions)} ."
+    def terms(self) -> dict[str, str]:
+        """The fields of the rules, by name."""
+        return {}
 
     def read_action(self, text: str) -> str | None:
         """The action of the closed list that the text names, ignoring case; override it for free text."""

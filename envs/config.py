@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import Field
 
 from envs.settings import Settings
+from envs.wording import PromptName
 
 if TYPE_CHECKING:
     from envs.contract import Environment
@@ -48,6 +49,9 @@ class EnvironmentConfig(Settings):
     your own environment (docs/adding-an-environment.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Task options of that environment; checked against its own `Options` model before anything starts."""
+    prompt: PromptName = "tiny"
+    """Style of the messages: `natural` is English with a legend and a worked turn, for pretrained language models;
+    `tiny` is the closed vocabulary of the tiny policy (`model.path=tiny`)."""
     format: FormatConfig = FormatConfig()
     train_seed: int = Field(0, ge=0)
     """The k-th training task has seed `train_seed + k`."""

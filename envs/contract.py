@@ -1,9 +1,10 @@
-"""The protocols of environments: one that is required for playing, and two optional ones.
+"""The protocols of environments: one that is required for playing, and three optional ones.
 
 | protocol | members | used by |
 |---|---|---|
 | `Environment` | `rules`, `read_action`, `reset`, `step`; `max_turns` | every player: training, validation, `eval` |
-| `Demonstrator` | `demonstrate` | the warm-up of the tiny policy, and benchmarks that play demonstrations |
+| `Demonstrator` | `demonstrate` | the warm-up of a policy, and benchmarks that play demonstrations |
+| `Judged` | `judge` | the judge of reasonings (docs/reasoning.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
@@ -14,11 +15,12 @@ base of Squelch's own environments; `envs/adapters/` contains wrappers of third-
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from envs.settings import Settings
 from envs.splits import Split
-from envs.wording import DemonstrationQuality, Rng
+from envs.wording import DemonstrationQuality, PromptName, Rng, Wording
 
 Capability = TypeVar("Capability")
 
@@ -42,6 +44,12 @@ class Environment(Protocol):
     """Most actions in one answer, unless the configuration sets it. With 1, an answer is never split."""
     shared_noise: bool = False
     """Whether the trajectories of one group are reset with the same `noise_seed`."""
+    prompt: PromptName = "tiny"
+    """The style of the messages; `envs.registry.make` sets it from `environment.prompt`. An environment without words
+    of its own in that style keeps those that it has."""
+    wording: Wording | None = None
+    """Words in the style `prompt`, whose worked turn the system message shows; None if the environment has only
+    `rules`."""
 
     def __init__(self, split: Split = "train", **options: Any) -> None:
         self.split: Split = split
@@ -91,8 +99,33 @@ class Demonstrator(Protocol):
         """
 
 
+class Judge(Protocol):
+    """Reads a prompt and a reasoning, and decides whether the claims of the reasoning are true of the prompt.
+
+    No text raises an error. `facts` and `claims` take time linear in the text.
+    """
+
+    def facts(self, prompt: str) -> Any | None:
+        """What the last state in a prompt shows; None if the prompt shows no state."""
+
+    def claims(self, reasoning: str) -> Sequence[Any]:
+        """The claims of a reasoning about its state, in order; all text that is no claim is ignored."""
+
+    def holds(self, claim: Any, facts: Any) -> bool:
+        """Whether a claim is true of the facts."""
+
+
+class Judged(Protocol):
+    """An environment (class) whose reasonings can be checked against the state, without a model."""
+
+    @classmethod
+    @abc.abstractmethod
+    def judge(cls) -> Judge:
+        """The judge of this environment's reasonings, in every prompt style."""
+
+
 class ClosedVocabulary(Protocol):
-    """An environment (class) whose whole text comes from a closed list of words."""
+    """An environment (class) whose whole text comes from a closed list of words in the prompt style `tiny`."""
 
     @classmethod
     @abc.abstractmethod

@@ -64,7 +64,7 @@ class Episode:
         self._turns, self._done = 0, False
         return [
             {"role": "system", "content": system_message(self._env, self._config)},
-            {"role": "user", "content": turn_message(self._observation, self._actions_left, None)},
+            {"role": "user", "content": self._turn_message(None)},
         ]
 
     def act(self, text: str, hit_token_limit: bool = False) -> TurnOutcome:
@@ -102,7 +102,10 @@ class Episode:
         return reward, played, False, None
 
     def _message(self, reward: float) -> Message:
-        return {"role": "user", "content": turn_message(self._observation, self._actions_left, reward)}
+        return {"role": "user", "content": self._turn_message(reward)}
+
+    def _turn_message(self, reward: float | None) -> str:
+        return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
 
 
 def _told(info: dict[str, Any], key: str, method: str) -> Any:

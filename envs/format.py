@@ -4,8 +4,9 @@ Squelch opens the assistant's turn with `<think>`, so that the opening belongs t
 
     reasoning </think> <answer> Up || Left </answer>
 
-and ends its turn. In all text of Squelch, words and punctuation are separated by single spaces or newlines, so that a
-word-level tokenizer has a small closed vocabulary.
+and ends its turn. Squelch's own sentences in a prompt exist once per prompt style, as data (`SENTENCES`). In the style
+`tiny`, words and punctuation are separated by single spaces or newlines, so that a word-level tokenizer has a small
+closed vocabulary.
 
 Parsing never raises and takes time linear in the text. It decides separately which actions are executed and whether the
 turn is well formed:
@@ -19,12 +20,13 @@ turn is well formed:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from envs.config import FormatConfig
 from envs.contract import ClosedVocabulary, Environment, lacking
+from envs.wording import PromptName, Wording, planned
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
@@ -45,24 +47,79 @@ class ParsedTurn:
     """The reason if the turn is badly formatted, else None."""
 
 
+@dataclass(frozen=True)
+class Sentences:
+    """Squelch's own sentences in one prompt style; `{name}` is a field."""
+
+    system: str
+    """The system message: the environment's `{rules}`, the answer `{format}`, and the worked `{example}`."""
+    format: str
+    one_action: str
+    several_actions: str
+    example: str
+    """The worked turn: the `{message}` of a turn, and the policy's `{turn}`."""
+    reward: str
+    turn: str
+
+
+SENTENCES: Mapping[PromptName, Sentences] = {
+    "tiny": Sentences(
+        system="{rules} {format}{example}",
+        format="Always output <think> thoughts </think> <answer> {what} </answer> with {how_many} .",
+        one_action="1 action",
+        several_actions="at most {count} actions separated by ||",
+        example="",
+        reward="reward {reward}\n",
+        turn="{observation}\nactions left {left}",
+    ),
+    "natural": Sentences(
+        system="{rules}\n{format}{example}",
+        format=(
+            "{how_many}. Always output: <think> your thoughts </think> <answer> your {what} </answer> with no other "
+            "text. Strictly follow this format."
+        ),
+        one_action="Give exactly 1 action in an answer",
+        several_actions='You can give up to {count} actions in an answer, separated by " || "',
+        example="\n\nHere is an example of one turn.\n{message}\n{turn}",
+        reward="Reward: {reward}\n",
+        turn="State:\n{observation}\nActions left: {left}",
+    ),
+}
+"""After the authors' format: rules with legend and actions, then for each turn the reward of the last one, the state,
+and the actions left."""
+
+
 def system_message(env: Environment, config: FormatConfig) -> str:
-    """The environment's rules and the answer format."""
-    return f"{env.rules()} {_format_rule(config.resolved(env))}"
+    """The environment's rules, the answer format and, in the style `natural`, a worked turn."""
+    resolved, sentences = config.resolved(env), SENTENCES[env.prompt]
+    example = "" if env.wording is None else _worked_turn(env.wording, resolved, env.prompt)
+    return sentences.system.format(rules=env.rules(), format=_format_rule(resolved, env.prompt), example=example)
 
 
-def _format_rule(config: FormatConfig) -> str:
+def _format_rule(config: FormatConfig, prompt: PromptName = "tiny") -> str:
     """The sentence about the answer format; `config` is resolved."""
-    count = config.max_actions_per_turn
-    what = "action" if count == 1 else "actions"
-    how_many = "1 action" if count == 1 else f"at most {count} actions separated by {SEPARATOR}"
-    turn = f"{THINK_OPEN} thoughts {THINK_CLOSE} {ANSWER_OPEN} {what} {ANSWER_CLOSE}"
-    return f"Always output {turn} with {how_many} ."
+    count, sentences = config.max_actions_per_turn, SENTENCES[prompt]
+    how_many = sentences.one_action if count == 1 else sentences.several_actions.format(count=count)
+    return sentences.format.format(what="action" if count == 1 else "actions", how_many=how_many)
 
 
-def turn_message(observation: str, actions_left: int, reward: float | None) -> str:
+def _worked_turn(wording: Wording, config: FormatConfig, prompt: PromptName) -> str:
+    """The example of a wording, with as many actions as the format allows; empty if there is none."""
+    if (example := wording.example) is None:
+        return ""
+    per_turn = config.max_actions_per_turn or 1
+    actions = example.actions[:per_turn]
+    said = example.reasoning.format(plan=planned(wording.said.get("plan_join", (" ",))[0], actions))
+    message = turn_message(example.observation, per_turn * (config.max_turns or 1), None, prompt)
+    turn = f"{THINK_OPEN}{well_formed(said, actions)}"
+    return SENTENCES[prompt].example.format(message=message, turn=turn)
+
+
+def turn_message(observation: str, actions_left: int, reward: float | None, prompt: PromptName = "tiny") -> str:
     """The message to the policy before a turn; `reward`: the reward of the previous turn, None at the first turn."""
-    told = "" if reward is None else f"reward {reward_text(reward)}\n"
-    return f"{told}{observation}\nactions left {actions_left}"
+    sentences = SENTENCES[prompt]
+    told = "" if reward is None else sentences.reward.format(reward=reward_text(reward))
+    return told + sentences.turn.format(observation=observation, left=actions_left)
 
 
 def reward_text(reward: float) -> str:
@@ -81,8 +138,8 @@ def well_formed(reasoning: str, actions: Sequence[str]) -> str:
 
 
 def phrases(environment: type[Environment], config: FormatConfig) -> list[str]:
-    """Texts that are fed to a policy, or shown in demonstrations, in this environment under all options, each with the
-    white space that can precede it. If the vocabulary is closed, they contain every word."""
+    """Texts that are fed to a policy, or shown in demonstrations, in this environment under all options in the prompt
+    style `tiny`, each with the white space that can precede it. They contain every word of a closed vocabulary."""
     if not reads_words(environment):
         return format_phrases(config.resolved(environment), (0.0,))
     words = cast("type[ClosedVocabulary]", environment)

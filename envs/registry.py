@@ -13,9 +13,10 @@ from envs.contract import Environment, lacking
 from envs.options import nearest, read_options
 from envs.splits import Split, check_split
 from envs.untrusted.files import brief
+from envs.wording import PromptName
 
 ENVIRONMENTS: dict[str, str] = {
-    "Countdown": "envs.countdown:Countdown",
+    "Countdown": "envs.countdown.environment:Countdown",
     "DeepCoder": "envs.deep_coder.environment:DeepCoder",
     "FrozenLake": "envs.grid_worlds.frozen_lake:FrozenLake",
     "MetaMathQA": "envs.meta_math_qa.environment:MetaMathQA",
@@ -60,12 +61,17 @@ def environment_class(name: str) -> type[Environment]:
     return found
 
 
-def make(name: str, split: Split = "train", options: dict[str, Any] | None = None) -> Environment:
-    """The environment of that name. Raises ValueError for an unknown name, split or option."""
+def make(
+    name: str, split: Split = "train", options: dict[str, Any] | None = None, prompt: PromptName = "tiny"
+) -> Environment:
+    """The environment of that name, whose messages are in the style `prompt`. Raises ValueError for an unknown name,
+    split or option."""
     environment = environment_class(name)
     check_split(split)
     read_options(name, environment.Options, options or {})  # first, so that no option is taken for another argument
-    return environment(split=split, **(options or {}))
+    made = environment(split=split, **(options or {}))
+    made.prompt = prompt
+    return made
 
 
 def resolved(config: EnvironmentConfig) -> EnvironmentConfig:

@@ -10,7 +10,7 @@ after the last turn of the format; each wrong attempt halves the reward of the r
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -18,7 +18,16 @@ from envs.base import TextEnv
 from envs.contract import Demonstrator
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, no_task, split_of, task_key_of
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, draw_distinct
+from envs.wording import (
+    DEFAULT_QUALITY,
+    DemonstrationQuality,
+    Example,
+    Rng,
+    Wording,
+    choose,
+    draw_distinct,
+    generic_reasoning,
+)
 
 WORDS = (
     *("acorn", "apple", "arrow", "badge", "beach", "berry", "cabin", "candle", "cloud", "daisy", "desk", "drum"),
@@ -26,7 +35,21 @@ WORDS = (
     *("jacket", "kettle", "ladder", "lemon", "lion", "maple", "mirror", "moon", "needle", "ocean", "olive", "paper"),
     *("pear", "pond", "quilt", "rabbit", "river", "rose", "sail", "stone", "tiger", "tower", "valley", "window"),
 )
-GENERIC = ("let me see", "i look at the letters", "one after another")
+TINY = Wording(
+    rules="Put the words into alphabetical order . The action is all words in order , separated by spaces .",
+    shown={"words": "words {words}"},
+    said={"order": ("first {first} and last {last}",)},
+    generic=(("let me see", "i look at the letters", "one after another"),),
+)
+NATURAL = Wording(
+    rules="Put the words into alphabetical order.\nYour answer is all words in order, separated by spaces",
+    shown={"words": "Words: {words}"},
+    said={"order": ("The first word is {first} and the last one is {last}.", "It begins with {first}.")},
+    generic=(("Let me see.", "I look at the letters.", "I take one after another."),),
+    example=Example(
+        "Words: tree house apple", "The first word is apple and the last one is tree.", ("apple house tree",)
+    ),
+)
 
 
 class SortWordsOptions(Settings):
@@ -40,6 +63,7 @@ class SortWords(TextEnv, Demonstrator):
     """1 for the words in alphabetical order at the first attempt, half of it at the second, and so on."""
 
     name = "SortWords"
+    wordings: ClassVar = {"tiny": TINY, "natural": NATURAL}
     Options = SortWordsOptions
     options: SortWordsOptions
     max_turns = 2
@@ -48,17 +72,9 @@ class SortWords(TextEnv, Demonstrator):
 
     # --- the messages to the policy ---
 
-    def instruction(self) -> str:
-        """The task in a few words."""
-        return "Put the words into alphabetical order ."
-
-    def action_rule(self) -> str:
-        """The sentence that lists the actions."""
-        return "The action is all words in order , separated by spaces ."
-
     def observation(self) -> str:
         """The current state as text."""
-        return f"words {' '.join(self._words)}"
+        return self.wording.shown["words"].format(words=" ".join(self._words))
 
     # --- the policy's answer ---
 
@@ -116,5 +132,7 @@ class SortWords(TextEnv, Demonstrator):
         order = sorted(self._words)
         if rng.random() < (quality.random_plan if grounded else quality.generic_random_plan):
             order = [self._words[index] for index in draw_distinct(rng, len(order), len(order))]
-        reasoning = f"first {order[0]} and last {order[-1]}" if grounded else choose(rng, GENERIC)
+        if not grounded:
+            return generic_reasoning(rng, self.wording), [" ".join(order)]
+        reasoning = choose(rng, self.wording.said["order"]).format(first=order[0], last=order[-1])
         return reasoning, [" ".join(order)]

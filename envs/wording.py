@@ -1,16 +1,23 @@
-"""Wording of solver demonstrations, shared by all environments.
+"""The words of an environment as data, and the wording of its demonstrations.
 
-Demonstrations warm up a tiny policy and are deliberately imperfect: some describe the state in varied wording, some are
-generic text that fits any state, some coordinates are wrong and some plans are random. So training can both increase
-and decrease input dependence and reward variance. The vocabulary is closed: lower-case words, one digit per coordinate,
-one space between words.
+An environment declares its words once for each prompt style (`PromptName`), as a `Wording`; its code fills in the
+fields and knows no style:
+
+- `tiny`: lower-case words of a closed vocabulary with single spaces between words and punctuation, one digit per
+  coordinate, for the tiny policy's word tokenizer.
+- `natural`: English sentences with a legend and a worked turn, for pretrained language models.
+
+Demonstrations warm up a policy and are deliberately imperfect (`DemonstrationQuality`): some describe the state in
+varied wording, some are generic text that fits any state, some coordinates are wrong and some plans are random. So
+training can both increase and decrease input dependence and reward variance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -19,8 +26,8 @@ from envs.settings import Settings
 Cell = tuple[int, int]
 T = TypeVar("T")
 
-JOINS = ("", "and", ",")
-PLAN_JOINS = (" ", " then ")
+PromptName = Literal["tiny", "natural"]
+"""The style of an environment's messages and demonstrations: `environment.prompt`."""
 SWAP_RATE = 0.3  # probability that the facts are stated in another order
 SHORT_PLAN_RATE = 0.1  # probability that a plan stops after one action
 
@@ -49,25 +56,41 @@ class DemonstrationQuality(Settings):
 
 
 DEFAULT_QUALITY = DemonstrationQuality()
+QUALITIES: Mapping[PromptName, DemonstrationQuality] = {
+    "tiny": DEFAULT_QUALITY,
+    "natural": DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.15),
+}
+"""The quality of demonstrations by prompt style, unless settings say otherwise. Natural ones state only what is true:
+a language model that was warmed up on demonstrations half of which are generic hardly depended on its input."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A worked turn, which the rules show; `{plan}` in the reasoning stands for the actions."""
+
+    observation: str
+    reasoning: str
+    actions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Wording:
-    """The words of one environment.
+    """The words of one environment in one style. `{name}` in a text is a field that the environment fills in."""
 
-    `facts` maps a fact's name to templates with one `{}` for its coordinates (`row column`, counted from 0); `plans`
-    are templates with one `{}` for the actions; a generic reasoning takes one fragment of each tuple in `generic`.
-    """
-
-    facts: dict[str, tuple[str, ...]]
-    plans: tuple[str, ...]
-    generic: tuple[tuple[str, ...], ...]
+    rules: str
+    """The task, its symbols and its actions, for the system message."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """Texts of observations, by what they show."""
+    said: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Texts of demonstrated reasonings, by what they say; one of each tuple is drawn."""
+    generic: tuple[tuple[str, ...], ...] = ()
+    """A reasoning that fits any state takes one text of each tuple."""
+    example: Example | None = None
 
     def fragments(self) -> list[str]:
-        """All text fragments of reasonings, without coordinates and action words."""
-        templates = [t for group in (*self.facts.values(), self.plans) for t in group]
-        generic = [fragment for part in self.generic for fragment in part]
-        return [t.replace("{}", " ") for t in templates] + generic + list(JOINS) + list(PLAN_JOINS)
+        """All texts of reasonings, without their fields."""
+        said = [text for group in self.said.values() for text in group]
+        return [re.sub(r"{\w+}", " ", text) for text in said] + [text for part in self.generic for text in part]
 
 
 def choose(rng: Rng, items: Sequence[T]) -> T:
@@ -84,19 +107,47 @@ def draw_distinct(rng: Rng, count: int, size: int) -> list[int]:
     return pool[:count]
 
 
-def grounded_reasoning(rng: Rng, wording: Wording, facts: dict[str, Cell], actions: Sequence[str]) -> str:
-    """The facts with their coordinates, in varied wording and order, then the plan."""
-    parts = [choose(rng, wording.facts[name]).format(f"{row} {column}") for name, (row, column) in facts.items()]
+def grounded_reasoning(rng: Rng, wording: Wording, facts: Mapping[str, Cell], actions: Sequence[str]) -> str:
+    """The facts with their coordinates, in varied wording and order, then the plan; `facts` hold the player's cell."""
+    parts = [
+        choose(rng, wording.said[name]).format(row=cell[0], column=cell[1], offset=offset(facts["player"], cell))
+        for name, cell in facts.items()
+    ]
     if rng.random() < SWAP_RATE:
         parts.reverse()
-    plan = choose(rng, PLAN_JOINS).join(action.lower() for action in actions)
-    text = f" {choose(rng, JOINS)} ".join(parts) + " " + choose(rng, wording.plans).format(plan)
-    return " ".join(text.split())
+    plan = planned(choose(rng, wording.said["plan_join"]), actions)
+    text = f" {choose(rng, wording.said['join'])} ".join(parts) + " " + choose(rng, wording.said["plan"])
+    return " ".join(text.format(plan=plan).split())
+
+
+def planned(join: str, actions: Sequence[str]) -> str:
+    """The actions of a plan in words."""
+    return join.join(action.lower() for action in actions)
+
+
+def offset(start: Cell, end: Cell) -> str:
+    """The way from one cell to another: `2 rows up and 1 column to the right`, or `right here`."""
+    rows, columns = end[0] - start[0], end[1] - start[1]
+    parts = [
+        f"{abs(count)} {unit}{'s' if abs(count) > 1 else ''} {after if count > 0 else before}"
+        for count, unit, before, after in (
+            (rows, "row", "up", "down"),
+            (columns, "column", "to the left", "to the right"),
+        )
+        if count
+    ]
+    return " and ".join(parts) or "right here"
 
 
 def generic_reasoning(rng: Rng, wording: Wording) -> str:
     """A reasoning that fits any state."""
     return " ".join(choose(rng, part) for part in wording.generic)
+
+
+def listed(items: Sequence[object]) -> str:
+    """`6, 9 and 12`."""
+    words = [str(item) for item in items]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def misplace(rng: Rng, facts: dict[str, Cell], side: int) -> dict[str, Cell]:

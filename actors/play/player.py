@@ -28,6 +28,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from envs.config import EnvironmentConfig
 from envs.contract import Environment
 from envs.episode import Episode, Message, TurnOutcome
 from envs.registry import make
+from envs.wording import PromptName
 
 Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]
@@ -67,9 +69,9 @@ def noise_seed(ticket: Ticket, trajectory: int, shared: bool) -> int:
     return derive_seed("noise", ticket.seed, ticket.ticket_id, *(() if shared else (trajectory,)))
 
 
-def make_task(task: Task) -> Environment:
-    """An environment for a task, not yet reset."""
-    return make(task.environment, task.split, dict(task.options))
+def make_task(task: Task, prompt: PromptName) -> Environment:
+    """An environment for a task, not yet reset, whose messages are in the style `prompt`."""
+    return make(task.environment, task.split, dict(task.options), prompt)
 
 
 class _Failed(Exception):
@@ -152,7 +154,7 @@ class EnvironmentPlayer:
         config: EnvironmentActorConfig,
         max_model_len: int,
         generate: Generate,
-        make_env: MakeEnv = make_task,
+        make_env: MakeEnv | None = None,
     ) -> None:
         self._codec = codec
         self._format = environment.format
@@ -160,7 +162,7 @@ class EnvironmentPlayer:
         self._config = config
         self._max_model_len = max_model_len
         self._generate = generate
-        self._make_env = make_env
+        self._make_env = make_env or partial(make_task, prompt=environment.prompt)
         self.steps = StepPool(config.step_timeout_s, config.step_threads)
         self._idle: dict[tuple[str, str, str], list[Environment]] = {}
 

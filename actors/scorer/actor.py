@@ -164,7 +164,7 @@ class ScorerActor:
         return self._engine.progress()
 
     def _text(self, ids: np.ndarray) -> str:
-        """Decodes ids for the judge; the tokenizer is loaded when a grid world is judged for the first time."""
+        """Decodes ids for the judge; the tokenizer is loaded when an environment is judged for the first time."""
         from actors.play.codec import ChatCodec
 
         if self._codec is None:

@@ -26,7 +26,7 @@ from actors.archive.scores import ScoreMatrix, TurnPlace
 from actors.config import ScorerConfig
 from actors.diagnosis.budget import draw_pairs, estimate, others_within
 from actors.diagnosis.fixed_probe import saturated
-from actors.diagnosis.grounding import JUDGED, judge_of
+from actors.diagnosis.grounding import JUDGED, judge_of, shares
 from actors.diagnosis.metrics import SCOPES
 from actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
 from actors.diagnosis.regime import Reading, RegimeGauge, one_hot
@@ -234,16 +234,16 @@ class Scorer:
         return flat
 
     def _judged(self, draw: Draw, environments: Sequence[str]) -> dict[str, float]:
-        """The judge's shares over the reasonings of grid worlds; NaN if there is none to judge."""
-        shares, sizes, text = [], [], self._text
+        """The judge's shares over the reasonings of environments that have one; NaN if there is none to judge."""
+        found, sizes, text = [], [], self._text
         for name in sorted(set(environments)):
             if text is not None and (judge := judge_of(name)) is not None:
                 own = subset(draw, np.array([other == name for other in environments]))
                 prompts, reasonings = (list(map(text, rows)) for rows in (own.prompts, own.reasonings))
-                shares.append(judge.judge(prompts, reasonings, own.source.tolist()))
+                found.append(shares(judge, prompts, reasonings, own.source.tolist()))
                 sizes.append(len(reasonings))
         return {
-            f"judge/{key}": float(np.average([share[key] for share in shares], weights=sizes)) if shares else math.nan
+            f"judge/{key}": float(np.average([one[key] for one in found], weights=sizes)) if found else math.nan
             for key in JUDGED
         }
 

@@ -46,7 +46,7 @@ def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) ->
     folder.mkdir(parents=True)
     codec = write_tokenizer(folder, environment, 0, tiny)
     new_model(codec, tiny, 0).save_pretrained(folder)
-    env = make(environment.name, "train", environment.options)
+    env = make(environment.name, "train", environment.options, environment.prompt)
     rng, groups = np.random.default_rng(0), []
     for task in range(num_groups):
         members = []

@@ -230,7 +230,7 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
 
     positions = read_config(folder).get("max_position_embeddings")
     codec = ChatCodec(folder)
-    environment = make(config.environment.name, "train", config.environment.options)
+    environment = make(config.environment.name, "train", config.environment.options, config.environment.prompt)
     codec.check(phrases(type(environment), config.environment.format))
     first_turn = _opening(config, codec)
     needed = len(first_turn) + config.sampling.max_tokens_per_turn

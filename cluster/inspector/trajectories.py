@@ -11,20 +11,14 @@ import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
 
-from actors.diagnosis.grounding import ROLES, last_grid
+from actors.diagnosis.grounding import judge_of
 from actors.records import Trajectory, Turn, from_table
 from cluster.inspector.texts import Pieces, shown, tokens_html
+from envs.grid_worlds.claims import GridJudge
+from envs.registry import ENVIRONMENTS
 
 MOST_TOKENS = 1_500
 """Sampled tokens of a trajectory that are shown before the reader asks for all of them."""
-_KINDS = {
-    "FrozenLake": {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player hole", "*": "player goal"},
-    "Sokoban": {
-        **{"P": "player", "X": "box", "O": "target", "#": "wall", "_": "floor"},
-        **{"*": "box target", "S": "player target"},
-    },
-}
-"""What a cell's symbol shows, by environment."""
 _CONTROL_TOKEN = re.compile(r"<\|[^|>]{1,40}\|>")
 
 
@@ -81,16 +75,18 @@ class GroupView:
     board: Board | None
 
 
+def _grid(environment: str) -> GridJudge | None:
+    """How a grid world of Squelch reads its boards; None for others, whose names in an archive are never imported."""
+    judge = judge_of(environment) if environment in ENVIRONMENTS else None
+    return judge if isinstance(judge, GridJudge) else None
+
+
 def board_of(environment: str, text: str) -> Board | None:
-    """The last board in a text; None if the environment has none, or none is there."""
-    kinds = _KINDS.get(environment)
-    found = None if kinds is None else last_grid(text, "".join(kinds))
-    if kinds is None or found is None:
+    """The last board in a text; None if the environment is no grid world, or none is there."""
+    grid = _grid(environment)
+    if grid is None or (rows := grid.board(text)) is None:
         return None
-    return Board(tuple(tuple((symbol, kinds[symbol]) for symbol in row) for row in found))
-
-
-assert _KINDS.keys() == ROLES.keys(), "every grid world is drawn"
+    return Board(tuple(tuple((symbol, grid.legend[symbol]) for symbol in row) for row in rows))
 
 
 def readable(text: str) -> Markup:
@@ -100,9 +96,8 @@ def readable(text: str) -> Markup:
 
 def without_board(environment: str, text: str) -> str:
     """The text with each line of a drawn board left out."""
-    kinds = _KINDS.get(environment, {})
-    lines = text.split("\n")
-    return "\n".join(line for line in lines if not (len(line) > 2 and set(line) <= {*kinds, " "}))
+    grid = _grid(environment)
+    return text if grid is None else grid.without_boards(text)
 
 
 def group_view(table: pa.Table, pieces: Pieces, whole: bool = False) -> GroupView:

@@ -26,6 +26,7 @@ from envs.deep_coder.published import published, read_problem
 from envs.deep_coder.tasks import (
     DIFFICULTIES,
     Difficulty,
+    Plan,
     Problem,
     draw_plan,
     key_of,
@@ -34,19 +35,18 @@ from envs.deep_coder.tasks import (
     program,
     words,
 )
+from envs.deep_coder.words import WORDS
 from envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of
 from envs.text import printable
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
+from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_PROGRAM = 20_000
 MAX_TEXT = 16_000
 FENCE = "```"
 MAX_SHOWN = 160
 """Characters of a program's output that the policy sees after a public test failed."""
-_OPENERS = ("", "so ", "i must ", "first ")
-_GENERIC = ("let me write it", "this is a program", "i read the task again", "easy enough", "i follow the examples")
 
 
 class DeepCoderOptions(Settings):
@@ -85,6 +85,7 @@ class DeepCoder(TextEnv, Demonstrator):
     max_turns = 1
     max_action_length = MAX_PROGRAM
     max_observation_length = MAX_TEXT
+    wordings = WORDS
     options: DeepCoderOptions
 
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
@@ -103,17 +104,20 @@ class DeepCoder(TextEnv, Demonstrator):
             f"{'sandbox' if backend.isolates else 'WARNING: NO SANDBOX, allow_unsafe is set'}: {backend.name}{lacks}"
         ]
 
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        return "Write a Python program that passes all tests ."
-
-    def action_rule(self) -> str:
-        """The sentence that lists the actions."""
-        return "The action is the program alone ."
-
     def observation(self) -> str:
         """The current state as text."""
-        return printable(self._told or self._problem.text, self.max_observation_length)
+        return printable(self._told or self._statement(), self.max_observation_length)
+
+    def _statement(self) -> str:
+        """The problem; a generated one in the words of the prompt style."""
+        problem = self._problem
+        if problem.plan is None:
+            return problem.text
+        _, _, tests = problem.text.partition("\n")
+        return f"{self.wording.shown[problem.source].format(words=self._words(problem.plan))}\n{tests}"
+
+    def _words(self, plan: Plan) -> str:
+        return words(plan).replace(" , ", self.wording.shown["comma"])
 
     def read_action(self, text: str) -> str | None:
         """The program without a Markdown fence around it; None if it is empty or too long."""
@@ -149,10 +153,15 @@ class DeepCoder(TextEnv, Demonstrator):
         wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
         if problem.plan is None:
             known = None if wrong else problem.solution
-            return choose(rng, _GENERIC), [known if known and self.read_action(known) else "print(input())"]
+            return generic_reasoning(rng, self.wording), [
+                known if known and self.read_action(known) else "print(input())"
+            ]
         plan = near_miss(problem.plan, rng) if wrong else problem.plan
         told = near_miss(problem.plan, rng) if rng.random() < quality.wrong_coordinates else problem.plan
-        reasoning = choose(rng, _OPENERS) + words(told) if grounded else choose(rng, _GENERIC)
+        if grounded:
+            reasoning = choose(rng, self.wording.said["task"]).format(words=self._words(told))
+        else:
+            reasoning = generic_reasoning(rng, self.wording)
         return reasoning, [program(plan, _difficulty(problem))]
 
     def _load(self, seed: int) -> dict[str, Any]:
@@ -177,10 +186,11 @@ class DeepCoder(TextEnv, Demonstrator):
 
     def _report(self, verdicts: Sequence[Verdict]) -> str:
         """The number of passed tests, and the reason why a public test failed; no reasons for hidden tests."""
-        told = f"passed {self._passed} of {len(verdicts)} tests ."
+        shown = self.wording.shown
+        told = shown["passed"].format(passed=self._passed, total=len(verdicts))
         for verdict in verdicts[: self._problem.num_public]:
             if not verdict.passed:
-                return f"{told} {verdict.reason} : {verdict.detail[:MAX_SHOWN]}"
+                return told + shown["failed"].format(reason=verdict.reason, detail=verdict.detail[:MAX_SHOWN])
         return told
 
     def _details(self) -> dict[str, Any]:

@@ -1,25 +1,28 @@
 """The base of the grid worlds: closed action words, one symbol per cell, and reasoning that names coordinates.
 
 Invariants: an observation has `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every symbol
-is in `glyphs`; all text comes from a closed vocabulary, so that a word tokenizer reads one token per cell.
+is in `legend`; in the prompt style `tiny` all text comes from a closed vocabulary, so that a word tokenizer reads one
+token per cell. `envs/grid_worlds/words.py` holds the words, and `claims.py` the judge of reasonings.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import ClassVar
 
 from gymnasium.spaces import Text
 
 from envs.base import TextEnv
-from envs.contract import ClosedVocabulary, Demonstrator
+from envs.contract import ClosedVocabulary, Demonstrator, Judged
+from envs.grid_worlds.board import shown
+from envs.grid_worlds.claims import GridJudge, Nouns
 from envs.wording import (
     DEFAULT_QUALITY,
     SHORT_PLAN_RATE,
     Cell,
     DemonstrationQuality,
     Rng,
-    Wording,
     choose,
     generic_reasoning,
     grounded_reasoning,
@@ -27,19 +30,34 @@ from envs.wording import (
 )
 
 
-class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
-    """A square board. In addition to the members of `TextEnv`, subclasses define glyphs, wording, side and facts."""
+class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
+    """A square board. In addition to the members of `TextEnv`, subclasses define legend, nouns, side, board and
+    facts."""
 
     max_turns = 5
     max_actions_per_turn = 2
-    wording: ClassVar[Wording]
-    glyphs: ClassVar[str]
-    """Every symbol that an observation can contain, without separators."""
+    legend: ClassVar[Mapping[str, str]]
+    """What each symbol of a board shows: names of facts, with one space between them."""
+    nouns: ClassVar[Nouns]
+    """The words by which a natural reasoning calls each fact that the judge reads."""
 
     @property
     @abc.abstractmethod
     def side(self) -> int:
         """Rows, and columns, of an observation."""
+
+    @abc.abstractmethod
+    def board(self) -> str:
+        """The current board as plain text (`envs.grid_worlds.board`)."""
+
+    def observation(self) -> str:
+        """The current state as text."""
+        return shown(self.board(), self.wording)
+
+    @classmethod
+    def judge(cls) -> GridJudge:
+        """As `Judged.judge`."""
+        return GridJudge(cls.legend, cls.nouns, tuple(cls.wordings.values()))
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
         """(reasoning, actions) of the solver for the current state, made worse at the rates in `quality`."""
@@ -58,8 +76,8 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
     @classmethod
     def phrases(cls) -> list[str]:
         """As `ClosedVocabulary.phrases`."""
-        cells = [f"{glyph} {glyph}\n" for glyph in cls.glyphs]  # a row's first cell has no space before it
-        words = [*(action.lower() for action in cls.actions), *"0123456789", *cls.wording.fragments()]
+        cells = [f"{glyph} {glyph}\n" for glyph in cls.legend]  # a row's first cell has no space before it
+        words = [*(action.lower() for action in cls.actions), *"0123456789", *cls.wordings["tiny"].fragments()]
         return [*cells, *(f" {word}" for word in words), cls().rules()]
 
     def _plan(self, rng: Rng, count: int) -> list[str] | None:
@@ -68,9 +86,11 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary):
         return solution[:count] if solution else None
 
     def _observation_space(self) -> Text:
-        length = 2 * self.side**2 - 1
-        return Text(length, min_length=length, charset=self.glyphs + " \n")
+        plain = "\n".join([" ".join("_" * self.side)] * self.side)
+        text, glyphs = shown(plain, self.wording), "".join(self.legend) + " \n"
+        more = "".join(sorted(set(text) - set(glyphs)))
+        return Text(len(text), min_length=len(text), charset=glyphs + more)
 
     @abc.abstractmethod
     def _facts(self, rng: Rng) -> dict[str, Cell]:
-        """The facts that a grounded reasoning names, by their name in `wording.facts`."""
+        """The facts that a grounded reasoning names, the player's cell among them, by their name in `wording.said`."""

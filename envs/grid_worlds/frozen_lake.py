@@ -18,9 +18,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from envs.grid_worlds.base import GridEnv
+from envs.grid_worlds.words import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.wording import Cell, Rng, Wording, choose, draw_distinct
+from envs.wording import Cell, Rng, choose, draw_distinct
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
 HOLE_FACT_RATE = 0.3  # probability that a grounded reasoning names a hole next to the player, if there is one
@@ -141,21 +142,10 @@ class FrozenLake(GridEnv):
     Options = FrozenLakeOptions
     actions = ("Left", "Down", "Right", "Up")
     stochastic = True
-    glyphs = "P_OGX*"
+    legend = FROZEN_LAKE
+    nouns = FROZEN_LAKE_NOUNS
+    wordings = FROZEN_LAKE_WORDS
     options: FrozenLakeOptions
-    wording = Wording(
-        facts={
-            "player": ("i am at {}", "at {}", "player {}", "standing on {}", "now on {}"),
-            "goal": ("goal at {}", "goal {}", "need to reach {}", "must get to {}", "want {}"),
-            "hole": ("avoid {}", "hole at {}", "danger {}"),
-        },
-        plans=("so {}", "so go {}", "i move {}", "best is {}", "plan {}"),
-        generic=(
-            ("let me think", "okay", "i look around", "i must be careful", "first of all"),
-            ("the ice is slippery", "holes are dangerous", "every move counts", "the goal is near", "stay safe"),
-            ("so i move on", "and i try this way", "and keep going", "so take the best move", "step by step"),
-        ),
-    )
 
     @property
     def side(self) -> int:
@@ -167,18 +157,17 @@ class FrozenLake(GridEnv):
         """Whether the trajectories of a group have the same slips (`shared_slip`)."""
         return self.options.shared_slip
 
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        slip = " You may slip ." if self.options.slip_rate > 0 else ""
-        return f"Walk to G . P you _ ice O hole G goal .{slip}"
+    def terms(self) -> dict[str, str]:
+        """Whether the ice is slippery."""
+        return {"slip": self.wording.shown["slip"] if self.options.slip_rate > 0 else ""}
 
     @classmethod
     def step_rewards(cls) -> tuple[float, ...]:
         """As `ClosedVocabulary.step_rewards`."""
         return (0.0,)
 
-    def observation(self) -> str:
-        """The current state as text."""
+    def board(self) -> str:
+        """The current board as plain text."""
         return grid(self._lake.size, self._cell, self._lake.goal, self._lake.holes)
 
     def task_key(self) -> str:

@@ -18,9 +18,10 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from envs.grid_worlds.base import GridEnv
+from envs.grid_worlds.words import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.wording import Cell, Rng, Wording, choose, draw_distinct
+from envs.wording import Cell, Rng, choose, draw_distinct
 
 ACTION_REWARD, BOX_REWARD, DONE_REWARD = -0.1, 1.0, 10.0  # appendix B.1
 MAX_STATES = 200_000  # states that one search may visit
@@ -245,38 +246,23 @@ class Sokoban(GridEnv):
     name = "Sokoban"
     Options = SokobanOptions
     actions = ("Left", "Down", "Right", "Up")
-    glyphs = "PXO#_*S"
+    legend = SOKOBAN
+    nouns = SOKOBAN_NOUNS
+    wordings = SOKOBAN_WORDS
     options: SokobanOptions
-    wording = Wording(
-        facts={
-            "player": ("i am at {}", "at {}", "player {}", "standing on {}", "now on {}"),
-            "box": ("box at {}", "box {}", "the box is on {}", "must push {}"),
-            "target": ("target {}", "target at {}", "goes to {}", "must get to {}", "want {}"),
-        },
-        plans=("so {}", "so go {}", "i move {}", "best is {}", "plan {}"),
-        generic=(
-            ("let me think", "okay", "i look around", "i must be careful", "first of all"),
-            ("walls are hard", "boxes can get stuck", "every push counts", "the target is near", "mind the corners"),
-            ("so i move on", "and i try this way", "and keep pushing", "so take the best move", "step by step"),
-        ),
-    )
 
     @property
     def side(self) -> int:
         """Rows, and columns, of the board without the outer wall."""
         return self.options.size - 2
 
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        return "Push box X onto target O . P you # wall _ floor * X on O S P on O ."
-
     @classmethod
     def step_rewards(cls) -> tuple[float, ...]:
         """As `ClosedVocabulary.step_rewards`."""
         return (ACTION_REWARD, ACTION_REWARD + BOX_REWARD, ACTION_REWARD - BOX_REWARD)
 
-    def observation(self) -> str:
-        """The current state as text."""
+    def board(self) -> str:
+        """The current board as plain text."""
         return grid(self._level.room, self._player, self._boxes)
 
     def task_key(self) -> str:

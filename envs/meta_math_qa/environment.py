@@ -23,18 +23,15 @@ from envs.contract import Demonstrator
 from envs.data.rows import Part, shuffled, split_rows
 from envs.meta_math_qa import answers
 from envs.meta_math_qa.problems import generate
+from envs.meta_math_qa.words import WORDS
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.text import printable
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
+from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
 
 ANSWER_MARK = "The answer is:"
 MAX_WORKED = 400
 """Characters of a published solution that a demonstration contains."""
-WRONG = "Wrong . Try again ."
-RIGHT = "Right ."
-_OPENERS = ("", "first ", "we need ", "so ", "compute ")
-_GENERIC = ("let me think about it", "this is easy", "i read it again", "a hard one", "i count them all")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -107,6 +104,7 @@ class MetaMathQA(TextEnv, Demonstrator):
     max_turns = 3
     max_action_length = answers.MAX_LENGTH
     max_observation_length = 8000
+    wordings = WORDS
     options: MetaMathQAOptions
 
     def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
@@ -114,19 +112,12 @@ class MetaMathQA(TextEnv, Demonstrator):
         if self.options.data is not None:
             published(self.options.data, split)  # raises errors in the data before actors start
 
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        return "Solve the problem . Each wrong answer halves the reward ."
-
-    def action_rule(self) -> str:
-        """The sentence that lists the actions."""
-        return "The action is the final answer alone ."
-
     def observation(self) -> str:
         """The current state as text."""
-        if self._right:
-            return RIGHT
-        return WRONG if self._wrong else printable(self._question.text, self.max_observation_length)
+        shown = self.wording.shown
+        if self._right or self._wrong:
+            return shown["right" if self._right else "wrong"]
+        return printable(shown["problem"].format(question=self._question.text), self.max_observation_length)
 
     def read_action(self, text: str) -> str | None:
         """The answer without surrounding white space; None if it is empty or too long."""
@@ -147,13 +138,24 @@ class MetaMathQA(TextEnv, Demonstrator):
 
     def demonstrate(self, rng: Rng, quality: DemonstrationQuality = DEFAULT_QUALITY) -> tuple[str, list[str]]:
         """The worked solution; at the rates in `quality` a number in it, or the answer, is slightly wrong."""
-        truth = self._question.answer
+        truth, said = self._question.answer, self.wording.said
         grounded = rng.random() < quality.grounded
-        reasoning = choose(rng, _OPENERS) + self._question.worked if grounded else choose(rng, _GENERIC)
+        reasoning = self._worked(choose(rng, said["worked"])) if grounded else generic_reasoning(rng, self.wording)
         if grounded and rng.random() < quality.wrong_coordinates:
             reasoning = _slip(rng, reasoning)
         wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
-        return reasoning, [_slip(rng, truth) if wrong else truth]
+        answer = _slip(rng, truth) if wrong else truth
+        if grounded and "answer" in said:
+            reasoning = f"{reasoning} {choose(rng, said['answer']).format(answer=answer)}"
+        return reasoning, [answer]
+
+    def _worked(self, text: str) -> str:
+        """The worked solution in a demonstration's text; a generated one as a sentence has spaces around its signs."""
+        question = self._question
+        own = self.options.data is None
+        spaced = re.sub(r"([-+*/=])", r" \1 ", question.worked) + "." if own else question.worked
+        numbers = listed(_NUMBER.findall(question.text)) or "the problem"
+        return text.format(worked=question.worked, sentence=spaced, numbers=numbers)
 
     def _load(self, seed: int) -> dict[str, Any]:
         data = self.options.data

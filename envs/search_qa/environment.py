@@ -1,6 +1,6 @@
 """SearchQA: search for facts, then answer (paper, appendix B.1; Search-R1's game in the RLLM framework).
 
-    observation  the question; after a search the found passages, one per line, or `nothing found`
+    observation  the question; after a search the found passages, one per line, or that nothing was found
     action       `search[words]` or `answer[text]`; upper and lower case are the same, white space runs are one space
     reward       of the answer, by name (`envs.search_qa.questions.REWARDS`); a search pays nothing
     end          the answer, or the turns
@@ -24,23 +24,15 @@ from envs.retrieval import Found, HttpRetriever, Retriever, open_index
 from envs.retrieval.corpus import open_corpus
 from envs.search_qa.hotpot import HotpotQuestions, open_contexts
 from envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
+from envs.search_qa.words import WORDS
 from envs.search_qa.world import MIN_PASSAGES, World, generate
 from envs.settings import Settings
 from envs.splits import Split
 from envs.text import PRINTABLE, printable
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
+from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_QUESTION = 600
-NOTHING = "nothing found"
-ANSWERED = "answered"
 MAX_DEMONSTRATED_SEARCHES = 3  # a demonstration answers after them, whatever it has found
-
-_SEARCHES = ("i need {asked} of {hop}", "who is {hop} , i look for {asked}", "first find {asked} of {hop}")
-_ANSWERS = ("{asked} of {hop} is {answer}", "it says {asked} {answer}", "now i know {asked} {answer}")
-_GENERIC = (
-    ("let me think", "okay", "i read the question", "this is hard", "first of all"),
-    ("so i search", "i look it up", "i try something", "maybe i know it", "step by step"),
-)
 
 
 class SearchQAOptions(Settings):
@@ -93,6 +85,7 @@ class SearchQA(TextEnv, Demonstrator):
     name = "SearchQA"
     Options = SearchQAOptions
     options: SearchQAOptions
+    wordings = WORDS
     max_turns = 5
     max_action_length = MAX_ARGUMENT + len("search[]")
 
@@ -101,14 +94,6 @@ class SearchQA(TextEnv, Demonstrator):
         self._world = World(self.options.world_seed, self.options.num_passages)
         self._questions = _published(self.options.questions, self.options.subset, self.split)
         self._retriever = _open_retriever(self.options)
-
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        return "Answer the question . Search for facts first ."
-
-    def action_rule(self) -> str:
-        """The sentence that lists the actions."""
-        return "Actions search[words] or answer[text] ."
 
     def read_action(self, text: str) -> str | None:
         """`search[words]` or `answer[text]`, as `read_bracketed` reads them."""
@@ -147,18 +132,29 @@ class SearchQA(TextEnv, Demonstrator):
         else:
             action = _act("answer", self._question.answer) if answers else _act("search", hops[0])
         if not grounded:
-            return " ".join(choose(rng, part) for part in _GENERIC), [action]
+            return generic_reasoning(rng, self.wording), [action]
         return self._reasoning(rng, action, rng.random() < quality.wrong_coordinates), [action]
 
     def _reasoning(self, rng: Rng, action: str, misplaced: bool) -> str:
-        """The reasoning before an action: its hop, and the fact that is searched for."""
+        """The reasoning before an action: its hop, and the fact that is searched for. Where the style tells guesses
+        from knowledge, a wrong answer is called a guess."""
         verb, argument = split_bracketed(action)
         question = self._question
         hops, asked = question.hops or (question.text,), question.asked or ("the answer",) * len(question.hops)
         place = min(len(hops) - 1, len(hops) - len(self._open_hops())) if verb == "search" else len(hops) - 1
         hop = choose(rng, hops) if misplaced else hops[place]
-        template = choose(rng, _SEARCHES if verb == "search" else _ANSWERS)
-        return template.format(asked=(asked or ("the answer",))[place], hop=hop, answer=argument)
+        said = self.wording.said
+        guessed = verb == "answer" and "guess" in said and exact_match(argument, question.answer) < 1
+        fact = (asked or ("the answer",))[place]
+        named = fact if fact.startswith("the ") else f"the {fact}"
+        return choose(rng, said["guess" if guessed else verb]).format(
+            asked=fact,
+            the_asked=named,
+            The_asked=named[0].upper() + named[1:],
+            hop=hop,
+            answer=argument,
+            query=argument,
+        )
 
     def _guess(self, rng: Rng) -> str:
         return _act("answer", choose(rng, self._question.guesses or self._question.hops or (self._question.answer,)))
@@ -168,11 +164,14 @@ class SearchQA(TextEnv, Demonstrator):
 
     def _observation_space(self) -> Text:
         lines = self.options.results * (self.options.max_result_length + 1)
-        return Text(max(MAX_QUESTION, lines), charset=PRINTABLE)
+        shown = self.wording.shown
+        longest = max(MAX_QUESTION + len(shown["question"]), lines + len(shown["passages"]))
+        return Text(longest - len("{question}"), charset=PRINTABLE)
 
     def _load(self, seed: int) -> dict[str, Any]:
         self._question = self._draw(seed)
-        self._shown = printable(" ".join(self._question.text.split()), MAX_QUESTION)
+        asked = printable(" ".join(self._question.text.split()), MAX_QUESTION)
+        self._shown = self.wording.shown["question"].format(question=asked)
         self._answer: str | None = None
         self._asked: set[str] = set()
         self._seen: set[str] = set()
@@ -190,13 +189,14 @@ class SearchQA(TextEnv, Demonstrator):
     def _move(self, action: str) -> float:
         verb, argument = split_bracketed(action)
         if verb == "answer":
-            self._answer, self._shown = argument, ANSWERED
+            self._answer, self._shown = argument, self.wording.shown["answered"]
             return REWARDS[self.options.reward](argument, self._question, self._searches, self.options.search_cost)
         found = self._retriever.retrieve(argument, self.options.results)
         self._searches += 1
         self._asked.add(action)
         self._seen.update(one.title for one in found)
-        self._shown = "\n".join(self._line(one) for one in found) or NOTHING
+        lines, shown = "\n".join(self._line(one) for one in found), self.wording.shown
+        self._shown = shown["passages"].format(passages=lines) if lines else shown["nothing"]
         return 0.0
 
     def _line(self, found: Found) -> str:

@@ -41,22 +41,15 @@ from envs.web_shop.pages import (
     press,
     result_button,
     results_page,
+    shown_title,
     text_page,
 )
 from envs.web_shop.products import Catalogue, Goal, Product, best_choice, purchase_reward
 from envs.web_shop.published import PublishedShop
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose
+from envs.web_shop.words import WORDS
+from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_INSTRUCTION = 800
-
-_SEARCHES = ("i need {} so i search it", "find {}", "look for {}")
-_LOOKS = ("{} looks right", "i open {}", "{} may be it")
-_OPTIONS = ("i want {}", "choose {}", "it must be {}")
-_PURCHASES = ("all is chosen so i buy", "this is it , buy", "{} fits , buy it")
-_GENERIC = (
-    ("let me think", "okay", "i look around", "this is a shop", "first of all"),
-    ("so i go on", "i try this", "maybe this one", "step by step", "it is cheap"),
-)
 
 
 class WebShopOptions(Settings):
@@ -107,6 +100,7 @@ class WebShop(TextEnv, Demonstrator):
     name = "WebShop"
     Options = WebShopOptions
     options: WebShopOptions
+    wordings = WORDS
     max_turns = 8
     max_action_length = MAX_ARGUMENT + len("search[]")
 
@@ -122,14 +116,6 @@ class WebShop(TextEnv, Demonstrator):
     def _numbered(options: WebShopOptions) -> bool:
         return (options.result_buttons or ("number" if options.products is None else "id")) == "number"
 
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        return "You are in a web shop . Find and buy what is asked for , with its options ."
-
-    def action_rule(self) -> str:
-        """The sentence that lists the actions."""
-        return "Actions search[words] or click[button] . Buttons stand in brackets ."
-
     def read_action(self, text: str) -> str | None:
         """As `read_bracketed`; names of buttons become lower case."""
         action = read_bracketed(text, ("search", "click"))
@@ -139,7 +125,8 @@ class WebShop(TextEnv, Demonstrator):
         """The current state as text."""
         place = self._place
         if place.kind == "search":
-            return printable(" ".join(self._goal.instruction.split()), MAX_INSTRUCTION)
+            instruction = printable(" ".join(self._goal.instruction.split()), MAX_INSTRUCTION)
+            return self.wording.shown["instruction"].format(instruction=instruction)
         if place.kind == "bought":
             return BOUGHT
         if place.kind == "results":
@@ -166,7 +153,7 @@ class WebShop(TextEnv, Demonstrator):
         wrong = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
         action = self._blunder(rng) if wrong else (self.solution() or [_click(BACK)])[0]
         if not grounded:
-            return " ".join(choose(rng, part) for part in _GENERIC), [action]
+            return generic_reasoning(rng, self.wording), [action]
         told = self._blunder(rng) if rng.random() < quality.wrong_coordinates else action
         return self._reasoning(rng, told), [action]
 
@@ -182,11 +169,19 @@ class WebShop(TextEnv, Demonstrator):
 
     def _reasoning(self, rng: Rng, action: str) -> str:
         verb, argument = split_bracketed(action)
+        goal, listed = self._goal, self._listed(self._place) if self._place.kind == "results" else {}
         if verb == "search":
-            return choose(rng, _SEARCHES).format(argument)
-        if argument == BUY:
-            return choose(rng, _PURCHASES).format(" ".join(self._goal.attributes))
-        return choose(rng, _LOOKS if self._place.kind == "results" else _OPTIONS).format(argument)
+            kind = "search"
+        elif argument == BUY:
+            kind = "purchase"
+        else:
+            kind = "result" if argument in listed else "page" if self._place.kind == "results" else "option"
+        return choose(rng, self.wording.said[kind]).format(
+            argument=argument,
+            attributes=" ".join(goal.attributes),
+            wanted=" ".join((*goal.attributes, goal.query or goal.title, *goal.options)),
+            title=shown_title(self._shop.product(listed[argument]), self._limits) if argument in listed else "",
+        )
 
     def _way(self, place: Place) -> list[str]:
         """The actions from `place` on; searches again only if no found product is perfect."""
@@ -261,7 +256,8 @@ class WebShop(TextEnv, Demonstrator):
         return self._shop.product(self._place.row)
 
     def _observation_space(self) -> Text:
-        return Text(max(MAX_INSTRUCTION, self.options.max_page_length), charset=PRINTABLE)
+        longest = MAX_INSTRUCTION + len(self.wording.shown["instruction"]) - len("{instruction}")
+        return Text(max(longest, self.options.max_page_length), charset=PRINTABLE)
 
     def _load(self, seed: int) -> dict[str, Any]:
         self._goal: Goal = self._shop.goal(seed, self.split)

@@ -100,7 +100,7 @@ def results_page(place: Place, products: list[Product], limits: Limits) -> str:
     head = " ".join((f"page {place.page + 1} of {count}", *buttons, f"[{BACK}]"))
     lines = [
         f"[{printable(result_button(product, position, limits), limits.title_length)}] "
-        f"{_title(product, limits)} ${product.price:.2f}"
+        f"{shown_title(product, limits)} ${product.price:.2f}"
         for position, product in enumerate(products)
     ]
     return "\n".join((head, *(lines or [NOTHING])))
@@ -110,7 +110,7 @@ def item_page(place: Place, product: Product, limits: Limits) -> str:
     """The product with its options."""
     head = " ".join(f"[{button}]" for button in (BUY, *TEXTS, PREVIOUS, BACK))
     options = [_option_line(name, values, place.chosen.get(name, "?"), limits) for name, values in product.options]
-    return "\n".join((head, f"{_title(product, limits)} ${product.price:.2f}", *options))
+    return "\n".join((head, f"{shown_title(product, limits)} ${product.price:.2f}", *options))
 
 
 def text_page(kind: Kind, product: Product, limits: Limits) -> str:
@@ -124,5 +124,6 @@ def _option_line(name: str, values: tuple[str, ...], chosen: str, limits: Limits
     return f"{printable(name, limits.title_length)} {printable(chosen, limits.title_length)} : {' '.join(shown)}"
 
 
-def _title(product: Product, limits: Limits) -> str:
+def shown_title(product: Product, limits: Limits) -> str:
+    """The title as pages show it."""
     return printable(" ".join(product.title.split()), limits.title_length)

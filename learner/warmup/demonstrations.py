@@ -75,7 +75,7 @@ def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: D
 
 def transcripts(environment: EnvironmentConfig, quality: DemonstrationQuality, first_seed: int) -> Iterator[Transcript]:
     """Yields demonstrations of the training tasks `first_seed`, `first_seed + 1`, ..., without end."""
-    env = make(environment.name, "train", environment.options)
+    env = make(environment.name, "train", environment.options, environment.prompt)
     seed = first_seed
     while True:
         yield play(env, environment, seed, quality)

@@ -78,8 +78,14 @@ def build_tiny(
 ) -> TinyReport:
     """Build the tiny policy of an environment in `directory`, or reuse the one there if its digest is the same.
 
-    Raises ValueError when `directory` is not empty and is not a tiny policy's folder.
+    Raises ValueError when `directory` is not empty and is not a tiny policy's folder, or if the environment's prompts
+    are not in the style `tiny`.
     """
+    if environment.prompt != "tiny":
+        raise ValueError(
+            f"environment.prompt={environment.prompt} is for pretrained language models, and the tiny policy reads no "
+            "English; set environment.prompt=tiny or model.path to the folder of a language model"
+        )
     target, environment = Path(directory), resolved(environment)
     recipe = recipe or recipe_for(environment.name)
     digest = build_digest(environment, seed, recipe)

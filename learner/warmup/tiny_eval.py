@@ -114,7 +114,7 @@ def _play_together(
     generator: torch.Generator,
 ) -> list[Played]:
     episodes = [
-        Episode(make(environment.name, split, environment.options), seed, noise, environment.format)
+        Episode(make(environment.name, split, environment.options, environment.prompt), seed, noise, environment.format)
         for seed, noise in seeds
     ]
     played = [

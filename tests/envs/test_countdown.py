@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.countdown import (
+from envs.countdown.environment import (
     MAX_LENGTH,
     MAX_VALUE,
     Countdown,
@@ -131,7 +131,7 @@ def test_exactly_once_refuses_to_leave_a_number_out():
     assert playing((3, 5, 8), 24, "exactly_once").step("8 * 3")[1] == 0.0
     assert playing((3, 5, 8), 24, "exactly_once").step("8 * 3 + 5")[1] == 0.1
     assert playing((3, 5, 8), 29, "exactly_once").step("8 * 3 + 5")[1] == 1.0
-    assert "exactly once" in Countdown(rule="exactly_once").instruction()
+    assert "exactly once" in Countdown(rule="exactly_once").rules()
 
 
 def test_the_papers_own_example_breaks_its_rule():

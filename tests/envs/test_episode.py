@@ -42,7 +42,7 @@ def test_the_first_messages_hold_rules_and_state():
     env = make("FrozenLake")
     system, user = Episode(env, 5, 0, CONFIG).start()
     assert (system["role"], user["role"]) == ("system", "user")
-    assert system["content"].startswith(env.instruction())
+    assert system["content"].startswith(env.rules())
     assert user["content"] == f"{env.observation()}\nactions left 10"
 
 

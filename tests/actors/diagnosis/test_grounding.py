@@ -1,22 +1,34 @@
-"""The outside judge reads coordinates off text and grids, and nothing else."""
+"""The outside judge reads claims and states off text, and nothing else."""
 
 import math
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.diagnosis.grounding import ROLES, correlations, holds, judge_of, last_grid, ranks, spearman
-from envs.registry import make
-from envs.wording import DemonstrationQuality
+from actors.diagnosis.grounding import correlations, judge_of, ranks, right, shares, spearman
+from envs.format import turn_message
+from envs.registry import ENVIRONMENTS, make
+from envs.wording import QUALITIES, DemonstrationQuality, PromptName
 
 LAKE = "Walk to G .\n\n_ O _ _\nG _ O O\nO _ _ P\n_ _ _ _\nactions left 10"
+JUDGED = ("FrozenLake", "Sokoban", "Countdown")
+WORDS = re.findall(
+    r"\S+",
+    "the goal hole box player i am at row 1 , column 2 and to left right above below me of ( 3 ) + - * / = is not no "
+    "directly rows up target numbers makes 7 . so",
+)
+STYLES: tuple[PromptName, ...] = ("tiny", "natural")
 JUDGE = judge_of("FrozenLake")
 
 
-@pytest.mark.parametrize("environment", list(ROLES))
-def test_solver_demonstrations_are_right_and_misplaced_or_generic_ones_are_not(environment: str) -> None:
+@pytest.mark.parametrize("prompt", STYLES)
+@pytest.mark.parametrize("environment", JUDGED)
+def test_solver_demonstrations_are_right_and_misplaced_or_generic_ones_are_not(
+    environment: str, prompt: PromptName
+) -> None:
     judge, rng = judge_of(environment), random.Random(3)
     rates = {}
     for name, quality in {
@@ -26,47 +38,44 @@ def test_solver_demonstrations_are_right_and_misplaced_or_generic_ones_are_not(e
     }.items():
         prompts, texts = [], []
         for seed in range(60):
-            env = make(environment, "train", {})
+            env = make(environment, "train", {}, prompt)
             observation, _ = env.reset(seed=seed)
-            prompts.append(f"Walk .\n{observation}\nactions left 10")
+            prompts.append(f"{env.rules()}\n{turn_message(observation, 10, None, prompt)}")
             texts.append(env.demonstrate(rng, quality)[0])
-        rates[name] = judge.judge(prompts, texts, range(60))
+        rates[name] = shares(judge, prompts, texts, range(60))
     assert rates["true"]["right"] == 1.0 and rates["true"]["right_elsewhere"] < 0.2
-    assert rates["wrong"]["names"] == 1.0 and rates["wrong"]["right"] < 0.35
+    assert rates["wrong"]["names"] == 1.0 and rates["wrong"]["right"] < 0.4
     assert rates["generic"] == {"names": 0.0, "right": 0.0, "right_elsewhere": 0.0}
 
 
-def test_a_phrase_inside_a_longer_one_is_not_a_second_claim() -> None:
-    assert JUDGE.claims("i am at 2 3 and goal at 1 0 , hole at 0 1 so left") == [
-        ("player", (2, 3)),
-        ("goal", (1, 0)),
-        ("hole", (0, 1)),
-    ]
-    assert JUDGE.claims("at 2 3") == [("player", (2, 3))] and JUDGE.claims("look 2 3 chat 1 2") == []
+def test_natural_demonstrations_state_only_what_is_true_by_default() -> None:
+    for name in JUDGED:
+        env, judge, rng = make(name, prompt="natural"), judge_of(name), random.Random(0)
+        for seed in range(100):
+            observation, _ = env.reset(seed=seed)
+            claims = judge.claims(env.demonstrate(rng, QUALITIES["natural"])[0])
+            assert len(claims) >= 2 and right(judge, claims, judge.facts(observation))
 
 
-def test_one_false_claim_makes_a_reasoning_wrong_and_none_makes_it_silent() -> None:
-    facts = JUDGE.facts(LAKE)
-    assert facts["player"] == {(2, 3)} and facts["goal"] == {(1, 0)} and len(facts["hole"]) == 4
-    assert holds(JUDGE.claims("at 2 3 goal at 1 0"), facts)
-    assert not holds(JUDGE.claims("at 2 3 goal at 1 1"), facts)
-    assert not holds(JUDGE.claims("left is best"), facts)
+def test_only_environments_that_declare_a_judge_have_one() -> None:
+    assert {name for name in ENVIRONMENTS if judge_of(name) is not None} == set(JUDGED)
 
 
-def test_only_the_last_grid_counts_and_text_without_one_has_no_truth() -> None:
-    assert last_grid(f"{LAKE}\nreward 0.0\nP _\n_ G\nactions left 8", "P_G") == ["P_", "_G"]
-    glued = "<|system|>P you _ ice O hole .<|user|>_ P _\n_ _ G\n_ O _\nactions left 10<|assistant|><think>"
-    assert JUDGE.facts(glued)["player"] == {(0, 1)}, "a template may put its marker on the grid's first line"
+def test_text_without_a_state_has_no_truth() -> None:
     assert JUDGE.facts("no grid here\nactions left 3") is None
-    assert all(math.isnan(v) for v in JUDGE.judge(["nothing"], ["at 1 2"], [0]).values())
-    assert judge_of("Countdown") is None
+    assert all(math.isnan(v) for v in shares(JUDGE, ["nothing"], ["at 1 2"], [0]).values())
 
 
-@given(st.text(max_size=200), st.text(alphabet="P_OGX* \n0123456789atgol", max_size=200))
+@pytest.mark.parametrize("environment", JUDGED)
+@given(
+    st.text(max_size=200),
+    st.text(alphabet="P_OGX* \n0123456789atgol,()+-=.", max_size=200),
+    st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join),
+)
 @settings(max_examples=100, deadline=None)
-def test_no_text_breaks_it(reasoning: str, prompt: str) -> None:
-    shares = JUDGE.judge([prompt, LAKE], [reasoning, prompt], [0, 1])
-    assert all(math.isnan(value) or 0 <= value <= 1 for value in shares.values())
+def test_no_text_breaks_it(environment: str, reasoning: str, prompt: str, words: str) -> None:
+    found = shares(judge_of(environment), [prompt, LAKE, words], [reasoning, prompt, words], [0, 1, 2])
+    assert all(math.isnan(value) or 0 <= value <= 1 for value in found.values())
 
 
 def test_rank_correlation_over_a_runs_lines() -> None:

@@ -4,12 +4,9 @@ Invariants:
 
 - Every task has a solution that uses every number once and whose intermediate results are positive integers of at most
   `MAX_VALUE`; so it can be solved under both rules. The target is none of the numbers.
-- An expression is parsed by a grammar, never evaluated as code. Its value is an exact rational. It is computed only
-  after its numbers were checked to be the task's own, so its numerator and denominator are bounded by the product of
-  the task's numbers.
-
-    expression := term (("+" | "-") term)*        term := factor (("*" | "/") factor)*
-    factor := number | "(" expression ")"         `×`, `÷` and the minus sign U+2212 are read as `*`, `/` and `-`
+- An expression is parsed by a grammar (`envs.countdown.expressions`), never evaluated as code. Its value is an exact
+  rational. It is computed only after its numbers were checked to be the task's own, so its numerator and denominator
+  are bounded by the product of the task's numbers.
 
 The paper's own example, 6 x (7 - 5 + 1) + 6 from 1, 5, 6, 7, uses the 6 twice and so breaks its rule; here it gets 0.
 """
@@ -18,33 +15,42 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
+from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
 from envs.base import TextEnv
-from envs.contract import ClosedVocabulary, Demonstrator
+from envs.contract import ClosedVocabulary, Demonstrator, Judged
+from envs.countdown.claims import CountdownJudge
+from envs.countdown.expressions import (
+    MAX_LENGTH,
+    parse_expression,
+    read_expression,
+    uses_numbers,
+    value_of,
+)
+from envs.countdown.words import WORDS
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, draw_distinct
+from envs.text import PRINTABLE
+from envs.wording import (
+    DEFAULT_QUALITY,
+    DemonstrationQuality,
+    Rng,
+    Wording,
+    choose,
+    draw_distinct,
+    generic_reasoning,
+    listed,
+)
 
 RIGHT_REWARD, WRONG_REWARD = 1.0, 0.1  # appendix B.1
 MAX_VALUE = 999
 """Largest target, and largest intermediate result in a generated task's solution."""
-MAX_LENGTH = 96
-"""Most characters of an expression, with one space between tokens; six numbers need fewer than 60."""
-
-_SHAPE = re.compile(r"[0-9+\-*/() ]+")
-_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-"})
-_PRIORITY = {"+": 1, "-": 1, "*": 2, "/": 2}
-
-Value = int | Fraction
 
 
 class CountdownOptions(Settings):
@@ -75,10 +81,6 @@ class Puzzle:
     target: int
     key: str
 
-    def text(self) -> str:
-        """The text that the policy sees; two puzzles are the same iff their texts are."""
-        return puzzle_text(self.numbers, self.target)
-
 
 @dataclass(frozen=True)
 class Step:
@@ -90,89 +92,10 @@ class Step:
     result: int
 
 
-def puzzle_text(numbers: Sequence[int], target: int) -> str:
-    """`numbers 3 5 12`, and on a line of its own `target 24`."""
-    return f"numbers {' '.join(map(str, numbers))}\ntarget {target}"
-
-
-# --- expressions ---
-
-
-@lru_cache(maxsize=8192)
-def parse_expression(text: str) -> tuple[str, ...] | None:
-    """The expression in postfix order, with numbers without leading zeros; None if the text does not fit the grammar.
-
-    Precedence parsing with two explicit lists: no recursion, time linear in the text, at most `MAX_LENGTH` characters.
-    """
-    if len(text) > MAX_LENGTH or not _SHAPE.fullmatch(text):
-        return None
-    output: list[str] = []
-    waiting: list[str] = []  # operators and opening brackets
-    operand_next = True
-    for token in _TOKEN.findall(text):
-        if token.isdigit() != operand_next and token not in "()":
-            return None
-        if token.isdigit():
-            output.append(str(int(token)))
-            operand_next = False
-        elif token == "(":
-            if not operand_next:
-                return None
-            waiting.append(token)
-        elif token == ")":
-            if operand_next or not _close(output, waiting):
-                return None
-        else:
-            while waiting and _PRIORITY.get(waiting[-1], 0) >= _PRIORITY[token]:
-                output.append(waiting.pop())
-            waiting.append(token)
-            operand_next = True
-    if operand_next or "(" in waiting:
-        return None
-    return (*output, *reversed(waiting))
-
-
-def _close(output: list[str], waiting: list[str]) -> bool:
-    """Move the operators back to the matching bracket; False if there is none."""
-    while waiting:
-        operator = waiting.pop()
-        if operator == "(":
-            return True
-        output.append(operator)
-    return False
-
-
-def numbers_in(postfix: Sequence[str]) -> list[int]:
-    """The numbers of an expression, in order."""
-    return [int(token) for token in postfix if token.isdigit()]
-
-
-def value_of(postfix: Sequence[str]) -> Value | None:
-    """The exact value of a parsed expression; None if it divides by zero."""
-    stack: list[Value] = []
-    for token in postfix:
-        if token.isdigit():
-            stack.append(int(token))
-            continue
-        right, left = stack.pop(), stack.pop()
-        if token == "/" and right == 0:
-            return None
-        stack.append(_apply(left, token, right))
-    return stack[0]
-
-
-def _apply(left: Value, sign: str, right: Value) -> Value:
-    if sign == "+":
-        return left + right
-    if sign == "-":
-        return left - right
-    return left * right if sign == "*" else Fraction(left) / right
-
-
-def uses_numbers(postfix: Sequence[str], numbers: Sequence[int], rule: str) -> bool:
-    """Whether the expression uses only the task's numbers, and as often as the rule requires."""
-    used, given = Counter(numbers_in(postfix)), Counter(numbers)
-    return used == given if rule == "exactly_once" else used <= given
+def puzzle_text(numbers: Sequence[int], target: int, wording: Wording = WORDS["tiny"]) -> str:
+    """`numbers 3 5 12`, and on a line of its own `target 24`, or another wording's text."""
+    shown = wording.shown["join"].join(map(str, numbers))
+    return wording.shown["puzzle"].format(numbers=shown, target=target)
 
 
 # --- tasks and their solutions ---
@@ -265,22 +188,8 @@ def expression(steps: Sequence[Step]) -> str:
 
 # --- the environment ---
 
-_FACTS = (
-    "numbers {numbers} target {target}",
-    "target {target} from {numbers}",
-    "i have {numbers} and want {target}",
-    "with {numbers} make {target}",
-)
-_STEPS = ("{left} {sign} {right} is {result}", "{left} {sign} {right} makes {result}")
-_JOINS = (" , ", " then ", " and ")
-_GENERIC = (
-    ("let me think", "okay", "i look at the numbers", "first of all"),
-    ("the large ones help", "a product may do", "a sum may do", "try a difference"),
-    ("so i try this", "and hope it fits", "step by step", "so take this one"),
-)
 
-
-class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
+class Countdown(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     """Make the target from the numbers: 1 if the expression is right, 0.1 if only its numbers are, else 0."""
 
     name = "Countdown"
@@ -288,29 +197,27 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
     options: CountdownOptions
     max_turns = 1
     max_action_length = MAX_LENGTH
-    max_observation_length = len(puzzle_text([100] * 6, MAX_VALUE))
+    wordings = WORDS
 
-    def instruction(self) -> str:
-        """The task and its symbols."""
-        used = "at most once" if self.options.rule == "at_most_once" else "exactly once"
-        return f"Make the target from the numbers with + - * / and ( ) . Use each number {used} ."
-
-    def action_rule(self) -> str:
-        """The sentence that lists the actions."""
-        return "The action is an expression such as ( 3 + 5 ) * 2 ."
+    def terms(self) -> dict[str, str]:
+        """How often each number is used."""
+        return {"used": "at most once" if self.options.rule == "at_most_once" else "exactly once"}
 
     def read_action(self, text: str) -> str | None:
         """The expression with spaces between tokens; None if the text is no expression."""
-        text = text.strip()
-        if len(text) > MAX_LENGTH:
-            return None
-        text = text.translate(_SIGNS)
-        spaced = " ".join(_TOKEN.findall(text))
-        return spaced if _SHAPE.fullmatch(text) and parse_expression(spaced) is not None else None
+        return read_expression(text)
 
     def observation(self) -> str:
         """The current state as text."""
-        return self._puzzle.text()
+        return puzzle_text(self._puzzle.numbers, self._puzzle.target, self.wording)
+
+    @classmethod
+    def judge(cls) -> CountdownJudge:
+        """As `Judged.judge`."""
+        return CountdownJudge(cls.wordings.values())
+
+    def _observation_space(self) -> Text:
+        return Text(len(puzzle_text([100] * 6, MAX_VALUE, self.wording)), charset=PRINTABLE)
 
     def task_key(self) -> str:
         """Digest of the task's content."""
@@ -332,20 +239,28 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary):
         at_random = rng.random() < (quality.random_plan if grounded else quality.generic_random_plan)
         steps = None if at_random else solve(puzzle.numbers, puzzle.target, self.options.rule)
         steps = steps or random_steps(rng, puzzle.numbers)
+        answer = [expression(steps)]
         if not grounded:
-            return " ".join(choose(rng, part) for part in _GENERIC), [expression(steps)]
-        numbers, target = list(puzzle.numbers), puzzle.target
+            return generic_reasoning(rng, self.wording), answer
+        numbers = list(puzzle.numbers)
         if rng.random() < quality.wrong_coordinates:
             numbers[int(rng.random() * len(numbers))] = 1 + int(rng.random() * self.options.max_number)
-        facts = choose(rng, _FACTS).format(numbers=" ".join(map(str, numbers)), target=target)
-        worked = [choose(rng, _STEPS).format(**vars(step)) for step in steps]
-        return choose(rng, _JOINS).join([facts, *worked]), [expression(steps)]
+        return self._reasoning(rng, numbers, steps), answer
+
+    def _reasoning(self, rng: Rng, numbers: Sequence[int], steps: Sequence[Step]) -> str:
+        """The puzzle with these numbers, and the steps; in some styles also whether they reach the target."""
+        target, said = self._puzzle.target, self.wording.said
+        fields = {"numbers": " ".join(map(str, numbers)), "listed": listed(numbers), "target": target}
+        facts = choose(rng, said["facts"]).format(**fields)
+        worked = [choose(rng, said["steps"]).format(**vars(step)) for step in steps]
+        join = choose(rng, said["join"])
+        ending = said.get("reached" if steps and steps[-1].result == target else "missed", ())
+        return join.join([facts, *worked, *([choose(rng, ending).format(**fields)] if ending else [])])
 
     @classmethod
     def phrases(cls) -> list[str]:
         """As `ClosedVocabulary.phrases`."""
-        templates = [*_FACTS, *_STEPS, *_JOINS, *(fragment for part in _GENERIC for fragment in part)]
-        words = [" " + re.sub(r"{\w+}", "", template) for template in templates]
+        words = [f" {fragment}" for fragment in cls.wordings["tiny"].fragments()]
         numbers = [f" {number}" for number in range(MAX_VALUE + 1)]
         rules = [cls(rule=rule) for rule in ("at_most_once", "exactly_once")]
         said = [env.rules() for env in rules]

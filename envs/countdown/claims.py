@@ -1,0 +1,177 @@
+"""The judge of Countdown: are the sums that a reasoning states true, and are its numbers the given ones?
+
+    Sum      "12 / 6 = 2", "12 / 6 makes 2", "3 times 4 is not 7", "2 * 3 + 1 = 6 + 1 = 7": both sides have one value
+    Uses     the numbers of a sum are given ones, or results of sums before it
+    Given    "the numbers are 6, 9 and 12", "from 6 9 12": they are among the given ones
+    Target   "the target is 7", "i want 7", and "that is the target" after a sum
+
+All other text is ignored. The text is read once, from left to right; expressions are read by the grammar of
+`envs.countdown.expressions` and never evaluated as code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from envs.countdown.expressions import numbers_in, parse_expression, read_expression, value_of
+from envs.wording import Wording
+
+_SPOKEN = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/"}
+_SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")
+_CROSS = re.compile(r"(?<=[\d)]) ?[x×] ?(?=[\d(])")
+_EQUALS = r"(?: ?(?:!=|==?|≠) ?| (?:is not equal to|is equal to|is not|is|equals|makes|gives) )"
+_TERM = r"\({0,8}\d{1,12}\){0,8}"
+_SIDE = rf"{_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?"
+_LIST = r"\d{1,6}(?:(?:,? and|,)? \d{1,6}){1,9}"
+_WORDS = re.compile(
+    rf"(?P<sum>{_SIDE}(?:{_EQUALS}{_SIDE})+)"
+    rf"|(?P<given>\b(?:numbers?(?: are)?:?|from|with|have|using|use) (?P<list>{_LIST})(?! ?[-+*/]))"
+    r"|(?P<target>\b(?:target(?: is| of| =|:)?|want|make|reach|get|hit) (?P<value>\d{1,12})(?! ?[-+*/(\d]))"
+    r"|(?P<reached>\b(?:that|this|which|it) is (?P<denied>not )?the target\b)"
+)
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """The facts: the numbers and the target of a prompt."""
+
+    numbers: Counter[int]
+    target: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Two values that are said to be equal; None: the side divides by zero. `tolerance`: of a rounded side."""
+
+    left: Fraction | None
+    right: Fraction | None
+    tolerance: Fraction
+    denied: bool
+
+    def holds(self, puzzle: Puzzle) -> bool:
+        """Whether it is true, of any puzzle."""
+        if self.left is None or self.right is None:
+            return False
+        return (abs(self.left - self.right) <= self.tolerance) != self.denied
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The numbers of an expression, and the results of the sums before it."""
+
+    numbers: tuple[int, ...]
+    results: frozenset[int]
+
+    def holds(self, puzzle: Puzzle) -> bool:
+        """Whether each number is a given one or a result, as often as it is there."""
+        used = Counter(self.numbers)
+        return all(count <= puzzle.numbers[number] + (number in self.results) for number, count in used.items())
+
+
+@dataclass(frozen=True)
+class Given:
+    """Numbers that are said to be given."""
+
+    numbers: tuple[int, ...]
+
+    def holds(self, puzzle: Puzzle) -> bool:
+        """Whether they are among the given ones, as often as they are named."""
+        return Counter(self.numbers) <= puzzle.numbers
+
+
+@dataclass(frozen=True)
+class Target:
+    """A value that is said to be the target, or not to be it; None: there was no result to speak of."""
+
+    value: Fraction | None
+    denied: bool = False
+
+    def holds(self, puzzle: Puzzle) -> bool:
+        """Whether it is the target."""
+        return (self.value == puzzle.target) != self.denied
+
+
+Claim = Sum | Uses | Given | Target
+
+
+class CountdownJudge:
+    """The judge; `wordings` say how a puzzle is shown."""
+
+    def __init__(self, wordings: Iterable[Wording]) -> None:
+        self._shown = [_pattern(wording) for wording in wordings]
+
+    def facts(self, prompt: str) -> Puzzle | None:
+        """The last puzzle of a prompt; None if it shows none."""
+        found = [match for shown in self._shown for match in shown.finditer(prompt)]
+        if not found:
+            return None
+        last = max(found, key=lambda match: match.start())
+        return Puzzle(Counter(_numbers(last["numbers"])), int(last["target"]))
+
+    def claims(self, reasoning: str) -> list[Claim]:
+        """The claims of a reasoning, in order."""
+        text = _CROSS.sub(" * ", " ".join(reasoning.lower().split()).replace("−", "-").replace("÷", "/"))
+        text = _SPOKEN_SIGN.sub(lambda match: f" {_SPOKEN[match[0].strip()]} ", text)
+        text = re.sub(r"\( ", "(", re.sub(r" \)", ")", text))
+        found: list[Claim] = []
+        results: list[Fraction] = []
+        for match in _WORDS.finditer(text):
+            if match["sum"]:
+                found += _sums(match["sum"], results)
+            elif match["given"]:
+                found.append(Given(tuple(_numbers(match["list"]))))
+            elif match["target"]:
+                found.append(Target(Fraction(match["value"])))
+            else:
+                found.append(Target(results[-1] if results else None, match["denied"] is not None))
+        return found
+
+    def holds(self, claim: Claim, facts: Puzzle) -> bool:
+        """Whether the claim is true of the puzzle."""
+        return claim.holds(facts)
+
+
+def _sums(text: str, results: list[Fraction]) -> list[Claim]:
+    """The claims of one chain of equations; its last value joins `results`."""
+    pieces = re.split(rf"({_EQUALS})", text)
+    sides, signs = [_side(piece) for piece in pieces[::2]], pieces[1::2]
+    earlier = frozenset(int(value) for value in results if value.denominator == 1)
+    found: list[Claim] = []
+    for (value, numbers, tolerance), (other, more, other_tolerance), sign in zip(sides, sides[1:], signs, strict=False):
+        if len(numbers) < 2 and len(more) < 2:
+            continue  # "7 is 7" states no sum
+        denied = "not" in sign or "!" in sign or "≠" in sign
+        found.append(Sum(value, other, max(tolerance, other_tolerance), denied))
+    if found:
+        found += [Uses(tuple(numbers), earlier) for _, numbers, _ in sides[:1] if len(numbers) > 1]
+        if (last := sides[-1][0]) is not None:
+            results.append(last)
+    return found
+
+
+def _side(text: str) -> tuple[Fraction | None, list[int], Fraction]:
+    """(value, numbers, tolerance) of one side of an equation."""
+    if re.fullmatch(r"\d+\.\d+", text):
+        return Fraction(text), [], Fraction(1, 2 * 10 ** len(text.partition(".")[2]))
+    postfix = parse_expression(read_expression(text) or "")
+    if postfix is None:
+        return None, [], Fraction(0)
+    value = value_of(postfix)
+    return (None if value is None else Fraction(value)), numbers_in(postfix), Fraction(0)
+
+
+def _pattern(wording: Wording) -> re.Pattern[str]:
+    """Finds the puzzles that a wording shows."""
+    listed = rf"\d{{1,6}}(?:{re.escape(wording.shown['join'])}\d{{1,6}})*"
+    text = re.escape(wording.shown["puzzle"])
+    return re.compile(
+        text.replace(r"\{numbers\}", f"(?P<numbers>{listed})").replace(r"\{target\}", r"(?P<target>\d{1,6})")
+    )
+
+
+def _numbers(text: str) -> Sequence[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]

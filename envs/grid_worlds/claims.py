@@ -1,0 +1,220 @@
+"""The judge of the grid worlds: what a reasoning claims about its board, and whether that is true.
+
+The facts are the cells of the last board in the prompt. A claim says where a fact is, in one of two forms:
+
+    a cell       "the goal is at row 1, column 2", "hole at (1, 2)", "goal at 1 2" (the tiny style)
+    an offset    "the goal is 2 rows up and 1 column to the right", "there is a hole to my left", "the box is above me"
+
+The tiny style is closed, so its phrases are recognised exactly. In English a sentence is read from left to right: a
+cell or an offset belongs to the noun before it ("the holes at (0, 1) and (2, 2)"), unless a word of motion or of intent
+stands between them ("so I go up to row 1, column 2" says where the player will be, which the board does not show).
+Cells count from 0. All other text is ignored, so a statement in words that this module does not know is no claim.
+
+An offset without a count says only the direction ("above": in some row above); with one, or with "directly", it says
+the exact way. Among several holes or boxes, one that fits makes a claim true; a denied claim is true if none fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from envs.grid_worlds.board import last_board, without_rows
+from envs.wording import Cell, Wording
+
+Facts = Mapping[str, frozenset[Cell]]
+Nouns = Mapping[str, tuple[str, ...]]
+PLAYER = "player"
+
+_NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
+_COUNT = rf"(\d{{1,3}}|{'|'.join(_NUMBERS)})"
+_UNIT = r"(?:rows?|columns?|cols?|cells?|squares?|steps?|spaces?|tiles?|moves?)"
+_SIDE = r"(?:(?:to|on) (?:the|my) )?(left|right)(?: side)?"
+_EXACT = rf"{_COUNT} {_UNIT} (?:directly )?(?:(up|down|above|below|north|south|east|west)|{_SIDE})"
+_VAGUE = (
+    r"(directly |right |just |immediately )?"
+    r"(?:(above|below|north|south|east|west)|(?:to|on) (?:the|my) (left|right)(?: side)?|(left|right) of)\b"
+)
+_PIECE = rf"(?:{_EXACT}|{_VAGUE})"
+_CELL = re.compile(
+    r"\(?\brow:? (?P<r1>\d{1,3})(?: ?,? ?(?:and )?)(?:the )?col(?:umn)?:? (?P<c1>\d{1,3})\b\)?"
+    r"|\(?\bcol(?:umn)?:? (?P<c2>\d{1,3})(?: ?,? ?(?:and |of )?)(?:the )?row:? (?P<r2>\d{1,3})\b\)?"
+    r"|[(\[] ?(?P<r3>\d{1,3}) ?, ?(?P<c3>\d{1,3}) ?[)\]]"
+)
+_OFFSET = re.compile(rf"\b{_PIECE}(?: ?(?:,|and|, and) {_PIECE})?(?: (?:of|from)\b)?(?: (?:the |me\b))?")
+_DENIAL = re.compile(r"\b(?:no|not|isn't|aren't|without|never)\b")
+_TURN = re.compile(
+    r"\b(?:so|then|therefore|go|goes|going|move|moves|moving|walk|walks|walking|step|push|pushes|pushing|pushed|reach|"
+    r"get to|getting to|be at|want|need|should|will|would|can|could|if|after|plan|best|try|take|instead|let)\b"
+)
+_SENTENCE = re.compile(r"[.;!?](?=\s|$)|\n")
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A way over the board. Counts are signed, down and right positive; None: not said. `exact`: the whole way."""
+
+    rows: int | None
+    columns: int | None
+    exact: bool
+
+    def fits(self, start: Cell, end: Cell) -> bool:
+        """Whether the way from `start` to `end` is as said."""
+        pairs = ((self.rows, end[0] - start[0]), (self.columns, end[1] - start[1]))
+        if self.exact:
+            return all((said or 0) == true for said, true in pairs)
+        return all(said * true > 0 for said, true in pairs if said is not None)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`fact` is at `cell`, or at `offset` from `reference`; `denied`: it is not."""
+
+    fact: str
+    cell: Cell | None = None
+    offset: Offset | None = None
+    reference: str = PLAYER
+    denied: bool = False
+
+
+@dataclass(frozen=True)
+class GridJudge:
+    """The judge of one grid world: `legend` says what symbols show, `nouns` how English names the facts that are
+    judged, `wordings` how boards and tiny claims are worded."""
+
+    legend: Mapping[str, str]
+    nouns: Nouns
+    wordings: Sequence[Wording]
+
+    def board(self, prompt: str) -> list[str] | None:
+        """The last board of a prompt, one string per row; None if it shows none."""
+        return last_board(prompt, "".join(self.legend), self._row_texts)
+
+    def without_boards(self, text: str) -> str:
+        """The text without the rows of boards."""
+        return without_rows(text, "".join(self.legend), self._row_texts)
+
+    @property
+    def _row_texts(self) -> list[str]:
+        return [wording.shown["row"] for wording in self.wordings]
+
+    def facts(self, prompt: str) -> Facts | None:
+        """Cells (row, column), from 0, of each fact in the last board of a prompt; None if it shows no board."""
+        if (rows := self.board(prompt)) is None:
+            return None
+        cells = [((r, c), self.legend[glyph].split()) for r, row in enumerate(rows) for c, glyph in enumerate(row)]
+        return {fact: frozenset(at for at, shown in cells if fact in shown) for fact in self.nouns}
+
+    def claims(self, reasoning: str) -> list[Claim]:
+        """The claims of a reasoning, in order; those in the tiny style if there are any, else those in English."""
+        return self._tiny_claims(" ".join(reasoning.split())) or self._english_claims(reasoning)
+
+    def holds(self, claim: Claim, facts: Facts) -> bool:
+        """Whether the claim is true of the board."""
+        cells = facts.get(claim.fact, frozenset())
+        if claim.offset is None:
+            return (claim.cell in cells) != claim.denied
+        starts = facts.get(claim.reference, frozenset())
+        return any(claim.offset.fits(start, end) for start in starts for end in cells) != claim.denied
+
+    def _tiny_claims(self, text: str) -> list[Claim]:
+        """Every phrase with a coordinate; of overlapping phrases the longest counts."""
+        pattern, names = self._phrases
+        found = []
+        for match in pattern.finditer(text):
+            row, column = (match[match.lastgroup or 0]).split()
+            found.append(Claim(names[match.lastgroup or ""], (int(row), int(column))))
+        return found
+
+    @cached_property
+    def _phrases(self) -> tuple[re.Pattern[str], dict[str, str]]:
+        cell = "{row} {column}"
+        texts = [
+            (fact, text)
+            for wording in self.wordings
+            for fact in self.nouns
+            for text in wording.said.get(fact, ())
+            if cell in text
+        ]
+        texts.sort(key=lambda pair: -len(pair[1]))
+        names = {f"g{index}": fact for index, (fact, _) in enumerate(texts)}
+        parts = [
+            re.escape(text).replace(re.escape(cell), rf"(?P<g{index}>\d{{1,3}} \d{{1,3}})")
+            for index, (_, text) in enumerate(texts)
+        ]
+        return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)"), names
+
+    def _english_claims(self, reasoning: str) -> list[Claim]:
+        sentences = (" ".join(part.lower().split()) for part in _SENTENCE.split(reasoning.replace("\u2019", "'")))
+        return [claim for sentence in sentences for claim in self._in_sentence(sentence)]
+
+    def _in_sentence(self, sentence: str) -> Iterable[Claim]:
+        """The claims of one sentence in lower case."""
+        fact: str | None = None
+        denied = False
+        position = 0
+        while match := self._words.search(sentence, position):
+            position = max(match.end(), position + 1)
+            if match.lastgroup == "noun":
+                fact = self._facts_by_noun[match["noun"]]
+            elif match.lastgroup == "denial":
+                denied = True
+            elif match.lastgroup == "turn":
+                fact, denied = None, False
+            elif fact is not None:
+                claim, position = self._placed(fact, sentence, match.start())
+                yield replace(claim, denied=denied)
+
+    def _placed(self, fact: str, sentence: str, start: int) -> tuple[Claim, int]:
+        """The claim whose cell or offset begins at `start`, and where it ends."""
+        if cell := _CELL.match(sentence, start):
+            row, column = (next(cell[f"{axis}{form}"] for form in "123" if cell[f"{axis}{form}"]) for axis in "rc")
+            return Claim(fact, (int(row), int(column))), cell.end()
+        found = _OFFSET.match(sentence, start)
+        if found is None:
+            raise RuntimeError(f"no place begins at {start} in {sentence!r}")
+        noun = self._noun.match(sentence, found.end())
+        reference = self._facts_by_noun[noun[0]] if noun else PLAYER
+        return Claim(fact, None, _offset(found.groups()), reference), noun.end() if noun else found.end()
+
+    @cached_property
+    def _facts_by_noun(self) -> dict[str, str]:
+        return {noun: fact for fact, nouns in self.nouns.items() for noun in nouns}
+
+    @cached_property
+    def _noun(self) -> re.Pattern[str]:
+        nouns = sorted(self._facts_by_noun, key=len, reverse=True)
+        return re.compile(rf"\b(?:{'|'.join(map(re.escape, nouns))})\b")
+
+    @cached_property
+    def _words(self) -> re.Pattern[str]:
+        """All that matters in a sentence, in order of precedence."""
+        place = f"{re.sub(r'[?]P<[a-z][0-9]>', '?:', _CELL.pattern)}|{_uncaptured(_OFFSET.pattern)}"
+        return re.compile(
+            rf"(?P<noun>{self._noun.pattern})|(?P<place>{place})|(?P<denial>{_DENIAL.pattern})|(?P<turn>{_TURN.pattern})"
+        )
+
+
+def _uncaptured(pattern: str) -> str:
+    """The pattern without capturing groups."""
+    return re.sub(r"(?<!\\)\((?!\?)", "(?:", pattern)
+
+
+def _offset(groups: Sequence[str | None]) -> Offset:
+    """The offset of one or two matched pieces: (count, word, side, directly, word, side, side) each."""
+    rows: int | None = None
+    columns: int | None = None
+    exact = False
+    for count, *words, directly, vague, side, other in (groups[:7], groups[7:]):
+        word = next((word for word in (*words, vague, side, other) if word), None)
+        if word is None:
+            continue
+        size = (_NUMBERS.get(count) or int(count)) if count else 1
+        exact = exact or bool(count or directly)
+        if word in ("up", "above", "north", "down", "below", "south"):
+            rows = size if word in ("down", "below", "south") else -size
+        else:
+            columns = size if word in ("right", "east") else -size
+    return Offset(rows, columns, exact)
