@@ -1,7 +1,7 @@
 """Generates Grafana's dashboards, the alert rules, and the docs' tables of metrics, statistics and rules.
 
     python -m deploy.dashboards --write    writes deploy/grafana/*.json, deploy/alerts.yml, docs/metrics.md and the
-                                           tables of docs/filter.md
+                                           tables of docs/filter.md and docs/dashboards.md
     python -m deploy.dashboards --check    exits with 1 and names the files that differ from the code
 
 The sources are `cluster.metrics` (the registry), `deploy.boards` and `deploy.alert_rules`, so that renaming a metric
@@ -21,9 +21,10 @@ from deploy.boards import BOARDS
 from deploy.boards.build import text
 from deploy.filter_tables import with_tables
 from deploy.generated import ROOT, command
+from deploy.tables import replaced, table
 
-FILTER_PAGE = Path("docs/filter.md")
-"""A page in which only the tables of statistics and rules are generated."""
+FILTER_PAGE, BOARDS_PAGE = Path("docs/filter.md"), Path("docs/dashboards.md")
+"""Pages in which only tables are generated."""
 
 
 def metrics_page() -> str:
@@ -69,6 +70,17 @@ def _values(spec: MetricSpec, index: int) -> str:
     return f" ({', '.join(known)}{', …' if spec.open else ''})"
 
 
+def empty_queries(page: str) -> str:
+    """The page with its table of the queries that may have no value in a healthy run, and of the reasons."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for board in BOARDS:
+        for panel in (panel for row in board.rows for panel in row.panels):
+            for reason in dict.fromkeys(query.empty_when for query in panel.queries if query.empty_when):
+                found.setdefault((board.title, reason), []).append(panel.title)
+    rows = ((board, ", ".join(titles), reason) for (board, reason), titles in found.items())
+    return replaced(page, "empty queries", table(("dashboard", "panels with such queries", "no value when"), rows))
+
+
 def artefacts() -> dict[Path, str]:
     """The text of each generated file, by its path in the repository."""
     return {
@@ -76,6 +88,7 @@ def artefacts() -> dict[Path, str]:
         Path("deploy/alerts.yml"): rules_text(),
         Path("docs/metrics.md"): metrics_page(),
         FILTER_PAGE: with_tables((ROOT / FILTER_PAGE).read_text(encoding="utf-8")),
+        BOARDS_PAGE: empty_queries((ROOT / BOARDS_PAGE).read_text(encoding="utf-8")),
     }
 
 

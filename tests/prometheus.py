@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 import yaml
 
 from cluster.grafana.boards import EVERYTHING
-from deploy.alert_rules import JOB
+from deploy.alert_rules import JOB, RULES
 from deploy.boards import BOARDS
 from deploy.boards.annotations import ANNOTATIONS
 from deploy.generated import ROOT
@@ -31,6 +32,8 @@ from deploy.generated import ROOT
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 ALERTMANAGER = "prometheus-alertmanager"
+SELECTOR = re.compile(r"\b(?:squelch_\w+|up|process_\w+)\b(?:\{[^}]*\})?")
+"""A metric in an expression, with its labels."""
 Sample = tuple[dict[str, str], float]
 
 
@@ -209,6 +212,15 @@ def unfilled_queries(url: str) -> list[str]:
     Every query is evaluated: one that Prometheus cannot read is a ValueError, whether it must be filled or not."""
     answers = [(title, expr, must, query(url, expr)) for title, expr, must in dashboard_queries()]
     return [f"{title}: {expr}" for title, expr, must, found in answers if must and not filled(found, expr)]
+
+
+def rules_without_input(url: str) -> list[str]:
+    """`rule: selector` of each metric of an alert rule that has no value, and `rule: error` of each rule that cannot be
+    evaluated. A rule itself is empty while it does not fire, so that only its inputs show that it could."""
+    rules = [rule for group in _get(url, "rules")["groups"] for rule in group["rules"]]
+    broken = [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule["health"] == "err"]
+    inputs = [(rule.name, selector) for rule in RULES for selector in dict.fromkeys(SELECTOR.findall(rule.expr))]
+    return broken + [f"{name}: {selector}" for name, selector in inputs if not filled(query(url, selector))]
 
 
 def alerts(url: str) -> dict[str, str]:

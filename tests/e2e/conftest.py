@@ -12,7 +12,7 @@ import pytest
 from cluster.fleet import local_ray
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run
 from tests.exposure import sockets
-from tests.prometheus import running_prometheus, unfilled_queries
+from tests.prometheus import rules_without_input, running_prometheus, unfilled_queries
 
 SCRAPE_S = 1.0
 
@@ -35,8 +35,8 @@ def whole(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish
 
 
 def _unfilled(run: Run, url: str) -> list[str]:
-    """Queries without a value; they are asked again while the run lives, as a scrape may be late."""
+    """Queries and inputs of rules without a value, asked again while the run lives, as a scrape may be late."""
     time.sleep(2 * SCRAPE_S)
-    while (found := unfilled_queries(url)) and run.process.poll() is None:
+    while (found := unfilled_queries(url) + rules_without_input(url)) and run.process.poll() is None:
         time.sleep(SCRAPE_S)
     return found
