@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 MOST_LABELS = 6
 """Lines of a panel that are labelled; a panel of more labels the highest."""
+HOURS_FROM = 200.0
+"""Minutes from which on an axis of time is marked in hours."""
 LABEL_PT, LABEL_CHARACTERS = FONT_PT - 2.5, 18
-LONGEST_TITLE = 44
 REFERENCES = ("chance", "null", "bound", "standard error")
 """Ends of the names of series that others are compared with."""
 COLOURS = {
@@ -71,17 +72,18 @@ class Marked:
     events: list[tuple[float, float]]
 
 
-def draw_panel(axes: Axes, panel: Panel, series: Sequence[Named], marks: Sequence[Marked] = ()) -> None:
-    """Draws a panel with its title; one without a value says so."""
-    draw.heading(axes, shortened(panel.title, LONGEST_TITLE))
-    axes.title.set_fontsize(FONT_PT - 0.5)
+def draw_panel(axes: Axes, panel: Panel, series: Sequence[Named], marks: Sequence[Marked], minutes: float) -> None:
+    """Draws a panel; one without a value says so. `minutes`: where the axes of time end; they begin at 0."""
     axes.tick_params(labelsize=FONT_PT - 2)
+    axes.grid(False, axis="x")
     drawing, known = DRAWINGS[panel.kind], [one for one in series if one.values]
     if not known:
         draw.empty(axes)
         return
     drawing(axes, panel, known)
     if panel.kind in WITH_TIME:
+        axes.set_xlim(0.0, minutes)
+        _minutes(axes)
         _mark(axes, marks)
 
 
@@ -117,9 +119,10 @@ def _time_series(axes: Axes, panel: Panel, series: list[Named]) -> None:
         _stack(axes, series)
     else:
         _lines(axes, series)
+    if not any(value for one in series for value in one.values):
+        axes.set_ylim(0.0, 1.0)
     _limits(axes, panel)
     _unit(axes, panel.unit)
-    _minutes(axes)
 
 
 def _lines(axes: Axes, series: list[Named]) -> None:
@@ -192,7 +195,6 @@ def _stack(axes: Axes, series: list[Named]) -> None:
 def _stat(axes: Axes, panel: Panel, series: list[Named]) -> None:
     one = series[0]
     axes.axis("off")
-    axes.set_title(panel.title, fontsize=FONT_PT - 0.5)
     place = {"transform": axes.transAxes, "ha": "left", "va": "center", "color": BLUE, "weight": "bold"}
     axes.text(0.0, 0.62, written(one.values[-1], panel.unit), fontsize=FONT_PT + 7, **place)
     inner = axes.inset_axes((0.0, 0.0, 1.0, 0.32))
@@ -212,7 +214,6 @@ def _heat_map(axes: Axes, panel: Panel, series: list[Named]) -> None:
     axes.pcolormesh(edges, range(len(counts) + 1), counts, cmap=_sequential(), vmin=0)
     axes.set_yticks([i + 1 for i in range(len(ordered))], [one.name for one in ordered])
     axes.grid(False)
-    _minutes(axes)
 
 
 def _sequential() -> Colormap:
@@ -236,9 +237,7 @@ def _state_timeline(axes: Axes, panel: Panel, series: list[Named]) -> None:
                 occur[value] = state
     axes.set_yticks(range(len(series)), [one.name.replace("_", " ") for one in series])
     axes.set_ylim(len(series) - 0.5, -0.5)
-    axes.set_xlim(min(one.minutes[0] for one in series), max(one.minutes[-1] for one in series) + step)
     axes.tick_params(axis="y", labelcolor=INK)
-    _minutes(axes)
     _list_states(axes, [occur[value] for value in sorted(occur) if occur[value].text])
 
 
@@ -320,10 +319,8 @@ def _minutes(axes: Axes) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda minute, _: f"{minute:g} min"))
-    axes.grid(False, axis="x")
 
 
-HOURS_FROM = 200.0
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

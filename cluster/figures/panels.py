@@ -16,6 +16,7 @@ from cluster.figures import draw
 from cluster.figures.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
 from cluster.figures.style import FONT_PT, WIDTH, render
 from cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row, expressions
+from envs.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,7 @@ ROOM = {
     "xychart": (0.62, 0.9, 0.5),
 }
 """Inches left of the axes, right of it (for labels at lines' ends) and below it, by type of panel."""
+LONGEST_TITLE = 44
 ALONE = 1.25
 """Size of a panel of its own as a multiple of its size in a picture: a screen has more room than a page of the docs."""
 Answers = Mapping[str, "Sequence[Series]"]
@@ -42,12 +44,16 @@ Answers = Mapping[str, "Sequence[Series]"]
 @dataclass(frozen=True)
 class Answered:
     """What a Prometheus says of a dashboard, or of some of its panels. `chosen`: Grafana's variables as they were
-    asked; `start`: where time begins, unix seconds; `step`: seconds between two values."""
+    asked; `span`: the time that is shown."""
 
     series: Answers
     chosen: Chosen
-    start: float
-    step: float
+    span: Span
+
+    @property
+    def minutes(self) -> float:
+        """Length of the axes of time, which begin at 0."""
+        return (self.span.end - self.span.start) / 60
 
     def named(self, panel: Panel) -> list[Named]:
         """The panel's series under the names of its legends."""
@@ -63,14 +69,14 @@ class Answered:
         for mark in board.marks:
             times = sorted({m for one in self.series.get(self.chosen.fill(mark.expr), ()) for m in self._on(one)})
             if times:
-                found.append(Marked(mark.name, mark.colour, stretches(times, self.step / 60)))
+                found.append(Marked(mark.name, mark.colour, stretches(times, self.span.step / 60)))
         return found
 
     def _named(self, one: Series, name: str) -> Named:
-        return Named(name, [(time - self.start) / 60 for time in one.times], list(one.values))
+        return Named(name, [(time - self.span.start) / 60 for time in one.times], list(one.values))
 
     def _on(self, one: Series) -> list[float]:
-        return [(time - self.start) / 60 for time, value in zip(one.times, one.values, strict=True) if value > 0]
+        return [(time - self.span.start) / 60 for time, value in zip(one.times, one.values, strict=True) if value > 0]
 
 
 def ask(
@@ -83,7 +89,7 @@ def ask(
     else:
         wanted = [chosen.fill(one.expr) for one in (*panel.targets, *board.marks)]
     series = {expr: prometheus.over(expr, span) for expr in wanted}
-    return Answered(series, chosen, span.start, span.step)
+    return Answered(series, chosen, span)
 
 
 def one_panel(board: Board, panel: Panel, answered: Answered) -> str:
@@ -94,8 +100,7 @@ def one_panel(board: Board, panel: Panel, answered: Answered) -> str:
 
         wide, high = (ALONE * inches for inches in _size(panel))
         figure = Figure(figsize=(wide, high), facecolor="none")
-        axes = Box(0.0, high, wide, high).axes(figure, panel.kind)
-        draw_panel(axes, panel, answered.named(panel), answered.marks(board))
+        _place(figure, Box(0.0, high, wide, high), panel, answered, answered.marks(board))
         return draw.finish(figure)
 
     return render(f"{board.uid}-{board.panels.index(panel)}", panel.title, panel.help, drawn)
@@ -116,7 +121,7 @@ def picture(board: Board, answered: Answered, rows: Sequence[Row] | None = None)
             top -= ROW_TITLE
             for panel in row.panels:
                 box = Box(WIDTH * panel.x / COLUMNS, top - CELL_HEIGHT * (panel.y - row.panels[0].y), *_size(panel))
-                draw_panel(box.axes(figure, panel.kind), panel, answered.named(panel), marks)
+                _place(figure, box, panel, answered, marks)
             top -= row.height * CELL_HEIGHT
         _key(figure, marks)
         return draw.finish(figure)
@@ -131,6 +136,14 @@ def _key(figure: Figure, marks: Sequence[Marked]) -> None:
     if marks:
         handles = [Line2D([], [], marker="^", ls="", ms=6, color=COLOURS[m.colour], label=m.name) for m in marks]
         figure.legend(handles=handles, loc="lower left", ncols=len(marks), frameon=False, handletextpad=0.1)
+
+
+def _place(figure: Figure, box: Box, panel: Panel, answered: Answered, marks: Sequence[Marked]) -> None:
+    """Draws a panel with its title in a box."""
+    wide, high = figure.get_size_inches()
+    title = {"weight": "bold", "fontsize": FONT_PT - 0.5, "va": "top"}
+    figure.text((box.left + MARGIN) / wide, (box.top - MARGIN) / high, shortened(panel.title, LONGEST_TITLE), **title)
+    draw_panel(box.axes(figure, panel.kind), panel, answered.named(panel), marks, answered.minutes)
 
 
 @dataclass(frozen=True)

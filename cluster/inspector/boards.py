@@ -28,7 +28,7 @@ from envs.untrusted.files import brief
 REFRESH_S = 15.0
 MOST_DRAWINGS = 200
 """Drawings that are kept, of some 50 KB each."""
-LEAD_S = 60.0
+LEAD_S = 30.0
 """Seconds that are shown before the first record of a run and after the last one of a run that is over."""
 SILENT_S = 1800.0
 """Seconds without a record after which a run counts as over, whatever its folder says: it was killed."""

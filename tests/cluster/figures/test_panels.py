@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster.figures.panel_drawings import COLOURS, DRAWINGS, stretches, written
 from cluster.figures.panels import Answered, one_panel, picture
 from cluster.grafana.boards import EVERYTHING, Board, Chosen, Mark, Panel, State, Target, expressions, shipped
-from cluster.grafana.prometheus import Series
+from cluster.grafana.prometheus import Series, Span
 from deploy.boards.panel import Kind
 
 TIMES = tuple(float(1_700_000_000 + 10 * i) for i in range(8))
@@ -28,7 +28,7 @@ def answer(expr: str) -> list[Series]:
 
 
 def answered(series: dict[str, list[Series]]) -> Answered:
-    return Answered(series, EVERYTHING, TIMES[0], TIMES[1] - TIMES[0])
+    return Answered(series, EVERYTHING, Span(TIMES[0], TIMES[-1], len(TIMES) - 1))
 
 
 def made_up(board_name: str) -> Answered:

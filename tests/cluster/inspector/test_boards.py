@@ -56,11 +56,11 @@ def test_a_live_panel_is_drawn_again_after_a_while_and_old_drawings_are_forgotte
 @pytest.mark.parametrize(
     ("recorded", "window", "start", "end"),
     [
-        (LIVE, "all", 940.0, 9990.0),
+        (LIVE, "all", 970.0, 9990.0),
         (LIVE, "15m", 9090.0, 9990.0),
-        (OVER, "all", 940.0, 5060.0),
-        (OVER, "1h", 1460.0, 5060.0),
-        (Recorded(1000.0, NOW - SILENT_S, True), "all", 940.0, NOW - SILENT_S + 60),
+        (OVER, "all", 970.0, 5030.0),
+        (OVER, "1h", 1430.0, 5030.0),
+        (Recorded(1000.0, NOW - SILENT_S, True), "all", 970.0, NOW - SILENT_S + 30),
     ],
 )
 def test_the_span_ends_now_for_a_live_run_and_with_the_run_for_one_that_is_over(
