@@ -4,6 +4,7 @@ What only a live process exports, such as its memory, is not recorded; panels of
 begins. Prometheus and promtool must be installed (Debian's package `prometheus` has both).
 
     party       waits for                  on time-out
+    this        the run's metrics          it is not scraped if it does not answer within `ANSWER_TIMEOUT_S`
     this        promtool, to store         it is ended after `STORE_TIMEOUT_S`
     this        Prometheus, to be ready    it is ended after `READY_TIMEOUT_S`; the error shows its last lines
     this        Prometheus, to end         it is killed after `STOP_TIMEOUT_S`
@@ -20,23 +21,23 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
+from urllib3.exceptions import HTTPError
 
 from actors.metrics.exporter import StoreCollector
 from actors.metrics.series import MetricStore
 from cluster.errors import UserError
-from cluster.grafana.prometheus import Prometheus
+from cluster.grafana.prometheus import MAX_ANSWER, Prometheus
 from cluster.metrics import REGISTRY
 
-STORE_TIMEOUT_S, READY_TIMEOUT_S, STOP_TIMEOUT_S = 120.0, 30.0, 10.0
+ANSWER_TIMEOUT_S, STORE_TIMEOUT_S, READY_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 120.0, 30.0, 10.0
 INTERVAL_S = 5.0
 """Least seconds between two samples of a series, as a scrape takes them."""
 MOST_SAMPLES = 2_000
@@ -91,7 +92,7 @@ def prometheus_over(
 
     Args:
         lines: of the run's metrics.jsonl; settings: the run's, by dotted key; name: the run's.
-        live: whether the run is scraped too, where its settings say that it exports.
+        live: whether the run is scraped too, if it answers where its settings say that it exports.
     Raises:
         UserError: Prometheus is not installed, or does not start.
     """
@@ -102,7 +103,8 @@ def prometheus_over(
         folder = Path(scratch)
         if lines:
             _store(programs[0], folder, samples(lines, run, address or ADDRESS))
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(_config(address if live else None)))
+        answers = live and address is not None and _exports(address, name)
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(_config(address if answers else None)))
         with _serving(programs[1], folder) as url:
             yield Prometheus(url)
 
@@ -111,6 +113,23 @@ def _address(settings: Mapping[str, Any]) -> str | None:
     """HOST:PORT at which the run exports its metrics; None if it took a free port."""
     host, port = settings.get("recorder.host", "127.0.0.1"), settings.get("recorder.port", 0)
     return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{port}" if port else None
+
+
+def _exports(address: str, name: str) -> bool:
+    """Whether the run of this name exports its metrics there; another run may have taken the port since."""
+    text = _answer(f"http://{address}/metrics") or ""
+    shown = name.replace("\\", r"\\").replace('"', r"\"")
+    return any(line.startswith("squelch_run_info{") and f'run="{shown}"' in line for line in text.splitlines())
+
+
+def _answer(url: str) -> str | None:
+    """The text at an address of this machine; None without one. No proxy is asked."""
+    try:
+        answer = urllib3.request("GET", url, timeout=ANSWER_TIMEOUT_S, retries=False, preload_content=False)
+        with answer:
+            return answer.read(MAX_ANSWER).decode(errors="replace") if answer.status == 200 else None
+    except (HTTPError, ValueError):
+        return None
 
 
 def _config(address: str | None) -> dict[str, Any]:
@@ -153,11 +172,9 @@ def _serving(prometheus: str, folder: Path) -> Iterator[str]:
 def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     end = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/-/ready", timeout=2):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.2)
+        if _answer(f"{url}/-/ready") is not None:
+            return
+        time.sleep(0.2)
     raise UserError(f"prometheus did not become ready: {log.read_text(errors='replace')[-1000:]}")
 
 

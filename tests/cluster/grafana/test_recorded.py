@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from actors.config import RecorderConfig
+from actors.metrics.exporter import Recorder
 from cluster.errors import UserError
 from cluster.grafana.boards import Chosen
 from cluster.grafana.prometheus import Prometheus, Span
 from cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, prometheus_over, samples
-from tests.prometheus import need_prometheus
+from cluster.metrics import REGISTRY
+from tests.prometheus import need_prometheus, until
 
 RUN = {"run": "a", "environment": "FrozenLake", "filter": "top_p"}
 SETTINGS = {"environment.name": "FrozenLake", "filter.rule": "top_p", "recorder.port": 9464}
@@ -42,6 +45,24 @@ def test_a_prometheus_holds_the_run_and_answers_over_its_time(tmp_path: Path) ->
         (info,) = prometheus.over("squelch_run_info", late)
         assert info.labels.items() >= {"run": "a", "environment": "FrozenLake", "instance": "127.0.0.1:9464"}.items()
         assert prometheus.chosen(".*", late) == Chosen(".*", "20s"), "four of the intervals between its samples"
+
+
+@pytest.mark.slow
+def test_a_live_run_is_scraped_where_it_exports_and_another_run_on_its_port_is_not() -> None:
+    need_prometheus("promtool"), need_prometheus()
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
+    recorder.start()
+    try:
+        recorder.set("squelch_run_info", 1, **(RUN | {"run": 'a"b'}))
+        recorder.step(7, {"step": 7.0})
+        exported = SETTINGS | {"recorder.port": recorder.port}
+        with prometheus_over(LINES, exported, 'a"b', live=True) as prometheus:
+            until(lambda: prometheus.now("squelch_step") == [7.0], "the step that the run exports")
+            assert prometheus.over("squelch_step", Span(LINES[0]["time"], LINES[-1]["time"])), "and what it recorded"
+        with prometheus_over(LINES, exported, "another", live=True) as prometheus:
+            assert prometheus.now("up") == []
+    finally:
+        recorder.close()
 
 
 def test_a_long_run_has_no_more_samples_than_promtool_stores_soon() -> None:
