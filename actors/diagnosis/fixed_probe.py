@@ -53,11 +53,13 @@ def saturated(mi: float, ceiling: float) -> bool:
 @dataclass(frozen=True)
 class TaskMeans:
     """Means of a figure by task, nats: `mean` and `variance` (of the mean) (num_tasks,), NaN for a task without usable
-    reasoning; `count` (num_tasks,) usable reasonings."""
+    reasoning; `count` (num_tasks,) usable reasonings; `degrees`: degrees of freedom of the variances together, None for
+    Welch and Satterthwaite's."""
 
     mean: np.ndarray
     variance: np.ndarray
     count: np.ndarray
+    degrees: int | None = None
 
     @property
     def value(self) -> float:
@@ -66,7 +68,7 @@ class TaskMeans:
 
     def interval(self) -> Interval | None:
         """The 95% interval of `value`; None if no task has two usable reasonings."""
-        return _interval(self.value, self.variance, self.count)
+        return _interval(self.value, self.variance, self.count, degrees=self.degrees)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class ProbeReading:
     def metrics(self) -> dict[str, float]:
         """Flat keys below `probe/`; unknown values are NaN."""
         flat = {"mi": self.mi.value, "mi_upper": self.upper.value, "ceiling": self.ceiling}
-        flat |= _bounds("mi", self.mi.interval()) | _bounds("mi_upper", self.upper.interval())
+        flat |= bounds_of("mi", self.mi.interval()) | bounds_of("mi_upper", self.upper.interval())
         flat["saturated"] = float(saturated(self.mi.value, self.ceiling))
         flat["mi_p_value"] = self.null.p_value if self.null else math.nan
         flat["mi_null_95"] = self.null.point_95 if self.null else math.nan
@@ -101,11 +103,11 @@ class ProbeReading:
         now = dict(zip(self.tasks, zip(self.mi.mean, self.mi.variance, self.mi.count, strict=True), strict=True))
         both = [task for task in self.tasks if task in before and before[task][2] > 0 and now[task][2] > 0]
         if not both:
-            return {"mi_change": math.nan, **_bounds("mi_change", None)}
+            return {"mi_change": math.nan, **bounds_of("mi_change", None)}
         pairs = np.array([(*before[task], *now[task]) for task in both], dtype=np.float64).T
         change = float((pairs[3] - pairs[0]).mean())
         variance, count = np.concatenate([pairs[1], pairs[4]]), np.concatenate([pairs[2], pairs[5]])
-        return {"mi_change": change, **_bounds("mi_change", _interval(change, variance, count, len(both)))}
+        return {"mi_change": change, **bounds_of("mi_change", _interval(change, variance, count, len(both)))}
 
     def state(self) -> dict[str, Any]:
         """What `change_since` needs of this reading; plain JSON, None for NaN."""
@@ -144,8 +146,8 @@ def read_probe(
     few = len(np.unique(task)) < MIN_TASKS
     return ProbeReading(
         tasks=tuple(tasks),
-        mi=_task_means(own - mixture, task, len(tasks)),
-        upper=_task_means(own - _without_own(log_likelihood, source, shares), task, len(tasks)),
+        mi=task_means(own - mixture, task, len(tasks)),
+        upper=task_means(own - _without_own(log_likelihood, source, shares), task, len(tasks)),
         ceiling=math.log(weights.sum()),
         null=None if few else candidate_nulls(log_likelihood, lengths, source, mixture, seed)["mi_seq_est"],
         conditional_entropy=-float((own / lengths).mean()),
@@ -162,7 +164,8 @@ def _without_own(log_likelihood: np.ndarray, source: np.ndarray, shares: np.ndar
     return top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) - np.log((others * shares).sum(axis=1))
 
 
-def _task_means(values: np.ndarray, task: np.ndarray, num_tasks: int) -> TaskMeans:
+def task_means(values: np.ndarray, task: np.ndarray, num_tasks: int) -> TaskMeans:
+    """Means by task of `values` (n,) of n samples; `task` (n,): index of each sample's task, below `num_tasks`."""
     count = np.bincount(task, minlength=num_tasks).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.bincount(task, weights=values, minlength=num_tasks) / count
@@ -173,7 +176,9 @@ def _task_means(values: np.ndarray, task: np.ndarray, num_tasks: int) -> TaskMea
     return TaskMeans(mean, spread / np.where(count > 0, count, np.nan), count)
 
 
-def _interval(value: float, variance: np.ndarray, count: np.ndarray, num_tasks: int | None = None) -> Interval | None:
+def _interval(
+    value: float, variance: np.ndarray, count: np.ndarray, num_tasks: int | None = None, degrees: int | None = None
+) -> Interval | None:
     """Interval of the mean over `num_tasks` tasks of means with these variances, each from `count` reasonings."""
     known, sampled = np.isfinite(variance) & (count > 0), count > 1
     if not (known & sampled).any() or (~np.isfinite(variance) & (count > 0)).any():
@@ -182,11 +187,13 @@ def _interval(value: float, variance: np.ndarray, count: np.ndarray, num_tasks: 
     error = math.sqrt(total) / (num_tasks or int((count > 0).sum()))
     # Welch's estimate of the degrees of freedom, corrected for the noise of the variances themselves: K + 1 and - 2.
     noise = float((variance[known & sampled] ** 2 / (count[known & sampled] + 1)).sum())
-    degrees = max(1, round(total**2 / noise - 2)) if noise > 0 else 1_000
+    if degrees is None:
+        degrees = max(1, round(total**2 / noise - 2)) if noise > 0 else 1_000
     reach = t_quantile((1 + LEVEL) / 2, degrees) * error
     return Interval(value - reach, value + reach, error)
 
 
-def _bounds(name: str, found: Interval | None) -> dict[str, float]:
+def bounds_of(name: str, found: Interval | None) -> dict[str, float]:
+    """`NAME_low`, `NAME_high` and `NAME_standard_error`, NaN without an interval."""
     low, high, error = (found.low, found.high, found.standard_error) if found else (math.nan,) * 3
     return {f"{name}_low": low, f"{name}_high": high, f"{name}_standard_error": error}

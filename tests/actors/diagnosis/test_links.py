@@ -1,0 +1,174 @@
+"""The links from reasoning to answer against channels whose truth is a sum: bounds, bias, coverage and nulls."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.diagnosis import links
+from actors.diagnosis.known_links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
+from actors.diagnosis.links import SHARES, LinksReading, key_of, read_links
+
+
+def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksReading]:
+    rng = np.random.default_rng(seed)
+    return [draw_links(channel, samples, rng) for _ in range(draws)]
+
+
+def means(found: list[LinksReading], name: str) -> np.ndarray:
+    return np.array([getattr(one, name).value for one in found])
+
+
+def covered(found: list[LinksReading], name: str, target: float) -> float:
+    intervals = [getattr(one, name).interval() for one in found]
+    return float(np.mean([i.low - 1e-9 <= target <= i.high + 1e-9 for i in intervals]))
+
+
+@pytest.fixture
+def without_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the deals, which take most of a reading's time."""
+    monkeypatch.setattr(links, "_null", lambda *_: None)
+    monkeypatch.setattr(links, "candidate_nulls", lambda *_: {"mi_seq_est": None})
+
+
+@pytest.mark.usefixtures("without_nulls")
+@pytest.mark.parametrize("samples", [2, 4])
+@pytest.mark.parametrize("name", CHANNELS)
+@pytest.mark.slow
+def test_the_truth_lies_between_the_two_forms_and_the_other_links_are_unbiased(name: str, samples: int) -> None:
+    channel = named_channel(name, 0)
+    found, truth = readings(channel, samples, 100), channel.information()
+    low, high = means(found, "information"), means(found, "information_upper")
+    noise = 4 * (low.std() + high.std()) / math.sqrt(len(low)) + 1e-9
+    assert low.mean() - noise <= truth <= high.mean() + noise
+    for link, exact in (("dependence", channel.dependence()), ("past_reasoning", channel.past_reasoning())):
+        values = means(found, link)
+        assert abs(values.mean() - exact) < 4 * values.std() / math.sqrt(len(values)) + 0.01
+    assert np.mean([one.answer_entropy for one in found]) == pytest.approx(-channel.expected_log(), abs=0.05)
+
+
+@pytest.mark.usefixtures("without_nulls")
+@pytest.mark.parametrize(("samples", "draws"), [(2, 200), (8, 100)])
+@pytest.mark.slow
+def test_the_intervals_hold(samples: int, draws: int) -> None:
+    held: dict[str, list[float]] = {}
+    for name in ("load_bearing", "both"):
+        for number in range(2):
+            channel = named_channel(name, number)
+            found = readings(channel, samples, draws, seed=number)
+            for form in ("information", "information_upper"):
+                held.setdefault(form, []).append(covered(found, form, means(found, form).mean()))
+            held.setdefault("dependence", []).append(covered(found, "dependence", channel.dependence()))
+            ends = [(one.information.interval().low, one.information_upper.interval().high) for one in found]
+            held.setdefault("both forms", []).append(
+                np.mean([low <= channel.information() <= high for low, high in ends])
+            )
+    shares = {form: float(np.mean(values)) for form, values in held.items()}
+    assert min(shares.values()) >= 0.90 and max(shares[f] for f in shares if f != "both forms") <= 0.98, shares
+
+
+def test_what_each_channel_looks_like() -> None:
+    told = {name: draw_links(named_channel(name, 1, 16), 8, np.random.default_rng(2)) for name in CHANNELS}
+    assert {name: found.told for name, found in told.items()} == {
+        "decorative": False,
+        "load_bearing": True,
+        "compressed": True,
+        "both": True,
+    }
+    for name in ("decorative", "compressed"):
+        assert told[name].information.value == pytest.approx(0.0, abs=1e-12), "the same reasoning each time reads 0"
+        assert told[name].null.p_value == 1.0
+    assert told["compressed"].dependence.value > 0.1
+    for name in ("load_bearing", "both"):
+        assert told[name].null.p_value <= 0.01
+    for name in ("load_bearing", "compressed"):
+        assert told[name].past_reasoning.value == pytest.approx(0.0, abs=1e-12)
+    for name in ("decorative", "both"):
+        assert told[name].past_reasoning.interval().low > 0
+
+
+@pytest.mark.slow
+def test_answers_that_ignore_reasoning_are_seldom_told_where_the_scorer_expects_dependence() -> None:
+    rng, channel, false, num, samples = np.random.default_rng(5), named_channel("both", 3), [], 8, 4
+    task = np.repeat(np.arange(num), samples)
+    blind = LinkChannel(channel.reasoning, np.broadcast_to(channel.answer.mean(axis=1, keepdims=True), (8, 12, 4)))
+    for _ in range(100):
+        z = np.array([rng.choice(12, p=blind.reasoning[i]) for i in task])
+        a = np.array([rng.choice(4, p=blind.answer[i, 0]) for i in task])
+        swapped = np.log(channel.answer)[task[:, None], z, a[:, None]]
+        prompts = np.log(channel.answer)[np.arange(num), z[:, None], a[:, None]]
+        curve = np.repeat(np.diag(swapped)[:, None], len(SHARES), axis=1)
+        found = read_links(swapped, prompts, curve, task, task, np.ones(num), num, (int(rng.integers(999)),))
+        false.append(found.null.p_value <= 0.05)
+    assert np.mean(false) <= 0.10
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=5, max_size=5).filter(lambda counts: sum(n > 0 for n in counts) > 1),
+    st.integers(0, 99),
+    st.floats(0.1, 30.0),
+)
+def test_any_number_of_pairs_gives_ordered_and_bounded_forms(counts: list[int], seed: int, scale: float) -> None:
+    rng, task = np.random.default_rng(seed), np.repeat(np.arange(5), counts)
+    answers = np.log(softmax(scale * rng.normal(size=(5, len(task), 3))))
+    chosen = rng.integers(3, size=len(task))
+    swapped = answers[task[:, None], np.arange(len(task)), chosen[:, None]]
+    prompts = answers[np.arange(5), np.arange(len(task))[:, None], chosen[:, None]]
+    curve = np.repeat(np.diag(swapped)[:, None], len(SHARES), axis=1)
+    found = read_links(swapped, prompts, curve, task, task, np.ones(5), 5)
+    if found.information is None or found.information_upper is None:
+        assert max(counts) < 2 and math.isnan(found.ceiling)
+    else:
+        assert found.information.value <= found.ceiling + 1e-9
+    assert math.isfinite(found.dependence.value) and math.isfinite(found.surprise)
+    assert found.answer_entropy >= 0 and found.past_reasoning.value <= math.log(5) + 1e-9
+    assert all(isinstance(value, float) for value in found.metrics().values())
+
+
+def test_reasonings_of_equal_prompts_are_swapped_with_each_other_and_never_of_other_prompts() -> None:
+    rng, task, source = np.random.default_rng(0), np.repeat(np.arange(4), 2), np.repeat([0, 0, 1, 2], 2)
+    swapped = np.log(rng.uniform(0.1, 0.9, size=(8, 8)))
+    prompts, curve = np.log(rng.uniform(0.1, 0.9, size=(8, 3))), np.zeros((8, len(SHARES)))
+    found = read_links(swapped, prompts, curve, task, source, np.array([2.0, 1.0, 1.0]), 4)
+    own = np.diag(swapped)
+    four = own[0] - np.log(np.exp(swapped[0, :4]).mean())
+    two = own[4] - np.log(np.exp(swapped[4, 4:6]).mean())
+    assert found.information.mean[0] == pytest.approx(
+        (four + own[1] - np.log(np.exp(swapped[1, :4]).mean())) / 2
+    ) and found.information.mean[2] == pytest.approx((two + own[5] - np.log(np.exp(swapped[5, 4:6]).mean())) / 2)
+    alone = swapped.copy()
+    alone[:4, :4] -= 1.0
+    again = read_links(alone, prompts, curve, task, source, np.array([2.0, 1.0, 1.0]), 4)
+    assert again.surprise == found.surprise
+
+
+@pytest.mark.usefixtures("without_nulls")
+def test_a_part_of_the_references_changes_the_mean_little() -> None:
+    rng, channel = np.random.default_rng(1), named_channel("both", 0, 16)
+    task = np.repeat(np.arange(16), 4)
+    whole, part = [], []
+    for seed in range(20):
+        z = np.array([rng.choice(12, p=channel.reasoning[i]) for i in task])
+        a = np.array([rng.choice(4, p=channel.answer[i, j]) for i, j in zip(task, z, strict=True)])
+        swapped = np.log(channel.answer)[task[:, None], z, a[:, None]]
+        prompts = np.log(channel.answer)[np.arange(16), z[:, None], a[:, None]]
+        fixed = (prompts, np.zeros((64, len(SHARES))), task, task, np.ones(16), 16, (seed,))
+        whole.append(read_links(swapped, *fixed).dependence.value)
+        kept = (np.arange(64) % 4 < 2)[None] | (task[:, None] == task)
+        few = read_links(np.where(kept, swapped, np.nan), *fixed)
+        part.append(few.dependence.value)
+        assert few.references == 0.5
+    assert abs(np.mean(whole) - np.mean(part)) < 0.02
+
+
+def test_a_reading_without_other_prompts_is_refused() -> None:
+    one = np.zeros((2, 2))
+    with pytest.raises(ValueError, match="2 answers; each must be scored under the reasoning of another prompt"):
+        read_links(one, one[:, :1], np.zeros((2, 5)), np.zeros(2, int), np.zeros(2, int), np.ones(1), 1)
+
+
+def test_the_points_of_the_curve_have_keys() -> None:
+    assert [key_of(share) for share in SHARES] == [f"truncated@{q}" for q in (0, 25, 50, 75, 100)]
