@@ -204,6 +204,14 @@ class ProbeConfig(Settings):
     """Trajectories of each task (K); the spread between them gives the standard error."""
     max_others: int | None = Field(None, ge=2)
     """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
+    links: bool = True
+    """Whether the answers are scored too, which shows whether they follow from the reasoning
+    (`actors.diagnosis.links`)."""
+    answer_references: int | None = Field(None, ge=1)
+    """Reasonings of each other task under which the answers of a prompt are scored, drawn at random; unset: all. At
+    least 2 are needed to correct the estimate for their number."""
+    answer_prompts: int | None = Field(None, ge=2)
+    """Other prompts under which each answer is scored after its own reasoning, drawn at random; unset: all of them."""
 
 
 class ScorerConfig(Settings):

@@ -67,6 +67,23 @@ MIN_DEPENDENCE_NATS = 0.01
 MIN_DEPENDENCE_SHARE = 0.1
 """Smallest share of the answer's surprise without its reasoning that D must explain: as 10% of the headroom of
 retrieval (`actors.diagnosis.regime`)."""
+LINKS = ("information", "information_upper", "dependence", "past_reasoning")
+TESTED = ("information", "dependence")
+"""The links with a null."""
+
+
+def key_of(share: float) -> str:
+    """The key of a point of the truncation curve: `truncated@0` to `truncated@100`."""
+    return f"truncated@{100 * share:.0f}"
+
+
+LINK_KEYS = (
+    *(f"{link}{end}" for link in LINKS for end in ("", "_low", "_high", "_standard_error")),
+    *(f"{link}_{figure}" for link in TESTED for figure in ("p_value", "null_95")),
+    *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
+    *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),
+)
+"""The keys of `LinksReading.metrics`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ class LinksReading:
     references: float
 
     @property
-    def told(self) -> bool | None:
+    def follows(self) -> bool | None:
         """Whether the answer depends on its reasoning: D's interval lies above 0 and its null is rejected, and D is at
         least `MIN_DEPENDENCE_NATS` and `MIN_DEPENDENCE_SHARE` of the surprise. None without an interval or a null."""
         found, null = self.dependence.interval(), self.dependence_null
@@ -100,31 +117,20 @@ class LinksReading:
         return found.low > 0 and null.p_value <= 0.05 and self.dependence.value >= least
 
     def metrics(self) -> dict[str, float]:
-        """Flat keys below `probe/link/`; unknown values are NaN."""
+        """Flat keys below `probe/link/`, those of LINK_KEYS; unknown values are NaN."""
         flat: dict[str, float] = {}
-        means = {"information": self.information, "information_upper": self.information_upper}
-        means |= {"dependence": self.dependence, "past_reasoning": self.past_reasoning}
-        for name, found in means.items():
+        for name in LINKS:
+            found: TaskMeans | None = vars(self)[name]
             flat |= {name: found.value if found else math.nan, **bounds_of(name, found.interval() if found else None)}
-        for name, null in (("information", self.null), ("dependence", self.dependence_null)):
-            flat |= {f"{name}_p_value": null.p_value if null else math.nan}
-            flat |= {f"{name}_null_95": null.point_95 if null else math.nan}
-        for share, found in zip(SHARES, self.truncated, strict=True):
-            flat |= {key_of(share): found.value, **bounds_of(key_of(share), found.interval())}
-        told = self.told
-        return flat | {
-            "ceiling": self.ceiling,
-            "surprise": self.surprise,
-            "answer_entropy": self.answer_entropy,
-            "references_ratio": self.references,
-            "told": math.nan if told is None else float(told),
-            "answers": float(self.dependence.count.sum()),
-        }
-
-
-def key_of(share: float) -> str:
-    """The key of a point of the truncation curve: `truncated@0` to `truncated@100`."""
-    return f"truncated@{100 * share:.0f}"
+        for name, null in zip(TESTED, (self.null, self.dependence_null), strict=True):
+            flat[f"{name}_p_value"] = null.p_value if null else math.nan
+            flat[f"{name}_null_95"] = null.point_95 if null else math.nan
+        for share, point in zip(SHARES, self.truncated, strict=True):
+            flat |= {key_of(share): point.value, **bounds_of(key_of(share), point.interval())}
+        flat |= {"ceiling": self.ceiling, "surprise": self.surprise, "answer_entropy": self.answer_entropy}
+        flat |= {"references_ratio": self.references, "answers": float(self.dependence.count.sum())}
+        flat["follows"] = math.nan if self.follows is None else float(self.follows)
+        return {key: flat[key] for key in LINK_KEYS}
 
 
 def read_links(

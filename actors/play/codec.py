@@ -36,7 +36,8 @@ Message = dict[str, str]
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
-MARKERS = (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>")
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+MARKERS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)
 """A content with which a template is tried: it must come out as it went in."""
@@ -144,6 +145,18 @@ class ChatCodec:
         end = int(np.searchsorted(ends, marker, side="right"))
         blank = end == 0 or not text[: ends[end - 1]].strip()
         return (0, 0) if blank else (0, end)
+
+    def answer_end(self, ids: np.ndarray | list[int]) -> int | None:
+        """Number of ids up to the one that completes the answer, among the ids sampled from the closing of the
+        reasoning on; None if they hold no complete answer (`envs.format`)."""
+        pieces = [self.token_bytes(int(index)) for index in ids]
+        text = b"".join(pieces)
+        opened = text.find(ANSWER_OPEN.encode(), max(text.find(THINK_CLOSE.encode()), 0))
+        closed = text.find(ANSWER_CLOSE.encode(), opened) if opened >= 0 else -1
+        if closed < 0:
+            return None
+        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        return int(np.searchsorted(ends, closed + len(ANSWER_CLOSE))) + 1
 
     def token_bytes(self, index: int) -> bytes:
         """The bytes of one token; empty for control tokens and for ids that the tokenizer does not define."""

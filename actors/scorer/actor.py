@@ -94,7 +94,7 @@ class ScorerActor:
         scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
-        self._probe = FixedProbe(self._engine, config.probe, seed)
+        self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
         self._codec: ChatCodec | None = None
         self._fixed = fixed is not None
         self._timeout_s = config.timeout_s
@@ -164,12 +164,20 @@ class ScorerActor:
         return self._engine.progress()
 
     def _text(self, ids: np.ndarray) -> str:
-        """Decodes ids for the judge; the tokenizer is loaded when an environment is judged for the first time."""
+        """Decodes ids for the judge."""
+        return self._tokens().text(ids)
+
+    def _answer_end(self, ids: np.ndarray) -> int | None:
+        """Finds the end of the answer for the fixed probe."""
+        return self._tokens().answer_end(ids)
+
+    def _tokens(self) -> ChatCodec:
+        """The policy's codec, which is loaded at the first use."""
         from actors.play.codec import ChatCodec
 
         if self._codec is None:
             self._codec = ChatCodec(self._model_dir)
-        return self._codec.text(ids)
+        return self._codec
 
     def _load(self, bundle: WeightBundle) -> None:
         from actors.scorer.cross_scoring import load_arrays

@@ -5,7 +5,8 @@ each prompt's remaining ids once. Each reasoning is scored against a prompt's ke
 queries of a whole batch attend to the shared prefix in one call, and causally to their own tokens
 (`actors.scorer.prefix_attention`). The log-probability of Z's first token comes from the prompt's last position, so
 only |Z| - 1 tokens are forwarded, and the output head is applied at these positions only. Equal reasonings and equal
-prompts are scored once.
+prompts are scored once. `path_sums` scores answers too: continuations of a prompt that begin alike, such as several
+answers after one reasoning, are one row, a tree of tokens (`actors.scorer.token_trees`).
 
 Invariants:
 
@@ -32,6 +33,7 @@ from transformers import PreTrainedModel
 
 from actors.process.progress import Marks, Progress
 from actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
+from actors.scorer.token_trees import Path, TokenTree, tree_of
 from actors.shared_prefix import common_length, distinct
 
 CPU_TOKENS = 1024
@@ -129,6 +131,63 @@ class CrossScorer:
         result = found[np.ix_(sample_of, column_of)]
         return result if wanted is None else np.where(wanted, result, np.nan)
 
+    @torch.inference_mode()
+    def path_sums(
+        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]]
+    ) -> list[list[np.ndarray]]:
+        """Log-likelihoods, nats, of continuations of each prompt: of row r of prompt j (num_paths,) float64 at [j][r].
+
+        Prompts are distinct. What the paths of a row share is computed once; nothing is shared between rows but the
+        prompt. Raises ValueError for an empty prompt or path, and if a path exceeds the context.
+        """
+        self._refuse_bad_paths(prompts, rows)
+        found: list[list[np.ndarray]] = [[] for _ in prompts]
+        self._marks.begin()
+        self._working = True
+        try:
+            for j, cache, last in self._prefilled(list(prompts), common_prefix_length(prompts)):
+                found[j] = self._tree_sums(cache, last, [tree_of(paths) for paths in rows[j]])
+        finally:
+            self._working = False
+        return found
+
+    def _tree_sums(self, cache: LayerCache, last: Tensor, trees: list[TokenTree]) -> list[np.ndarray]:
+        """The paths' sums by tree; chains are batched apart, because they need no mask."""
+        first = (self._logits(last).float() / self.temperature).log_softmax(-1).double().cpu().numpy()
+        edges = [np.where(tree.before < 0, first[tree.target], 0.0) for tree in trees]
+        for chain in (True, False):
+            own = [i for i, tree in enumerate(trees) if len(tree.fed) and tree.is_chain == chain]
+            for batch in token_batches([len(trees[i].fed) for i in own], self.token_budget):
+                chosen = [own[i] for i in batch]
+                for i, values in zip(chosen, self._edges(cache, [trees[i] for i in chosen], chain), strict=True):
+                    edges[i][trees[i].before >= 0] = values
+        return [np.array([values[p].sum() for p in t.paths]) for t, values in zip(trees, edges, strict=True)]
+
+    def _edges(self, cache: LayerCache, trees: list[TokenTree], chain: bool) -> list[np.ndarray]:
+        """For each tree the log-probability of its wanted tokens that a fed node precedes, float64."""
+        positions, seen = (None, None) if chain else self._shape(trees)
+        hidden, _ = self._forward([tree.fed for tree in trees], cache, positions=positions, seen=seen)
+        inner = [tree.before >= 0 for tree in trees]
+        row = np.repeat(np.arange(len(trees)), [mask.sum() for mask in inner])
+        before = np.concatenate([tree.before[mask] for tree, mask in zip(trees, inner, strict=True)])
+        target = np.concatenate([tree.target[mask] for tree, mask in zip(trees, inner, strict=True)])
+        states = hidden[torch.from_numpy(row).to(self.device), torch.from_numpy(before).to(self.device)]
+        values = self._log_probs(states, torch.from_numpy(target).to(self.device), self.temperature)
+        return np.split(values.double().cpu().numpy(), np.cumsum([mask.sum() for mask in inner])[:-1])
+
+    def _shape(self, trees: list[TokenTree]) -> tuple[Tensor, Tensor]:
+        """Each fed node's position after the prompt (rows, longest), and the nodes that it attends to (rows, longest,
+        longest); padding attends to itself."""
+        longest = max(len(tree.fed) for tree in trees)
+        positions, seen = (
+            np.zeros((len(trees), longest), np.int64),
+            np.tile(np.eye(longest, dtype=bool), (len(trees), 1, 1)),
+        )
+        for row, tree in enumerate(trees):
+            positions[row, : len(tree.fed)] = tree.depth
+            seen[row, : len(tree.fed), : len(tree.fed)] = tree.seen()
+        return torch.from_numpy(positions).to(self.device), torch.from_numpy(seen).to(self.device)
+
     def progress(self) -> Progress:
         """A mark for each batch of tokens; busy while a matrix is computed. Any thread may ask."""
         return self._marks.seen(self._working)
@@ -171,18 +230,26 @@ class CrossScorer:
                 yield int(j), _joined(common, own), hidden[row, size - 1]
 
     def _forward(
-        self, rows: list[np.ndarray], prefix: LayerCache | None, capture: bool = False
+        self,
+        rows: list[np.ndarray],
+        prefix: LayerCache | None,
+        capture: bool = False,
+        positions: Tensor | None = None,
+        seen: Tensor | None = None,
     ) -> tuple[Tensor, PrefixContext]:
-        """Hidden states (rows, longest, width) of rows that continue the shared prefix, padded on the right."""
+        """Hidden states (rows, longest, width) of rows that continue the shared prefix, padded on the right.
+        `positions`, `seen`: of trees (`_shape`); without them a row is a chain."""
         longest, start = max(len(row) for row in rows), prefix[0][0].shape[1] if prefix else 0
         ids = np.zeros((len(rows), longest), dtype=np.int64)
         for padded, row in zip(ids, rows, strict=True):
             padded[: len(row)] = row
-        context = PrefixContext(prefix, capture)
+        context = PrefixContext(prefix, capture, seen)
         self.num_forwarded += ids.size
+        if positions is None:
+            positions = torch.arange(longest, device=self.device).unsqueeze(0)
         out = self.model.base_model(
             input_ids=torch.from_numpy(ids).to(self.device),
-            position_ids=torch.arange(start, start + longest, device=self.device).unsqueeze(0),
+            position_ids=start + positions,
             use_cache=False,
             shared_prefix=context,
         )
@@ -239,6 +306,14 @@ class CrossScorer:
             raise ValueError(
                 f"prompt and reasoning take {longest} tokens; the model's context is {self.context_length}"
             )
+
+    def _refuse_bad_paths(self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]]) -> None:
+        paths = [(len(prompt), path) for prompt, own in zip(prompts, rows, strict=True) for row in own for path in row]
+        if not paths or min(min(size, len(path.ids) - path.start) for size, path in paths) < 1:
+            raise ValueError(f"{len(paths)} paths after {len(prompts)} prompts; each needs at least one token")
+        longest = max(size + len(path.ids) for size, path in paths)
+        if longest > self.context_length:
+            raise ValueError(f"prompt and path take {longest} tokens; the model's context is {self.context_length}")
 
     @torch.inference_mode()
     def _check(self, plain: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.diagnosis.links import LINKS, SHARES, TESTED
 from actors.diagnosis.metrics import SCOPES, scoped
 from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 
@@ -10,6 +11,9 @@ EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "no
 white space. unclosed: the reasoning was never closed, e.g. cut at the token limit. stale: a token was sampled by a
 version older than the bound. too_long: prompt and reasoning exceed the model's context. non_finite: the model gave a
 NaN or infinite log-probability under some prompt. one_prompt: there was no other prompt to compare with."""
+ANSWER_EXCLUSIONS = ("no_answer", "too_long", "non_finite")
+"""Why a usable reasoning's answer is left out of the links. no_answer: the turn has no complete answer. too_long:
+prompt, reasoning and answer exceed the model's context. non_finite: as for reasonings."""
 PART_FIGURES = (
     *("retrieval_accuracy", "retrieval_accuracy_low", "retrieval_accuracy_high", "retrieval_chance"),
     *("mi_est", "mi_est_low", "mi_est_high", "mi_est_p_value", "conditional_entropy", "num_prompts", "num_samples"),
@@ -83,9 +87,114 @@ PROBE = (
 )
 """Metrics of the fixed probe (`actors.diagnosis.fixed_probe`)."""
 
+_SHARES = product(tuple(f"{100 * share:.0f}" for share in SHARES))
+
+ANSWERS = (
+    MetricSpec(
+        "squelch_answer_link_nats",
+        "gauge",
+        "Fixed probe, nats per answer: I(A;Z|X) and its upper form, D (does the answer follow from the reasoning), and "
+        "what the prompt tells past the reasoning",
+        "probe/link/{link}",
+        ("link",),
+        product(LINKS),
+        unit="nats",
+    ),
+    MetricSpec(
+        "squelch_answer_link_interval_nats",
+        "gauge",
+        "95% interval of squelch_answer_link_nats",
+        "probe/link/{link}_{bound}",
+        ("link", "bound"),
+        product(LINKS, ("low", "high")),
+        unit="nats",
+    ),
+    MetricSpec(
+        "squelch_answer_link_standard_error_nats",
+        "gauge",
+        "Standard error of squelch_answer_link_nats for its fixed tasks",
+        "probe/link/{link}_standard_error",
+        ("link",),
+        product(LINKS),
+        unit="nats",
+    ),
+    MetricSpec(
+        "squelch_answer_link_p_value",
+        "gauge",
+        "p-value of squelch_answer_link_nats against reasonings dealt at random, 0.001 to 1",
+        "probe/link/{link}_p_value",
+        ("link",),
+        product(TESTED),
+    ),
+    MetricSpec(
+        "squelch_answer_link_null_nats",
+        "gauge",
+        "95% point of the null distribution of squelch_answer_link_nats",
+        "probe/link/{link}_null_95",
+        ("link",),
+        product(TESTED),
+        unit="nats",
+    ),
+    gauge(
+        "squelch_answer_link_ceiling_nats",
+        "probe/link/ceiling",
+        "Largest possible I(A;Z|X) of the probe: min(log K, H(A|X))",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_answer_surprise_nats",
+        "probe/link/surprise",
+        "-log p of the probe's answers under reasonings of other prompts, nats per answer",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_answer_entropy_nats",
+        "probe/link/answer_entropy",
+        "H(A|X,Z): -log p of the probe's answers after their own reasoning, nats per answer",
+        unit="nats",
+    ),
+    MetricSpec(
+        "squelch_answer_truncated_nats",
+        "gauge",
+        "log p of the probe's answers after the first share (percent) of their reasoning, nats per answer",
+        "probe/link/truncated@{share}",
+        ("share",),
+        _SHARES,
+        unit="nats",
+    ),
+    MetricSpec(
+        "squelch_answer_truncated_interval_nats",
+        "gauge",
+        "95% interval of squelch_answer_truncated_nats",
+        "probe/link/truncated@{share}_{bound}",
+        ("share", "bound"),
+        tuple((*share, bound) for share in _SHARES for bound in ("low", "high")),
+        unit="nats",
+    ),
+    gauge(
+        "squelch_answer_follows", "probe/link/follows", "1 if the answer follows from the reasoning (D is told), else 0"
+    ),
+    gauge("squelch_scored_answers", "probe/link/answers", "Answers of the probe that were scored"),
+    gauge(
+        "squelch_answer_references_ratio",
+        "probe/link/references_ratio",
+        "Share of the pairs of an answer and a reasoning of another prompt that were scored",
+    ),
+    MetricSpec(
+        "squelch_unscored_answers",
+        "gauge",
+        "Answers of usable reasonings that were left out, by reason (docs/reasoning.md)",
+        "probe/link/excluded/{reason}",
+        ("reason",),
+        product(ANSWER_EXCLUSIONS),
+    ),
+)
+"""Metrics of the links from reasoning to answer (`actors.diagnosis.links`)."""
+
 METRICS: Table = {
     Section.REASONING: (
         *PROBE,
+        *ANSWERS,
         scoped(
             "squelch_mi_saturated",
             "mi_saturated",

@@ -29,9 +29,9 @@ WITHOUT_FLASH = "the scorer's attention on CPU stores its scores, and takes long
 MAX_SCORES = 1 << 24
 """Most attention scores held at once (64 MiB in float32); more scores are computed in blocks of queries."""
 
-Attend = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float], Tensor]
+Attend = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float, Tensor | None], Tensor]
 """Function of queries (rows, heads, num_tokens, head_dim), the rows' own keys and values, the prefix's keys and values,
-and the scale; returns (rows, num_tokens, heads, head_dim)."""
+the scale, and `PrefixContext.seen`; returns (rows, num_tokens, heads, head_dim)."""
 LayerCache = list[tuple[Tensor, Tensor]]
 """Keys and values of one sequence, one pair per layer, each (num_kv_heads, num_tokens, head_dim)."""
 
@@ -39,10 +39,13 @@ LayerCache = list[tuple[Tensor, Tensor]]
 @dataclass
 class PrefixContext:
     """Prefix of one forward. If `capture` is set, the forward's own keys and values (rows, num_kv_heads, num_tokens,
-    head_dim) are added to `captured`, one pair per layer."""
+    head_dim) are added to `captured`, one pair per layer. `seen`: (rows, num_tokens, num_tokens) bool, the tokens of
+    its row that each token attends to, itself and none after it, if the rows are trees; None: all up to itself. Only
+    rows that continue a prefix can be trees."""
 
     prefix: LayerCache | None
     capture: bool = False
+    seen: Tensor | None = None
     captured: LayerCache = field(default_factory=list)
 
 
@@ -71,23 +74,30 @@ def _forward(
         )
         return out.transpose(1, 2).contiguous(), None
     layer: Any = module.layer_idx
-    return attend(query, (key, value), shared_prefix.prefix[layer], scaling), None
+    return attend(query, (key, value), shared_prefix.prefix[layer], scaling, shared_prefix.seen), None
 
 
-def by_definition(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
-    """The plain form: each query attends to the prefix and to its row's tokens up to its own position."""
+def by_definition(
+    query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float, seen: Tensor | None
+) -> Tensor:
+    """The plain form: each query attends to the prefix, and to its row's tokens up to its own position or in `seen`."""
     key, value = (torch.cat([p.expand(len(query), -1, -1, -1), x], 2) for x, p in zip(own, prefix, strict=True))
-    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-    seen = seen.tril(prefix[0].shape[1])
-    out = functional.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril(prefix[0].shape[1])
+    if seen is not None:
+        mask = torch.cat([mask[:, : prefix[0].shape[1]].expand(len(query), -1, -1), seen], 2).unsqueeze(1)
+    out = functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous()
 
 
-def by_device(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+def by_device(
+    query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float, seen: Tensor | None
+) -> Tensor:
     """The fast form: PyTorch's CPU flash kernel if it supports these tensors, else matrix products."""
     fits = query.device.type == "cpu" and query.shape[-1] == own[1].shape[-1]
     flash = private_operator(FLASH, WITHOUT_FLASH) if fits else None
-    return by_products(query, own, prefix, scaling) if flash is None else _by_kernel(flash, query, own, prefix, scaling)
+    if flash is None:
+        return by_products(query, own, prefix, scaling, seen)
+    return _by_kernel(flash, query, own, prefix, scaling, seen)
 
 
 def _by_kernel(
@@ -96,11 +106,13 @@ def _by_kernel(
     own: tuple[Tensor, Tensor],
     prefix: tuple[Tensor, Tensor],
     scaling: float,
+    seen: Tensor | None,
 ) -> Tensor:
     """The form with the CPU kernel `flash`, which also returns the log-sum-exps."""
     (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
     key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
-    near, near_lse = flash(query, key, value, 0.0, True, scale=scaling)
+    mask = None if seen is None else _additive(seen, query.dtype)
+    near, near_lse = flash(query, key, value, 0.0, seen is None, attn_mask=mask, scale=scaling)
     flat = query.transpose(1, 2).flatten(0, 1).unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
     key, value = (x.expand(len(flat), -1, -1, -1) for x in prefix)
     far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in flash(flat, key, value, 0.0, False, scale=scaling))
@@ -108,19 +120,28 @@ def _by_kernel(
     return torch.lerp(near.transpose(1, 2), far.unflatten(0, (rows, num_tokens)), weight.to(near.dtype))
 
 
-def by_products(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, 1, num_tokens, num_tokens): 0 where a token is seen, else -inf."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).unsqueeze(1)
+
+
+def by_products(
+    query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float, seen: Tensor | None
+) -> Tensor:
     """The form with matrix products, for any device, in blocks of queries with at most `MAX_SCORES` scores."""
     (key, value), (rows, heads, num_tokens, _) = own, query.shape
     size = max(1, MAX_SCORES // (rows * heads * (prefix[0].shape[1] + num_tokens)))
     query = query * scaling
     parts = [
-        _block(query[:, :, a : a + size], (key[:, :, : a + size], value[:, :, : a + size]), prefix, a)
+        _block(query[:, :, a : a + size], (key[:, :, : a + size], value[:, :, : a + size]), prefix, a, seen)
         for a in range(0, num_tokens, size)
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
-def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], first: int) -> Tensor:
+def _block(
+    query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], first: int, seen: Tensor | None
+) -> Tensor:
     """Attention of the queries from position `first` of each row; query: (rows, heads, block, head_dim), scaled."""
     (key, value), (prefix_key, prefix_value) = own, prefix
     rows, heads, block, width = query.shape
@@ -128,7 +149,10 @@ def _block(query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tens
     flat = query.transpose(0, 1).reshape(kv_heads, -1, width)
     far = torch.matmul(flat, prefix_key.transpose(1, 2)).float()
     near = torch.matmul(query.reshape(rows, kv_heads, -1, width), key.transpose(2, 3)).float()
-    future = torch.ones(block, key.shape[2], dtype=torch.bool, device=query.device).triu(first + 1)
+    if seen is None:
+        future = torch.ones(block, key.shape[2], dtype=torch.bool, device=query.device).triu(first + 1)
+    else:
+        future = ~seen[:, None, first : first + block, : key.shape[2]]
     near = near.view(rows, heads, block, -1).masked_fill_(future, float("-inf"))
     far_lse, near_lse = far.logsumexp(-1, keepdim=True), near.logsumexp(-1, keepdim=True)
     far = torch.matmul(far.sub_(far_lse).exp_().to(query.dtype), prefix_value)

@@ -1,13 +1,15 @@
 """The fixed probe's readings: draws the reasonings of its tasks, scores them, and remembers the first reading.
 
-The coordinator plays the probe's tasks with fixed request seeds (`cluster.loop.probing`). The estimator is
-`actors.diagnosis.fixed_probe`. Imports neither torch nor Ray.
+The coordinator plays the probe's tasks with fixed request seeds (`cluster.loop.probing`). The estimators are
+`actors.diagnosis.fixed_probe` for the reasonings and `actors.diagnosis.links` for the answers that follow them, which
+are scored in the same pass (`actors.scorer.linking`). Imports neither torch nor Ray.
 
 Invariants:
 
 - Every reading has every key; unknown figures are NaN, and reasonings that cannot be scored are counted.
 - All tokens of a reading were sampled by the version whose weights score them; others are excluded as stale.
 - The prompt of a task without a usable reasoning stays a column, so that the mixture is the same at every reading.
+- A reasoning without a usable answer counts for MI and is left out of the links; it is counted by reason.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +27,11 @@ from actors.config import ProbeConfig
 from actors.content import content_key
 from actors.diagnosis.budget import draw_pairs
 from actors.diagnosis.fixed_probe import ProbeReading, read_probe
+from actors.diagnosis.links import LINK_KEYS, LinksReading, read_links
 from actors.records import Trajectory
 from actors.scorer.drawing import Groups, refuse_pictures, unusable
+from actors.scorer.linking import LinkScores, Pairs, draw_references, score_links
+from actors.scorer.metrics import ANSWER_EXCLUSIONS
 
 if TYPE_CHECKING:
     from actors.scorer.scorer import Engine
@@ -35,20 +40,25 @@ FIGURES = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),
     *("mi_upper_standard_error", "mi_p_value", "mi_null_95", "ceiling", "saturated", "conditional_entropy"),
     *("pairs_ratio", "tasks", "samples", "mi_change", "mi_change_low", "mi_change_high", "mi_change_standard_error"),
+    *(f"link/{key}" for key in (*LINK_KEYS, *(f"excluded/{reason}" for reason in ANSWER_EXCLUSIONS))),
 )
 """Figures of a reading, each NaN if it is unknown."""
+AnswerEnd = Callable[[np.ndarray], int | None]
+"""Number of ids of the answer among the ids sampled from the reasoning's end on (`ChatCodec.answer_end`)."""
 
 
 @dataclass(frozen=True)
 class ProbeDraw:
     """What is scored. `tasks`: names of the tasks; `prompts`: ids of the distinct first prompts; `weights`:
-    (num_prompts,) number of tasks with each; `reasonings`: usable first-turn reasonings, n of them; `task`, `source`:
-    (n,) index of each one's task and prompt; `excluded`: number of unusable trajectories by reason."""
+    (num_prompts,) number of tasks with each; `reasonings`: usable first-turn reasonings, n of them; `after`: the ids
+    sampled from each one's end on; `task`, `source`: (n,) index of each one's task and prompt; `excluded`: number of
+    unusable trajectories by reason."""
 
     tasks: tuple[str, ...]
     prompts: list[np.ndarray]
     weights: np.ndarray
     reasonings: list[np.ndarray]
+    after: list[np.ndarray]
     task: np.ndarray
     source: np.ndarray
     excluded: Counter[str]
@@ -62,7 +72,7 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
     distinct = {place[name]: prompt for name, prompt in prompts.items()}
     room = context_length - max((len(prompt) for prompt in distinct.values()), default=0)
     excluded: Counter[str] = Counter({"no_turn": sum(len(groups[name]) for name in groups if name not in prompts)})
-    reasonings, task, source = [], [], []
+    reasonings, after, task, source = [], [], [], []
     for index, name in enumerate(prompts):
         for trajectory in sorted(groups[name], key=lambda t: t.index):
             found = _reasoning(trajectory, version, room)
@@ -70,12 +80,30 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
                 excluded[found] += 1
                 continue
             reasonings.append(found)
+            turn = trajectory.turns[0]
+            after.append(np.asarray(trajectory.token_ids[turn.reasoning_end : turn.sample_end], dtype=np.int64))
             task.append(index)
             source.append(place[name])
     weights = np.bincount(list(place.values()), minlength=len(column)).astype(np.float64)
     shown = [distinct[i] for i in range(len(column))]
     whose, under = np.array(task, dtype=np.int64), np.array(source, dtype=np.int64)
-    return ProbeDraw(tuple(prompts), shown, weights, reasonings, whose, under, excluded)
+    return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, excluded)
+
+
+def answers_of(
+    draw: ProbeDraw, answer_end: AnswerEnd, context_length: int
+) -> tuple[list[np.ndarray | None], Counter[str]]:
+    """The answer of each reasoning, None if it cannot be scored; and the number of those by reason. A reasoning must
+    fit with every answer under every prompt."""
+    ends = [answer_end(ids) for ids in draw.after]
+    answers = [None if end is None else ids[:end] for ids, end in zip(draw.after, ends, strict=True)]
+    excluded = Counter({"no_answer": ends.count(None)})
+    room = context_length - max(map(len, draw.prompts)) - max((len(a) for a in answers if a is not None), default=0)
+    for s, z in enumerate(draw.reasonings):
+        if answers[s] is not None and len(z) > room:
+            answers[s] = None
+            excluded["too_long"] += 1
+    return answers, excluded
 
 
 def _prompt(trajectories: Sequence[Trajectory]) -> np.ndarray | None:
@@ -97,10 +125,14 @@ def _reasoning(trajectory: Trajectory, version: int, room: int) -> np.ndarray | 
 
 
 class FixedProbe:
-    """Readings of the probe under the engine's current weights; `state` holds the first one, for the change since."""
+    """Readings of the probe under the engine's current weights; `state` holds the first one, for the change since.
 
-    def __init__(self, engine: Engine, config: ProbeConfig, seed: int) -> None:
+    `answer_end` finds the answers; without it, or with `links` off, only the reasonings are scored.
+    """
+
+    def __init__(self, engine: Engine, config: ProbeConfig, seed: int, answer_end: AnswerEnd | None = None) -> None:
         self.engine, self.config, self.seed = engine, config, seed
+        self._answer_end = answer_end if config.links else None
         self._first: dict[str, Any] | None = None
 
     def read(self, step: int, version: int, groups: Groups) -> dict[str, float]:
@@ -111,12 +143,13 @@ class FixedProbe:
         found = dict.fromkeys(FIGURES, math.nan) | {"samples": float(len(draw.reasonings)), "tasks": 0.0}
         excluded = draw.excluded.total()
         if len(draw.prompts) > 1 and draw.reasonings:
-            matrix = self._matrix(draw)
+            matrix, links = self._scored(draw)
             usable = np.where(np.isnan(matrix), True, np.isfinite(matrix)).all(axis=1)
             usable &= np.isfinite(matrix[np.arange(len(matrix)), draw.source])
             excluded += int((~usable).sum())
             if usable.any():
                 found |= self._figures(self._reading(draw, matrix, usable))
+            found |= links
         figures = {f"probe/{key}": value for key, value in found.items()}
         figures |= {"probe/step": float(step), "probe/version": float(version), "probe/num_excluded": float(excluded)}
         spent = {"seconds/probe_score": time.perf_counter() - started, "probe/cpu_seconds": time.thread_time() - cpu}
@@ -131,13 +164,40 @@ class FixedProbe:
         self._first = self._first or reading.state()
         return reading.metrics() | reading.change_since(self._first)
 
-    def _matrix(self, draw: ProbeDraw) -> np.ndarray:
-        """(n, num_prompts) nats per sequence, NaN for pairs that `max_others` leaves out; the same pairs each time."""
-        most = self.config.max_others
-        if most is None or most >= len(draw.prompts) - 1:
-            return self.engine.matrix(draw.prompts, draw.reasonings)
-        wanted = draw_pairs(draw.source, len(draw.prompts), most, (self.seed, 1))
-        return np.where(wanted, self.engine.matrix(draw.prompts, draw.reasonings, wanted), np.nan)
+    def _scored(self, draw: ProbeDraw) -> tuple[np.ndarray, dict[str, float]]:
+        """((n, num_prompts) nats per sequence, NaN for pairs that `max_others` leaves out, the same pairs each time;
+        the links' figures)."""
+        num, wanted = len(draw.prompts), self._pairs(draw, self.config.max_others, 1)
+        if self._answer_end is None:
+            found = self.engine.matrix(draw.prompts, draw.reasonings, None if wanted.all() else wanted)
+            return np.where(wanted, found, np.nan), {}
+        answers, excluded = answers_of(draw, self._answer_end, self.engine.context_length)
+        pairs = Pairs(draw.reasonings, answers, draw.source, draw.task)
+        past = self._pairs(draw, self.config.answer_prompts, 2)
+        references = draw_references(pairs, num, self.config.answer_references, (self.seed, 3))
+        scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references)
+        reading = self._linked(draw, pairs, scores, excluded)
+        figures = reading.metrics() if reading is not None else {"answers": 0.0}
+        figures |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}
+        return scores.reasonings, {f"link/{key}": value for key, value in figures.items()}
+
+    def _pairs(self, draw: ProbeDraw, others: int | None, stream: int) -> np.ndarray:
+        """(n, num_prompts) bool: each reasoning's own prompt and `others` random ones; None: all."""
+        most = len(draw.prompts) - 1
+        if others is None or others >= most:
+            return np.ones((len(draw.source), most + 1), dtype=bool)
+        return draw_pairs(draw.source, most + 1, others, (self.seed, stream))
+
+    def _linked(self, draw: ProbeDraw, pairs: Pairs, scores: LinkScores, excluded: Counter[str]) -> LinksReading | None:
+        """The links of the pairs whose likelihoods are all finite, the others are counted; None if too few are left."""
+        kept = pairs.answered & scores.finite(pairs)
+        excluded["non_finite"] += int((pairs.answered & ~kept).sum())
+        swapped, task, source = scores.swapped[np.ix_(kept, kept)], draw.task[kept], draw.source[kept]
+        compared = (~np.isnan(swapped) & (source[:, None] != source)).any(axis=1)
+        if not kept.any() or not compared.all():
+            return None
+        rest = scores.prompts[kept], scores.truncated[kept], task, source, draw.weights, len(draw.tasks)
+        return read_links(swapped, *rest, (self.seed, 4))
 
     def state(self) -> dict[str, Any] | None:
         """The first reading, for the checkpoint; plain JSON, None before it."""

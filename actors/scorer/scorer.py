@@ -43,6 +43,7 @@ from actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
+from actors.scorer.linking import PathEngine
 from actors.scorer.metrics import EXCLUSIONS, PART_FIGURES
 
 UNKNOWN = (
@@ -53,8 +54,8 @@ UNKNOWN = (
 """A scope's metrics if nothing could be scored."""
 
 
-class Engine(Protocol):
-    """The part of `actors.scorer.cross_scoring.CrossScorer` that `Scorer` uses."""
+class Engine(PathEngine, Protocol):
+    """The part of `actors.scorer.cross_scoring.CrossScorer` that `Scorer` and `FixedProbe` use."""
 
     context_length: int
 

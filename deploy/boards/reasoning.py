@@ -9,6 +9,7 @@ from deploy.boards.panel import panel_query as _q
 SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"
 FEW_PROMPTS = "a step has fewer than 6 distinct prompts"
+NO_ANSWER = "the probe's answers are not scored"
 NO_ALARM = "input dependence is not falling"
 
 
@@ -160,6 +161,67 @@ PROBE = Row(
     ),
 )
 
+ANSWERS = Row(
+    "Does the answer follow from the reasoning",
+    "reasoning.md",
+    (
+        Panel(
+            "Links from reasoning to answer",
+            "Fixed probe, nats per answer. dependence (D): what the own reasoning adds over reasonings of other "
+            "prompts; 0 says that the answer ignores its reasoning. information: the same within a prompt, its lower "
+            "and upper form. past_reasoning: what the prompt adds that is not in the reasoning.",
+            (
+                _q("squelch_answer_link_nats", "{{link}}", NO_ANSWER),
+                _q("squelch_answer_link_interval_nats", "{{link}}, {{bound}}", NO_ANSWER),
+                _q("squelch_answer_link_null_nats", "{{link}}, null", NO_ANSWER),
+                _q("squelch_answer_link_ceiling_nats", "information, ceiling", NO_ANSWER),
+                _q("squelch_answer_link_standard_error_nats", "{{link}}, standard error", NO_ANSWER),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Is the dependence told",
+            "1 where the answer follows from the reasoning; p-values against reasonings dealt at random.",
+            (
+                _q("squelch_answer_follows", "answer follows", NO_ANSWER),
+                _q("squelch_answer_link_p_value", "{{link}}, p-value", NO_ANSWER),
+            ),
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Answer after a part of the reasoning",
+            "log p of the answers after the first 0, 25, ... 100 percent of their reasoning. A flat curve says that "
+            "the answer was settled before the reasoning; its start is off-distribution.",
+            (
+                _q("squelch_answer_truncated_nats", "{{share}} %", NO_ANSWER),
+                _q("squelch_answer_truncated_interval_nats", "{{share}} %, {{bound}}", NO_ANSWER),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Surprise of the answers",
+            "-log p of the answers under reasonings of other prompts, and after their own: D is the difference.",
+            (
+                _q("squelch_answer_surprise_nats", "other reasonings", NO_ANSWER),
+                _q("squelch_answer_entropy_nats", "own reasoning, H(A|X,Z)", NO_ANSWER),
+            ),
+            unit="suffix: nats",
+            low=0,
+        ),
+        Panel(
+            "Answers scored",
+            "Answers of the last reading, those left out by reason, and the share of the pairs scored.",
+            (
+                _q("squelch_scored_answers", "answers", NO_ANSWER),
+                _q("squelch_unscored_answers", "left out, {{reason}}", NO_ANSWER),
+                _q("squelch_answer_references_ratio", "share of the pairs", NO_ANSWER),
+            ),
+            low=0,
+        ),
+    ),
+)
+
 REGIME = Row(
     "Entropy and regime",
     "reasoning.md",
@@ -297,5 +359,8 @@ SCORER = Row(
 )
 
 BOARD = Board(
-    "squelch-reasoning", "Reasoning", "Does reasoning depend on its input?", (DEPENDENCE, PROBE, REGIME, PARTS, SCORER)
+    "squelch-reasoning",
+    "Reasoning",
+    "Does reasoning depend on its input?",
+    (DEPENDENCE, PROBE, ANSWERS, REGIME, PARTS, SCORER),
 )

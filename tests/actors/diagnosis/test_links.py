@@ -71,7 +71,7 @@ def test_the_intervals_hold(samples: int, draws: int) -> None:
 
 def test_what_each_channel_looks_like() -> None:
     told = {name: draw_links(named_channel(name, 1, 16), 8, np.random.default_rng(2)) for name in CHANNELS}
-    assert {name: found.told for name, found in told.items()} == {
+    assert {name: found.follows for name, found in told.items()} == {
         "decorative": False,
         "load_bearing": True,
         "compressed": True,

@@ -143,6 +143,21 @@ def test_reasoning_span_holds_exactly_the_tokens_wholly_before_the_marker(
     assert inside or start == (0 if marker >= 0 else len(ids)), "an empty span says why it is empty"
 
 
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_an_answer_ends_with_the_token_that_completes_it(codec: ChatCodec, data: st.DataObject) -> None:
+    close, answer = "</think>", " <answer> Up</answer>"
+    text = data.draw(st.sampled_from([close + answer, f"{close}</answer>{answer} ok\n", close + answer + answer]))
+    ids = data.draw(segmentation(codec, text.encode()))
+    end = codec.answer_end(ids)
+    done = len(text[: text.index(answer)] + answer)
+    before, through = (sum(len(codec.token_bytes(i)) for i in ids[:n]) for n in (end - 1, end))
+    assert before < done <= through
+    for lost in (close, answer, close + " <answer> Up", close + " Up</answer>"):
+        cut = codec.answer_end(bpe(codec, lost))
+        assert cut is None or lost == answer, "a turn without a complete answer has none"
+
+
 def segmentation(codec: ChatCodec, text: bytes) -> st.SearchStrategy[list[int]]:
     """Any way of writing the bytes with the tokenizer's pieces."""
     by_bytes = {codec.token_bytes(i): i for i in range(len(codec._tokenizer)) if codec.token_bytes(i)}

@@ -22,6 +22,7 @@ from actors.content import Picture
 from actors.process.private_operators import private_operator
 from actors.scorer import cross_scoring, prefix_attention
 from actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches
+from actors.scorer.token_trees import Path, tree_of
 from actors.shared_prefix import identities
 
 VOCABULARY = 61
@@ -94,6 +95,75 @@ def test_matrix_equals_one_forward_for_each_pair(
     found = CrossScorer(model, budget, 0.7, form.split()[0]).matrix(prompts, reasonings)
     assert expected.std(axis=1).min() > 0.1, "the prompts must matter for this test to be able to fail"
     assert per_token_error(found, expected, reasonings) < 1e-4
+
+
+def branching(rng: np.random.Generator, reasonings: list[np.ndarray], answers: list[np.ndarray]) -> list[list[Path]]:
+    """A row for each reasoning: itself, every answer after it, and the first answer after each half of it."""
+    found = []
+    for z in reasonings:
+        cuts = [len(z) // 2, 0]
+        own = [Path(z), *(Path(np.concatenate([z, a]), len(z)) for a in answers)]
+        found.append([*own, *(Path(np.concatenate([z[:cut], answers[0]]), cut) for cut in cuts)])
+    chain = np.concatenate([reasonings[0], answers[0]])
+    return [*found, [Path(chain, len(reasonings[0])), Path(reasonings[0])], [Path(answers[1][:1])]]
+
+
+@pytest.mark.parametrize("form", ["fast", "fast without the kernel", "plain"])
+@pytest.mark.parametrize("budget", [1, 40, 4096])
+def test_answers_after_reasonings_equal_one_plain_forward_each(
+    budget: int, form: str, request: pytest.FixtureRequest
+) -> None:
+    if form == "fast without the kernel":
+        request.getfixturevalue("without_flash")
+    model, rng = qwen2(), np.random.default_rng(4)
+    prompts, reasonings = rows(rng, [9, 3, 12], [5, 6, 7]), rows(rng, [1, 6, 11])
+    answers = [*rows(rng, [4, 2, 5, 1], [8, 9]), np.array([8])]
+    plain = copy.deepcopy(model)
+    wanted = [branching(rng, reasonings, answers), branching(rng, reasonings[::-1], answers), []]
+    expected = [
+        [one_by_one(plain, [np.append(x, p.ids[: p.start])], [p.ids[p.start :]], 0.7)[0, 0] for p in row]
+        for x, own in zip(prompts, wanted, strict=True)
+        for row in own
+    ]
+    found = CrossScorer(model, budget, 0.7, form.split()[0]).path_sums(prompts, wanted)
+    assert np.std(np.concatenate(expected)) > 1.0
+    for values, truth in zip([row for own in found for row in own], expected, strict=True):
+        assert values == pytest.approx(truth, abs=1e-4 * 16)
+
+
+def test_what_paths_share_is_fed_once_and_their_last_tokens_are_not_fed() -> None:
+    z, first, second = np.array([1, 2, 3]), np.array([7, 8, 9]), np.array([7, 8, 6, 5])
+    tree = tree_of([Path(z), Path(np.append(z, first), 3), Path(np.append(z, second), 3)])
+    assert tree.fed.tolist() == [1, 2, 3, 7, 8, 6] and tree.depth.tolist() == [0, 1, 2, 3, 4, 5]
+    assert [tree.target[edges].tolist() for edges in tree.paths] == [[1, 2, 3], [7, 8, 9], [7, 8, 6, 5]]
+    assert len(tree.target) == 8 and tree.is_chain
+    parted = tree_of([Path(np.array([1, 2, 3])), Path(np.array([1, 4, 5]))])
+    assert not parted.is_chain and parted.seen().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 5)), min_size=1, max_size=6)
+)
+def test_a_tree_holds_each_path_in_order(drawn: list[tuple[list[int], int]]) -> None:
+    paths = [Path(np.array(ids), min(start, len(ids) - 1)) for ids, start in drawn]
+    tree = tree_of(paths)
+    assert (tree.parent < np.arange(len(tree.parent))).all()
+    for path, edges in zip(paths, tree.paths, strict=True):
+        assert tree.target[edges].tolist() == path.ids[path.start :].tolist()
+        ancestors, node = [], int(tree.before[edges[-1]])
+        while node >= 0:
+            ancestors.append(int(tree.fed[node]))
+            node = int(tree.parent[node])
+        assert ancestors[::-1] == path.ids[:-1].tolist()
+
+
+def test_paths_that_are_empty_or_too_long_are_refused() -> None:
+    scorer, prompt = CrossScorer(qwen2(), 64), np.arange(1, 9)
+    with pytest.raises(ValueError, match="1 paths after 1 prompts; each needs at least one token"):
+        scorer.path_sums([prompt], [[[Path(np.array([3]), 1)]]])
+    with pytest.raises(ValueError, match="prompt and path take 129 tokens; the model's context is 128"):
+        scorer.path_sums([prompt], [[[Path(np.ones(121, np.int64))]]])
 
 
 def test_a_prompt_that_begins_another_and_a_prompt_of_one_token_are_scored() -> None:

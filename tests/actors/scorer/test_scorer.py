@@ -11,6 +11,7 @@ from actors.content import Picture
 from actors.failures import Failure, FailureCause
 from actors.records import Trajectory, Turn
 from actors.scorer.scorer import SCOPES, Scorer
+from actors.scorer.token_trees import Path
 from cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
 
@@ -39,6 +40,12 @@ class Oracle:
         own = np.array([[z[0] == x[0] for x in prompts] for z in reasonings])
         found = -1.0 * np.array([[len(z)] for z in reasonings]) - self.strength * ~own
         return found if wanted is None else np.where(wanted, found, np.nan)
+
+    def path_sums(self, prompts: list[np.ndarray], rows: list[list[list[Path]]]) -> list[list[np.ndarray]]:
+        return [
+            [np.array([self.matrix([x], [path.ids])[0, 0] for path in row]) for row in own]
+            for x, own in zip(prompts, rows, strict=True)
+        ]
 
 
 def test_every_key_is_there_and_known_to_the_registry() -> None:

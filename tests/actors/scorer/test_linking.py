@@ -1,0 +1,150 @@
+"""Answers that the engine scores after reasonings equal one plain forward each; what is drawn, and what is left out."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from actors.config import ProbeConfig
+from actors.diagnosis.links import LINK_KEYS, SHARES
+from actors.records import Trajectory, Turn
+from actors.scorer.cross_scoring import CrossScorer
+from actors.scorer.linking import Pairs, draw_references, score_links
+from actors.scorer.probing import FixedProbe, answers_of, draw_probe
+from cluster.metrics import REGISTRY
+from tests.actors.scorer.test_cross_scoring import one_by_one, qwen2, rows
+from tests.actors.scorer.test_scorer import Oracle
+
+CLOSE, END = 50, 51
+"""Ids that close the reasoning and end the answer."""
+
+
+def answer_end(ids: np.ndarray) -> int | None:
+    found = np.flatnonzero(ids == END)
+    return int(found[0]) + 1 if len(found) else None
+
+
+def turn_of(index: int, prompt: np.ndarray, reasoning: np.ndarray, answer: list[int]) -> Trajectory:
+    """A trajectory of one turn; the two ids after the answer are not part of it."""
+    ids = np.concatenate([prompt, reasoning, [CLOSE], answer, [END, 2, 2]]).astype(np.int32)
+    start, end = len(prompt), len(prompt) + len(reasoning)
+    turn = Turn(start, len(ids), start, end, 0.0, 0.0, True, False, 1, 0, 0)
+    return Trajectory(index, ids, np.arange(len(ids)) >= start, np.zeros(len(ids), np.float32), [turn], False, False)
+
+
+def played(tasks: int = 5, samples: int = 3) -> dict[str, list[Trajectory]]:
+    rng = np.random.default_rng(0)
+    prompts = rows(rng, [5, 8, 6, 5, 9][:tasks], [1, 2])
+    return {
+        f"probe-{i:03d}": [
+            turn_of(k, x, rng.integers(0, 40, rng.integers(1, 9)), rng.integers(0, 2, rng.integers(1, 3)).tolist())
+            for k in range(samples)
+        ]
+        for i, x in enumerate(prompts)
+    }
+
+
+def test_the_likelihoods_of_answers_are_those_of_plain_forwards() -> None:
+    model = qwen2()
+    plain, draw = copy.deepcopy(model), draw_probe(played(), 0, 128)
+    answers, excluded = answers_of(draw, answer_end, 128)
+    assert not excluded.total() and all(a[0] == CLOSE and a[-1] == END for a in answers)
+    pairs, num = Pairs(draw.reasonings, answers, draw.source, draw.task), len(draw.prompts)
+    every, n = np.ones((len(answers), num), dtype=bool), len(answers)
+    found = score_links(
+        CrossScorer(model, 64, 0.9), draw.prompts, pairs, every, every, draw_references(pairs, num, None, (0,))
+    )
+
+    def plainly(prompt: int, reasoning: np.ndarray, answer: np.ndarray) -> float:
+        return float(one_by_one(plain, [np.concatenate([draw.prompts[prompt], reasoning])], [answer], 0.9)[0, 0])
+
+    z, own = draw.reasonings, draw.source
+    assert found.reasonings == pytest.approx(one_by_one(plain, draw.prompts, z, 0.9), abs=1e-3)
+    swapped = np.array([[plainly(own[s], z[r], answers[s]) for r in range(n)] for s in range(n)])
+    assert found.swapped == pytest.approx(swapped, abs=1e-3) and swapped.std() > 0.5
+    past = np.array([[plainly(j, z[s], answers[s]) for j in range(num)] for s in range(n)])
+    assert found.prompts == pytest.approx(past, abs=1e-3)
+    curve = [[plainly(own[s], z[s][: round(q * len(z[s]))], answers[s]) for q in SHARES] for s in range(n)]
+    assert found.truncated == pytest.approx(np.array(curve), abs=1e-3)
+    assert found.finite(pairs).all()
+
+
+def probe(config: ProbeConfig, groups: dict[str, list[Trajectory]], end: Callable = answer_end) -> dict[str, float]:
+    return FixedProbe(CrossScorer(qwen2(), 4096, 1.0), config, 1, end).read(0, 0, groups)
+
+
+def test_a_reading_has_the_links_and_the_same_reasoning_figures_as_without_them() -> None:
+    groups = played()
+    linked, alone = probe(ProbeConfig(tasks=5), groups), probe(ProbeConfig(tasks=5, links=False), groups)
+    for key, value in alone.items():
+        if "link" not in key and "seconds" not in key:
+            assert linked[key] == pytest.approx(value, abs=1e-3, nan_ok=True), key
+        assert "link" not in key or np.isnan(value)
+    assert all(np.isfinite(linked[f"probe/link/{key}"]) for key in LINK_KEYS)
+    assert linked["probe/link/answers"] == 15 and linked["probe/link/references_ratio"] == 1.0
+    assert linked.keys() <= {key for spec in REGISTRY.specs.values() for key in spec.flat_keys()}
+    json.dumps(linked)
+
+
+def test_fewer_references_and_prompts_cost_fewer_tokens() -> None:
+    whole, part = (CrossScorer(qwen2(), 4096, 1.0) for _ in range(2))
+    before = whole.num_forwarded
+    FixedProbe(whole, ProbeConfig(tasks=5), 1, answer_end).read(0, 0, played())
+    few = ProbeConfig(tasks=5, answer_references=1, answer_prompts=2)
+    found = FixedProbe(part, few, 1, answer_end).read(0, 0, played())
+    assert part.num_forwarded - before < whole.num_forwarded - before
+    assert found["probe/link/references_ratio"] == pytest.approx(1 / 3)
+    assert np.isfinite(found["probe/link/past_reasoning"])
+
+
+def test_turns_without_an_answer_and_reasonings_without_room_are_counted_and_left_out_of_the_links_alone() -> None:
+    groups = played()
+    first, *others = groups["probe-000"]
+    turn = replace(first.turns[0], sample_end=first.turns[0].reasoning_end + 1)
+    groups["probe-000"] = [replace(first, turns=[turn]), *others]
+    found = probe(ProbeConfig(tasks=5), groups)
+    assert found["probe/link/excluded/no_answer"] == 1.0 and found["probe/link/answers"] == 14.0
+    assert found["probe/samples"] == 15.0 and found["probe/num_excluded"] == 0.0
+    draw = draw_probe(groups, 0, 128)
+    longest = max(map(len, draw.prompts)) + max(map(len, draw.reasonings))
+    answers, excluded = answers_of(draw, answer_end, longest)
+    assert excluded["too_long"] > 0 and sum(a is None for a in answers) == excluded.total()
+
+
+def test_without_any_answer_the_links_are_unknown_and_the_rest_is_read() -> None:
+    found = probe(ProbeConfig(tasks=5), played(), lambda ids: None)
+    assert np.isnan(found["probe/link/dependence"]) and np.isnan(found["probe/link/follows"])
+    assert found["probe/link/answers"] == 0.0 and found["probe/link/excluded/no_answer"] == 15.0
+    assert np.isfinite(found["probe/mi"])
+
+
+def test_an_answer_with_an_infinite_likelihood_is_counted_and_left_out() -> None:
+    class Broken(Oracle):
+        def path_sums(self, prompts, rows):
+            found = super().path_sums(prompts, rows)
+            for row, values in zip(rows[0], found[0], strict=True):
+                for i, path in enumerate(row):
+                    values[i] = (
+                        -np.inf if path.start and (path.ids[path.start :].sum() == CLOSE + END + 40) else values[i]
+                    )
+            return found
+
+    groups = played()
+    x = np.asarray(groups["probe-000"][0].token_ids[: groups["probe-000"][0].turns[0].sample_start])
+    groups["probe-000"][0] = turn_of(0, x, np.array([3, 4, 5, 6]), [40])
+    found = FixedProbe(Broken(1.0), ProbeConfig(tasks=5), 1, answer_end).read(0, 0, groups)
+    assert found["probe/link/excluded/non_finite"] == 1.0 and found["probe/link/answers"] == 14.0
+
+
+def test_references_are_of_other_prompts_with_as_many_of_each_task() -> None:
+    task, source = np.repeat(np.arange(4), 3), np.repeat([0, 0, 1, 2], 3)
+    answers = [np.array([1])] * 11 + [None]
+    pairs = Pairs([np.array([1])] * 12, answers, source, task)
+    chosen = draw_references(pairs, 3, 2, (0,))
+    assert not chosen[0, :6].any() and not chosen[:, 11].any()
+    assert [chosen[0, task == t].sum() for t in range(4)] == [0, 0, 2, 2]
+    assert np.array_equal(chosen, draw_references(pairs, 3, 2, (0,))), "the same at every reading"
+    assert draw_references(pairs, 3, None, (0,))[1].sum() == 8
