@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.diagnosis.links import SHARES, LinksReading, read_links
+from actors.diagnosis.links import LinksReading, read_links
+from actors.diagnosis.metrics import SHARES
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,9 @@ import numpy as np
 
 from actors.diagnosis.budget import candidate_nulls, mixtures
 from actors.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
+from actors.diagnosis.metrics import LINK_KEYS, LINKS, LINKS_TESTED, SHARES, key_of
 from actors.diagnosis.uncertainty import RESAMPLES, Null, null_of
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the reasoning in the truncation curve."""
 MIN_DEALS = 20
 """Fewest distinct deals for a null: with fewer no p-value can reach 0.05."""
 MIN_DEPENDENCE_NATS = 0.01
@@ -67,23 +66,6 @@ MIN_DEPENDENCE_NATS = 0.01
 MIN_DEPENDENCE_SHARE = 0.1
 """Smallest share of the answer's surprise without its reasoning that D must explain: as 10% of the headroom of
 retrieval (`actors.diagnosis.regime`)."""
-LINKS = ("information", "information_upper", "dependence", "past_reasoning")
-TESTED = ("information", "dependence")
-"""The links with a null."""
-
-
-def key_of(share: float) -> str:
-    """The key of a point of the truncation curve: `truncated@0` to `truncated@100`."""
-    return f"truncated@{100 * share:.0f}"
-
-
-LINK_KEYS = (
-    *(f"{link}{end}" for link in LINKS for end in ("", "_low", "_high", "_standard_error")),
-    *(f"{link}_{figure}" for link in TESTED for figure in ("p_value", "null_95")),
-    *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
-    *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),
-)
-"""The keys of `LinksReading.metrics`."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +104,7 @@ class LinksReading:
         for name in LINKS:
             found: TaskMeans | None = vars(self)[name]
             flat |= {name: found.value if found else math.nan, **bounds_of(name, found.interval() if found else None)}
-        for name, null in zip(TESTED, (self.null, self.dependence_null), strict=True):
+        for name, null in zip(LINKS_TESTED, (self.null, self.dependence_null), strict=True):
             flat[f"{name}_p_value"] = null.p_value if null else math.nan
             flat[f"{name}_null_95"] = null.point_95 if null else math.nan
         for share, point in zip(SHARES, self.truncated, strict=True):

@@ -10,6 +10,26 @@ TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
 REGIMES = ("diverse", "compressed", "template_collapse", "low_entropy_collapse", "unknown")
 """Regimes of section 2.2 and Figure 1, see `actors.diagnosis.regime`."""
 
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the reasoning in the truncation curve of `actors.diagnosis.links`."""
+LINKS = ("information", "information_upper", "dependence", "past_reasoning")
+LINKS_TESTED = ("information", "dependence")
+"""The links with a null."""
+
+
+def key_of(share: float) -> str:
+    """The key of a point of the truncation curve: `truncated@0` to `truncated@100`."""
+    return f"truncated@{100 * share:.0f}"
+
+
+LINK_KEYS = (
+    *(f"{link}{end}" for link in LINKS for end in ("", "_low", "_high", "_standard_error")),
+    *(f"{link}_{figure}" for link in LINKS_TESTED for figure in ("p_value", "null_95")),
+    *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
+    *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),
+)
+"""The figures of `actors.diagnosis.links.LinksReading`."""
+
 
 def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
     """A proxy of Table 1 with one series per turn scope."""

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.diagnosis.links import SHARES
+from actors.diagnosis.metrics import SHARES
 from actors.scorer.token_trees import Path
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from actors.diagnosis.links import LINKS, SHARES, TESTED
-from actors.diagnosis.metrics import SCOPES, scoped
+from actors.diagnosis.metrics import LINKS, LINKS_TESTED, SCOPES, SHARES, scoped
 from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 
 EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
@@ -124,7 +123,7 @@ ANSWERS = (
         "p-value of squelch_answer_link_nats against reasonings dealt at random, 0.001 to 1",
         "probe/link/{link}_p_value",
         ("link",),
-        product(TESTED),
+        product(LINKS_TESTED),
     ),
     MetricSpec(
         "squelch_answer_link_null_nats",
@@ -132,7 +131,7 @@ ANSWERS = (
         "95% point of the null distribution of squelch_answer_link_nats",
         "probe/link/{link}_null_95",
         ("link",),
-        product(TESTED),
+        product(LINKS_TESTED),
         unit="nats",
     ),
     gauge(

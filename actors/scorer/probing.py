@@ -27,7 +27,8 @@ from actors.config import ProbeConfig
 from actors.content import content_key
 from actors.diagnosis.budget import draw_pairs
 from actors.diagnosis.fixed_probe import ProbeReading, read_probe
-from actors.diagnosis.links import LINK_KEYS, LinksReading, read_links
+from actors.diagnosis.links import LinksReading, read_links
+from actors.diagnosis.metrics import LINK_KEYS
 from actors.records import Trajectory
 from actors.scorer.drawing import Groups, refuse_pictures, unusable
 from actors.scorer.linking import LinkScores, Pairs, draw_references, score_links

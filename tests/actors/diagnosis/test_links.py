@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from actors.diagnosis import links
 from actors.diagnosis.known_links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
-from actors.diagnosis.links import SHARES, LinksReading, key_of, read_links
+from actors.diagnosis.links import LinksReading, read_links
+from actors.diagnosis.metrics import SHARES, key_of
 
 
 def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksReading]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actors.config import ProbeConfig
-from actors.diagnosis.links import LINK_KEYS, SHARES
+from actors.diagnosis.metrics import LINK_KEYS, SHARES
 from actors.records import Trajectory, Turn
 from actors.scorer.cross_scoring import CrossScorer
 from actors.scorer.linking import Pairs, draw_references, score_links
@@ -49,7 +49,7 @@ def played(tasks: int = 5, samples: int = 3) -> dict[str, list[Trajectory]]:
 
 def test_the_likelihoods_of_answers_are_those_of_plain_forwards() -> None:
     model = qwen2()
-    plain, draw = copy.deepcopy(model), draw_probe(played(), 0, 128)
+    plain, draw = copy.deepcopy(model), draw_probe(played(4, 2), 0, 128)
     answers, excluded = answers_of(draw, answer_end, 128)
     assert not excluded.total() and all(a[0] == CLOSE and a[-1] == END for a in answers)
     pairs, num = Pairs(draw.reasonings, answers, draw.source, draw.task), len(draw.prompts)
