@@ -1,4 +1,4 @@
-"""Records of tasks, tickets, trajectories and groups, and the tables in which groups are passed on and archived.
+"""Records of tasks, tickets, trajectories and groups. `actors.archive.rows` makes tables of them.
 
 Invariants:
 
@@ -11,8 +11,6 @@ Invariants:
   `sample_end` if the reasoning was never closed.
 - A group's identity is its ticket's id, which the coordinator assigns; it is never derived from text.
 - A failed trajectory keeps its row, with `failure` set and the tokens that it had; the learner never uses it.
-
-The table (`actors.archive.schema.TRAJECTORY_SCHEMA`) has one row per trajectory.
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from actors.archive.schema import TRAJECTORY_SCHEMA
-from actors.content import Picture, turn_keys
-from actors.failures import Failure, failure_of
+from actors.content import Picture
+from actors.failures import Failure
 from actors.messages import VersionSpan
 from envs.splits import Split
 
@@ -192,94 +188,3 @@ def summarise(group: Group) -> GroupSummary:
         seconds_environment=group.seconds_environment,
         seconds_generation=group.seconds_generation,
     )
-
-
-def to_table(group: Group) -> pa.Table:
-    """The group as a table of `TRAJECTORY_SCHEMA`, one row per trajectory."""
-    return pa.Table.from_pylist([_row(group, t) for t in group.trajectories], schema=TRAJECTORY_SCHEMA)
-
-
-def packed(table: pa.Table) -> pa.Buffer:
-    """The table as one Arrow IPC stream, the form in which rows are stored and sent: pickling a table of these nested
-    columns takes ten times as long."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def unpacked(rows: pa.Buffer) -> pa.Table:
-    """The table of `packed`; it shares the buffer's memory."""
-    return pa.ipc.open_stream(rows).read_all()
-
-
-def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
-    t, ticket, task = trajectory, group.ticket, group.ticket.task
-    keys = turn_keys(t.token_ids, [turn.sample_start for turn in t.turns], t.pictures)
-    return {
-        "group_id": ticket.ticket_id,
-        "trajectory": t.index,
-        "step": ticket.step,
-        "environment": task.environment,
-        "split": task.split,
-        "task_seed": task.seed,
-        "task_options": task.options_json,
-        "task_key": group.task_key,
-        "task_kind": group.task_kind,
-        "token_ids": t.token_ids,
-        "loss_mask": t.loss_mask,
-        "log_probs": t.log_probs,
-        "turns": [vars(turn) | {"content_key": key} for turn, key in zip(t.turns, keys, strict=True)],
-        "version_spans": None if t.version_spans is None else [vars(span) for span in t.version_spans],
-        "pictures": [vars(picture) for picture in t.pictures] or None,
-        "episode_return": t.episode_return,
-        "format_penalty": t.format_penalty,
-        "success": t.success,
-        "truncated": t.truncated,
-        "bootstrap_last_state": t.bootstrap_last_state,
-        "failure_cause": None if t.failure is None else t.failure.cause.value,
-        "failure_detail": None if t.failure is None else t.failure.detail,
-        "worker": t.worker,
-    }
-
-
-def list_column(table: pa.Table, name: str) -> list[np.ndarray]:
-    """A list column as one numpy array per row, without a Python object per element."""
-    column = table.column(name).combine_chunks()
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
-
-
-def from_table(table: pa.Table) -> list[Trajectory]:
-    """The trajectories of a table, in its row order; inverse of `to_table` up to the ticket."""
-    big = ("token_ids", "loss_mask", "log_probs")
-    arrays = zip(*(list_column(table, name) for name in big), strict=True)
-    small = table.select([name for name in TRAJECTORY_SCHEMA.names if name not in big]).to_pylist()
-    return [_trajectory(row, *parts) for row, parts in zip(small, arrays, strict=True)]
-
-
-def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_probs: np.ndarray) -> Trajectory:
-    spans = row["version_spans"]
-    return Trajectory(
-        index=row["trajectory"],
-        token_ids=ids,
-        loss_mask=mask,
-        log_probs=log_probs,
-        turns=[_turn(turn) for turn in row["turns"]],
-        success=row["success"],
-        truncated=row["truncated"],
-        failure=_failure(row["failure_cause"], row["failure_detail"]),
-        worker=row["worker"],
-        bootstrap_last_state=row["bootstrap_last_state"],
-        version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
-        pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
-    )
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    return Turn(**{name: value for name, value in row.items() if name != "content_key"})
-
-
-def _failure(cause: str | None, detail: str | None) -> Failure | None:
-    return None if cause is None else failure_of(cause, detail or "")

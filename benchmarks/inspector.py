@@ -36,10 +36,11 @@ from playwright.sync_api import Page, sync_playwright
 
 from actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
 from actors.archive.reader import block_key, part_key, read_index, stream_groups
+from actors.archive.rows import to_table
 from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
 from actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_key, scores_table
 from actors.archive.writer import ROWS_PER_ROW_GROUP
-from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn
 from benchmarks.common import print_figures
 from cluster.config import dump, load
 from cluster.inspector.figures import KEYS

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from actors.archive.rows import from_table, unpacked
 from actors.messages import GroupSeat, StepReport, WeightBundle
 from actors.process.folders import Entry
 from actors.process.interfaces import listen
@@ -41,7 +42,6 @@ from actors.process.log import log_variable
 from actors.process.progress import WATCHING, Marks, Progress
 from actors.process.ray_errors import DEAD, cause_of_death
 from actors.process.shipping import Folder, forget, local, offer, own_node
-from actors.records import from_table, unpacked
 from learner import staging
 from learner.config import LearnerConfig
 from learner.network import LOOPBACK, Home, Place, failures_in_words, unreachable

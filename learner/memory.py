@@ -12,7 +12,6 @@ recipe.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -126,6 +125,8 @@ def available(learner: LearnerConfig) -> int | None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
         return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+    import psutil  # here, so that estimates need nothing beyond torch and transformers
+
     return psutil.virtual_memory().available // learner.ranks
 
 

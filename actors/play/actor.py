@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from actors.archive.rows import packed, to_table
 from actors.config import EnvironmentActorConfig, SamplingConfig
 from actors.messages import Completion, GenerationRequest
 from actors.play.codec import ChatCodec
@@ -26,7 +27,7 @@ from actors.play.player import EnvironmentPlayer
 from actors.process.progress import Progress
 from actors.process.shipping import Folder, copy_at, local, own_node
 from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket, packed, summarise, to_table
+from actors.records import GroupSummary, Ticket, summarise
 from envs.config import EnvironmentConfig
 from envs.registry import make
 from envs.retrieval.index import cache_folder

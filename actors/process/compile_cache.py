@@ -1,4 +1,5 @@
-"""Where torch keeps code that it has compiled. Imports the standard library and platformdirs only.
+"""Where torch keeps code that it has compiled. Imports the standard library only, and platformdirs when no
+folder is set.
 
 torch reads this cache with pickle, so that whoever can write to it can run code. Its own choice is a folder of a
 well-known name in the shared temporary folder, which any user of the host can create first.
@@ -9,8 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-
-from platformdirs import user_cache_path
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -24,6 +23,8 @@ def own_compile_cache() -> dict[str, str]:
     named = os.environ.get(VARIABLE)  # torch itself may have set it to its own choice
     if named and _is_own(Path(named)):
         return {}
+    from platformdirs import user_cache_path
+
     folder = user_cache_path("squelch") / "compiled"
     if not _is_own(folder):
         raise RuntimeError(

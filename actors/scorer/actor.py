@@ -29,13 +29,14 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError
 
+from actors.archive.rows import from_table, unpacked
 from actors.archive.scores import scores_table
 from actors.config import ScorerConfig
 from actors.messages import WeightBundle
 from actors.model_folder import load_model_folder
 from actors.process.progress import WATCHING, Progress
 from actors.process.shipping import Folder, local
-from actors.records import Trajectory, from_table, unpacked
+from actors.records import Trajectory
 from actors.scorer.drawing import newest_version
 from actors.scorer.fixed_model import FIXED_VERSION
 from actors.scorer.probing import FixedProbe

@@ -23,11 +23,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from actors.archive.rows import unpacked
 from actors.filter.decisions import StepDecision
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.process.progress import Progress
 from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket, unpacked
+from actors.records import GroupSummary, Ticket
 from benchmarks.control_plane.channel import Caller, Client
 from benchmarks.control_plane.hosts import FilterHost, Host
 from cluster.config import RunConfig

@@ -22,9 +22,10 @@ import torch
 import transformers
 import vllm
 
+from actors.archive.rows import packed, to_table
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, UpdateReport
-from actors.records import Group, Task, Ticket, Trajectory, Turn, packed, summarise, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from actors.rollout.worker import Engine
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Channel, Work

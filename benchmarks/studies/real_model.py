@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.archive.reader import read_groups
-from actors.records import from_table
+from actors.archive.rows import from_table
 from benchmarks.common import print_figures
 from cluster.errors import UserError
 from cluster.inspector.texts import Pieces

@@ -221,7 +221,7 @@ def _measured(table: pa.Table) -> pa.Table:
     `surprisals`, their mean -log p in nats."""
     import numpy as np
 
-    from actors.records import list_column
+    from actors.archive.rows import list_column
 
     masks, log_probs = list_column(table, "loss_mask"), list_column(table, "log_probs")
     lengths = np.array([mask.sum() for mask in masks], dtype=np.float64)

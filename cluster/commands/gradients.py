@@ -145,7 +145,7 @@ def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
     """The groups of one step that have at least two survivors, in order of their ids."""
     import pyarrow.compute as pc
 
-    from actors.records import from_table
+    from actors.archive.rows import from_table
 
     table = RunFolder(run_dir).groups([step])
     ids = table.column("group_id")

@@ -21,6 +21,7 @@ import ray
 from ray._private.state import actors, state
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from actors.archive.rows import packed, unpacked
 from actors.filter.decisions import StepDecision
 from actors.filter.service import FilterService
 from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
@@ -31,7 +32,7 @@ from actors.process.progress import Progress
 from actors.process.ray_errors import DEAD, cause_of_death
 from actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
 from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket, packed, unpacked
+from actors.records import GroupSummary, Ticket
 from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from actors.records import list_column
+from actors.archive.rows import list_column
 from cluster.inspector.texts import Pieces
 from cluster.runs.folder import RunFolder
 

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
 
+from actors.archive.rows import from_table
 from actors.diagnosis.grounding import judge_of
-from actors.records import Trajectory, Turn, from_table
+from actors.records import Trajectory, Turn
 from cluster.inspector.texts import Pieces, shown, tokens_html
 from envs.grid_worlds.claims import GridJudge
 from envs.registry import ENVIRONMENTS

@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from actors.archive.rows import to_table
 from actors.failures import Failure, FailureCause
-from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise, to_table
+from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from cluster.config import RunConfig
 from cluster.control.membership import CutOff, Member, at_work
 from cluster.control.membership import MemberState as State

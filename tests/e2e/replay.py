@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from actors.archive.reader import read_groups, read_metrics
-from actors.records import Trajectory, from_table
+from actors.archive.rows import from_table
+from actors.records import Trajectory
 from cluster.config import load
 from learner.publish import gathered
 from learner.trainer import Trainer

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 import ray
 
-from actors.records import Group, Task, Ticket, packed, to_table
+from actors.archive.rows import packed, to_table
+from actors.records import Group, Task, Ticket
 from actors.weights import checksum
 from cluster.fleet import local_ray
 from cluster.fleet.bootstrap import PREPARED

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.archive.reader import last_event, read_events, read_group, read_groups, read_metrics
+from actors.archive.rows import to_table
 from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
 from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
 from actors.failures import Failure, FailureCause
 from actors.process import disk
-from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn
 from envs.untrusted import parquet
 from tests.actors.archive.small_groups import archive_step
 

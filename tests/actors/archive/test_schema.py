@@ -14,6 +14,7 @@ from actors.archive import version0
 from actors.archive.group_index import index_rows
 from actors.archive.page import PAGE, page
 from actors.archive.reader import read_groups, read_index
+from actors.archive.rows import from_table, to_table
 from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
 from actors.archive.store import ArchiveError
 from actors.archive.version import VERSION_KEY
@@ -21,7 +22,7 @@ from actors.archive.writer import Archive
 from actors.content import Picture, content_key
 from actors.failures import Failure, FailureCause
 from actors.messages import VersionSpan
-from actors.records import Group, Task, Ticket, Trajectory, Turn, from_table, summarise, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from tests.actors.archive.small_groups import archive_step, small_group
 
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.archive.rows import from_table, to_table
 from actors.config import EnvironmentActorConfig, SamplingConfig
 from actors.failures import Failure, FailureCause
 from actors.messages import Completion, GenerationRequest, VersionSpan
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationFailed
 from actors.play.player import EnvironmentPlayer, derive_seed, noise_seed, request_seed
-from actors.records import Group, Task, Ticket, from_table, summarise, to_table
+from actors.records import Group, Task, Ticket, summarise
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.grid_worlds.frozen_lake import FrozenLake
 from envs.registry import make

@@ -15,10 +15,11 @@ import ray
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from actors.archive.rows import from_table, unpacked
 from actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig
 from actors.messages import WeightBundle
 from actors.play.actor import EnvironmentActor
-from actors.records import Task, Ticket, from_table, unpacked
+from actors.records import Task, Ticket
 from actors.rollout.worker import RolloutWorker
 from envs.config import EnvironmentConfig, FormatConfig
 from tests.actors.play.test_codec import byte_level_bpe, save_model

@@ -14,9 +14,10 @@ import torch
 from ray.exceptions import RayActorError
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from actors.archive.rows import packed, to_table
 from actors.diagnosis.proxies import proxies_of_samples
 from actors.messages import WeightBundle
-from actors.records import Group, Task, Ticket, packed, to_table
+from actors.records import Group, Task, Ticket
 from actors.scorer.actor import NICENESS, PARITY_BOUND, ScorerActor, _step_back, by_group, load_model
 from actors.scorer.drawing import draw_first_turn
 from actors.scorer.fixed_model import check_scorer_model
@@ -215,14 +216,3 @@ def test_a_scorer_that_is_to_use_a_gpu_where_there_is_none_says_what_to_set(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"scorer\.num_gpus=0\.5, but .* no CUDA device .*scorer\.num_gpus=0"):
         load_model(tiny(tmp_path)[0], CONFIG.model_copy(update={"num_gpus": 0.5}))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_the_matrix_is_that_of_the_cpu(tmp_path: Path) -> None:
-    from actors.scorer.cross_scoring import CrossScorer
-
-    folder, _ = tiny(tmp_path)
-    draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)
-    models = [load_model(folder, CONFIG.model_copy(update={"num_gpus": gpus})) for gpus in (0, 1)]
-    cpu, gpu = (CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings) for model in models)
-    assert np.allclose(cpu, gpu, atol=1e-3)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from actors.archive.rows import to_table
 from actors.archive.writer import Archive
 from actors.failures import Failure, FailureCause
-from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn
 from cluster.cli import main
 from cluster.commands.gradients import archived_groups, choose_checkpoint, choose_groups, learner_config, show
 from cluster.config import dump, load

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
+from actors.archive.rows import to_table
 from actors.archive.scores import ScoreMatrix, TurnPlace, scores_table
 from actors.archive.writer import Archive
 from actors.failures import Failure, FailureCause
-from actors.records import Group, Task, Ticket, Trajectory, Turn, to_table
+from actors.records import Group, Task, Ticket, Trajectory, Turn
 from actors.text.tokenizer import byte_alphabet
 from cluster.config import dump, load
 

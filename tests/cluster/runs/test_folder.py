@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.archive.group_index import index_rows
+from actors.archive.rows import to_table
 from actors.archive.store import LocalStore
 from actors.archive.version import VERSION_KEY
 from actors.archive.writer import Archive
-from actors.records import to_table
 from cluster.config import dump, load
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
