@@ -24,13 +24,16 @@ QWEN2_SHAPES = {
     "Qwen2.5-3B-Instruct": (2048, 11008, 36, 16, 2, 151936, True),
     "Qwen2.5-7B": (3584, 18944, 28, 28, 4, 152064, False),
 }
-LLAMA_SHAPES = {"Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256, True)}
+LLAMA_SHAPES = {
+    "Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256, True),
+    "SmolLM2-135M": (576, 1536, 30, 9, 3, 49152, True),
+}
 
 
 def published(name: str) -> PreTrainedConfig:
     """The configuration of a model in the tables, with its published shape. Raises KeyError for other names."""
     if name in LLAMA_SHAPES:
         llama: dict[str, Any] = dict(zip(NAMES, LLAMA_SHAPES[name], strict=True))
-        return LlamaConfig(**llama, head_dim=128, max_position_embeddings=131072)
+        return LlamaConfig(**llama, max_position_embeddings=131072 if name.startswith("Llama-3") else 8192)
     qwen2: dict[str, Any] = dict(zip(NAMES, QWEN2_SHAPES[name], strict=True))
     return Qwen2Config(**qwen2, **QWEN2)

@@ -1,6 +1,6 @@
 """Compares the speed of cross-scoring with the method's published form, and with the ratio of counted operations.
 
-python -m benchmarks.cross_scoring [--quick] [--json] [--device cpu|cuda]
+python -m benchmarks.cross_scoring [--quick] [--json]
 
 On a CPU with one thread and float32, in CPU seconds, because other processes disturb them less than wall time:
 
@@ -14,30 +14,26 @@ On a CPU with one thread and float32, in CPU seconds, because other processes di
   (actors/diagnosis/known_truth.py): the mean difference of MI-Est, and how often the quarter's interval contains the
   mean over draws of the estimate from all pairs.
 
-On CUDA: seconds and share of the card's peak for 64 x 8 on the shape of Qwen2.5-0.5B in bfloat16, with prompts of 1,000
-tokens and reasonings of 200. This part was never run on a GPU.
+`benchmarks.gpu` measures the scorer on a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig
 
 from actors.diagnosis.budget import draw_pairs, estimate
 from actors.diagnosis.known_truth import draw, random_channel
 from actors.diagnosis.proxies import proxies_of_scores
 from actors.process.allocator import ALLOCATOR
 from actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
-from benchmarks.common import peak_of, print_figures, restart_with
+from benchmarks.common import arguments, print_figures, restart_with
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
-from learner.shapes import published
 
 PROMPTS, SAMPLES, REASONING = 64, 8, 22
 PROMPT_TOKENS = (40, 220, 400, 1000)
@@ -48,7 +44,6 @@ LARGE_VOCABULARY = 151_936
 SIZES = (8, 16, 24, 32, 48, 64)
 FIT_PROMPT = 220
 SHARE = 0.25
-GPU_SHAPE = "Qwen2.5-0.5B"
 
 
 def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
@@ -146,23 +141,6 @@ def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tup
     return whole, found.mi_est, interval.low, interval.high
 
 
-def large(shape: PreTrainedConfig, prompts: int, prompt: int, reasoning: int, device: str) -> dict[str, Any]:
-    """Wall seconds of one matrix in bfloat16, and operations per second."""
-    model = random_policy(shape).to(device, torch.bfloat16)
-    scorer, operations = CrossScorer(model, 16_384), Operations.of(model)
-    columns = random_rows(prompts, prompt, shape.vocab_size, 4)
-    reasonings = random_rows(prompts * SAMPLES, reasoning, shape.vocab_size, 5)
-    scorer.matrix(columns[:2], reasonings[:2])
-    start = time.perf_counter()
-    scorer.matrix(columns, reasonings)
-    seconds = time.perf_counter() - start
-    total = prompts * len(reasonings) * operations.engine(prompt, reasoning, len(reasonings))
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    peak = peak_of(name)
-    share = total / seconds / peak if peak else None
-    return {"device": name, "seconds": seconds, "tflops": total / seconds / 1e12, "share_of_peak": share}
-
-
 def measure(quick: bool) -> dict[str, Any]:
     """All figures of a CPU."""
     torch.set_num_threads(1)
@@ -205,18 +183,8 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the table of the chosen device."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under a minute: two prompt lengths, one turn")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    args = parser.parse_args()
-    if args.device == "cpu":
-        restart_with(ALLOCATOR, "benchmarks.cross_scoring", None)
-        figures = measure(args.quick)
-        print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
-        return
-    if not torch.cuda.is_available():
-        parser.error("--device cuda: there is no CUDA device here")
-    found = large(published(GPU_SHAPE), 16 if args.quick else PROMPTS, 1000, 200, "cuda")
-    print_figures(found, args.json, list(found), [list(found.values())], [])
+    """Prints the table."""
+    args = arguments(__doc__, "under a minute: two prompt lengths, one turn")
+    restart_with(ALLOCATOR, "benchmarks.cross_scoring", None)
+    figures = measure(args.quick)
+    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))

@@ -49,7 +49,8 @@ def main() -> None:
 
     from actors.model_folder import model_config
     from benchmarks import common
-    from benchmarks.learner.work import LAYERS, random_groups
+    from benchmarks.learner.random_work import random_groups
+    from benchmarks.learner.work import LAYERS
     from learner import memory, process_group
     from learner.config import LearnerConfig
     from learner.trainer import Trainer

@@ -43,6 +43,7 @@ from actors.messages import StepReport
 from actors.records import Trajectory, Turn
 from benchmarks import common
 from benchmarks.learner import memory_worker as learner_memory_worker
+from benchmarks.learner import random_work
 from benchmarks.learner import work as learner_work
 from learner import process_group
 from learner.batching import collate, to_rows
@@ -168,7 +169,7 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
         for side, trainer in sides.items():
             seconds[side].append(cpu_seconds(lambda t=trainer, s=step: t.train_step(s, groups)))
     found = {side: min(values[1:]) for side, values in seconds.items()}
-    counted = {side: learner_work.operations(t, groups, 0, side != "packed") for side, t in sides.items()}
+    counted = {side: random_work.operations(t, groups, 0, side != "packed") for side, t in sides.items()}
     floor = counted["padded"] / counted["packed"]
     ratios = {"ratio": found["padded"] / found["packed"], "ratio_alike": found["alike"] / found["packed"]}
     reached = {"reached": ratios["ratio"] / floor, "reached_alike": ratios["ratio_alike"] / floor}
@@ -183,7 +184,7 @@ def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dic
     trainer = Trainer(folder, LearnerConfig(num_threads=threads))
     parts = {kept: groups[: round(kept * len(groups))] for kept in KEPT}
     tokens = {kept: sum(len(t.token_ids) for _, members in part for t in members) for kept, part in parts.items()}
-    fed = {kept: learner_work.tokens_fed(trainer, part, range(1, steps + 1)) for kept, part in parts.items()}
+    fed = {kept: random_work.tokens_fed(trainer, part, range(1, steps + 1)) for kept, part in parts.items()}
     cpu: dict[float, list[float]] = {kept: [] for kept in KEPT}
     clock: dict[float, list[float]] = {kept: [] for kept in KEPT}
     for step in range(steps + 1):
@@ -192,7 +193,7 @@ def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dic
             cpu[kept].append(cpu_seconds(lambda s=step, p=part: trainer.train_step(s, p)))
             clock[kept].append(time.perf_counter() - started)
     best, walls = ({kept: min(values[1:]) for kept, values in found.items()} for found in (cpu, clock))
-    counted = {kept: learner_work.operations(trainer, part, 0, padded=False) for kept, part in parts.items()}
+    counted = {kept: random_work.operations(trainer, part, 0, padded=False) for kept, part in parts.items()}
     empty = measure_empty(trainer, steps)
     return {
         str(kept): {
@@ -226,7 +227,7 @@ def off_the_line(seconds: float, tokens: float, fed: float) -> dict[str, float]:
 def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
     """CPU seconds of a step with the usual number of optimizer steps on almost no tokens, and seconds of its optimizer
     (norm, clipping, AdamW over all parameters)."""
-    groups = learner_work.random_groups(2, trainer.config.minibatches, 2, 2, VOCABULARY // 2)
+    groups = random_work.random_groups(2, trainer.config.minibatches, 2, 2, VOCABULARY // 2)
     seconds, optimizer = [], []
     for step in range(steps + 1):
         reports: list[StepReport] = []

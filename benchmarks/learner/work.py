@@ -6,7 +6,6 @@ demonstrator plays each task once per member of the group. Rewards are random; t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,24 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from actors.records import Trajectory, Turn
 from benchmarks import common
+from benchmarks.learner.random_work import Groups, random_groups, trajectory
 from cluster import config as runs
 from envs.episode import Episode
 from envs.format import well_formed
 from envs.registry import make
-from learner import batching
 from learner.config import LoraSettings
 from learner.kernels.attention import Layout
 from learner.kernels.gated import use_gated_blocks
 from learner.kernels.head import log_probabilities
 from learner.kernels.linear import use_fast_products
-from learner.kernels.packing import pack
 from learner.policy.model import Policy, shard
 from learner.trainer import Trainer
-from learner.warmup.demonstrations import Demonstration, Transcript, encode
+from learner.warmup.demonstrations import Transcript, encode
 from learner.warmup.tiny import write_tokenizer
 from learner.warmup.tiny_model import new_model
 from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
 
-Groups = list[tuple[str, list[Trajectory]]]
 LAYERS = {"width": 128, "layers": 4, "hidden": 384, "heads": 4}
 
 
@@ -56,7 +52,8 @@ def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) ->
             while not turns or turns[-1][1] is not None:
                 said = well_formed(*env.demonstrate(rng, tiny.quality))
                 turns.append((said, episode.act(said).next_message))
-            members.append(_trajectory(rng, member, encode(codec, Transcript(opening, turns))))
+            played = encode(codec, Transcript(opening, turns))
+            members.append(trajectory(rng, member, played.token_ids, played.loss_mask))
         groups.append((f"{task:03d}", members))
     return groups
 
@@ -65,26 +62,6 @@ def single_turn(num_groups: int, group_size: int, prompt: int, answer: int, fold
     """Groups of random tokens with lengths `prompt` and `answer`; writes a random policy into `folder`."""
     common.random_qwen2(folder, vocabulary=512, seed=0, **LAYERS)
     return random_groups(num_groups, group_size, prompt, answer, 512)
-
-
-def random_groups(num_groups: int, group_size: int, prompt: int, answer: int, vocabulary: int) -> Groups:
-    """Groups of random tokens: one prompt per group, one answer per member; lengths in tokens."""
-    rng, groups = np.random.default_rng(0), []
-    for task in range(num_groups):
-        fed = rng.integers(2, vocabulary, prompt)
-        ids = [np.concatenate([fed, rng.integers(2, vocabulary, answer)]).astype(np.int32) for _ in range(group_size)]
-        mask = np.arange(prompt + answer) >= prompt
-        members = [_trajectory(rng, member, Demonstration(row, mask)) for member, row in enumerate(ids)]
-        groups.append((f"{task:03d}", members))
-    return groups
-
-
-def _trajectory(rng: np.random.Generator, index: int, played: Demonstration) -> Trajectory:
-    sampled = np.flatnonzero(played.loss_mask)
-    start, end = int(sampled[0]), int(sampled[-1]) + 1
-    turn = Turn(start, end, start, end, float(rng.random() < 0.4), 0.0, True, False, 1, 0, 0)
-    log_probs = np.where(played.loss_mask, -0.5, 0).astype(np.float32)
-    return Trajectory(index, played.token_ids, played.loss_mask, log_probs, [turn], False, False)
 
 
 class PaddedPolicy(Policy):
@@ -136,44 +113,3 @@ class PaddedTrainerAlike(PaddedTrainer):
     def _equip(self, model: PreTrainedModel) -> None:
         use_fast_products(model)
         use_gated_blocks(model)
-
-
-def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> float:
-    """Operations of the matrix products of one training step, forward and backward.
-
-    Two operations per weight and token for each of three products; the head at sampled tokens only; attention's seven
-    products (two forward, five backward) over the pairs that a causal mask leaves, padding included.
-    """
-    rows = batching.to_rows(groups, trainer.config.objective)
-    plan = trainer._plan(rows, trainer.config.minibatches, step)
-    config = trainer.policy.model.config
-    head_size = config.hidden_size // config.num_attention_heads
-    linear = sum(m.weight.numel() for m in trainer.policy.model.base_model.modules() if isinstance(m, torch.nn.Linear))
-    total = 0.0
-    for part in plan:
-        for micro in part.micro_batches[0]:
-            chosen = [rows[i] for i in micro]
-            tokens, pairs = _fed([row.token_ids for row in chosen], padded)
-            total += 6 * tokens * linear
-            total += 6 * sum(row.num_sampled for row in chosen) * config.vocab_size * config.hidden_size
-            total += 14 * pairs * config.num_attention_heads * head_size * config.num_hidden_layers
-    return total
-
-
-def tokens_fed(trainer: Trainer, groups: Groups, steps: Iterable[int]) -> float:
-    """Tokens that a packed training step feeds, mean over `steps`, each of which has other minibatches."""
-    rows = batching.to_rows(groups, trainer.config.objective)
-    sizes = [
-        sum(_fed([rows[i].token_ids for i in micro], False)[0] for part in plan for micro in part.micro_batches[0])
-        for plan in (trainer._plan(rows, trainer.config.minibatches, step) for step in steps)
-    ]
-    return float(np.mean(sizes))
-
-
-def _fed(rows: list[np.ndarray], padded: bool) -> tuple[int, int]:
-    """(tokens fed, pairs attended)."""
-    if padded:
-        width = max(map(len, rows))
-        return len(rows) * width, len(rows) * width * (width + 1) // 2
-    forest = pack(rows)
-    return forest.num_tokens, forest.pairs()

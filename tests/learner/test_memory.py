@@ -23,6 +23,7 @@ PARAMETERS = {
     "Qwen2.5-3B-Instruct": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
     "Llama-3.2-3B": 3_212_749_824,
+    "SmolLM2-135M": 134_515_008,
 }
 GPU = {"num_gpus": 1, "dtype": "bfloat16", "token_budget": 16384}
 

@@ -1,0 +1,211 @@
+"""Everything that wants a GPU, in one command that ends within 8 minutes and prints one JSON object.
+
+    python -m benchmarks.gpu [--quick] [--json] [--device cuda|cpu] [--parts NAME ...] [--seconds 480] [--out FILE]
+
+It needs torch (2.11 to 2.13), transformers and numpy, and no network: weights are drawn at random. The parts
+(`benchmarks.gpu.parts`) run one after another, the most valuable first, each in a process of its own:
+
+| part | what it prints |
+|---|---|
+| attention | FlexAttention's kernel against the dense form: differences of output and gradients, time of 16k tokens |
+| learner, Qwen2.5-0.5B | a training step of 16k packed tokens: share of the GPU's peak, peak memory and its estimate |
+| learner, SmolLM2-135M | the same at SmolLM2's shape |
+| cross-scoring | 64 prompts of 1,000 tokens x 8 reasonings: seconds, share of the peak, memory and its estimate |
+| tests | the tests that are marked `cuda` |
+| memory | peak of a learner rank against its estimate, for each setting that changes it |
+| publication | seconds of a publication, beside a plain copy of as many bytes |
+| learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
+| run | two steps of the demo with the learner and a vLLM engine on the same GPU |
+
+A part whose packages are not installed is skipped, and the object names them. A part that fails or takes too long is
+recorded with the last line of its trace and the figures that it had, and the others go on. Figures are printed on
+standard error as they become known, and written to `--out` each time; a stop signal prints the object as it is.
+
+`--device cpu --quick` runs the parts at a tiny shape, to show that all but the GPU works; the last two, which take
+minutes on a CPU, run there if `--parts` names them. Exit code: 0, 1 if a part
+failed, 2 if there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.gpu.bare import installed
+from benchmarks.gpu.parts import PARTS
+
+BUDGET_S = 480.0
+RESERVE_S = 10.0
+"""Seconds of the budget that are left for the end of the last part."""
+LEAST_S = 15.0
+"""A part that would have less time is not started."""
+TRACE_LINES = 25
+VERSIONS = ("torch", "transformers", "numpy", "triton", "ray", "vllm")
+
+
+@dataclass
+class Report:
+    """The object that is printed, and its copy in `out`."""
+
+    found: dict[str, Any]
+    out: Path | None
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, part: str, figures: dict[str, Any]) -> None:
+        """Adds figures of a part."""
+        self.found["parts"].setdefault(part, {}).update(figures)
+        self.found["seconds"] = round(time.monotonic() - self.started, 1)
+        sys.stderr.write(f"{part}: {json.dumps(figures)}\n")
+        sys.stderr.flush()
+        self.keep()
+
+    def keep(self) -> None:
+        """Writes the object as it is to `out`."""
+        if self.out is not None:
+            partial = self.out.with_name(self.out.name + ".partial")
+            partial.write_text(json.dumps(self.found, indent=1) + "\n")
+            partial.replace(self.out)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that matter; None if one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in VERSIONS:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def measure(names: Sequence[str], device: str, quick: bool, budget_s: float, report: Report) -> None:
+    """Runs the parts and adds their figures to the report."""
+    deadline = report.started + budget_s - RESERVE_S
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "HF_HUB_OFFLINE": "1"}
+        environment |= {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
+        for name in names:
+            part = PARTS[name]
+            missing = [package for package in part.needs if not installed(package)]
+            seconds = min(part.seconds, deadline - time.monotonic())
+            if missing:
+                report.add(name, {"skipped": f"not installed: {', '.join(missing)}"})
+            elif seconds < LEAST_S:
+                report.add(name, {"skipped": "no time was left"})
+            else:
+                run_part(name, command_of(name, device, seconds, quick), seconds, environment, report)
+
+
+def parts_of(device: str) -> list[str]:
+    """The parts that run if none is named: on CPU those that take seconds."""
+    return [name for name, part in PARTS.items() if device == "cuda" or not part.slow_on_cpu]
+
+
+def command_of(name: str, device: str, seconds: float, quick: bool) -> list[str]:
+    """The command line of a part's process."""
+    command = [sys.executable, "-m", "benchmarks.gpu.part_worker", name, device, str(seconds)]
+    return [*command, "--quick"] if quick else command
+
+
+def run_part(name: str, command: Sequence[str], seconds: float, environment: Mapping[str, str], report: Report) -> None:
+    """Runs one part, and records its figures, its seconds, and the reason if it does not end well."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as trace, ended(command, environment, trace) as process:
+        lines = read_lines(process)
+        error = None
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, started + seconds - time.monotonic()))
+            except queue.Empty:
+                error = f"stopped after {seconds:.0f} s"
+                break
+            if line is None:
+                break
+            report.add(name, json.loads(line))
+        if error is None and process.wait():
+            trace.seek(0)
+            told = trace.read().strip().splitlines()[-TRACE_LINES:]
+            sys.stderr.write("\n".join(told) + "\n")
+            error = told[-1] if told else f"exit code {process.returncode}"
+        if error is not None:
+            report.add(name, {"error": error})
+    report.add(name, {"part_seconds": round(time.monotonic() - started, 1)})
+
+
+@contextlib.contextmanager
+def ended(command: Sequence[str], environment: Mapping[str, str], trace: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed with its children at the end of the context."""
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=trace, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def read_lines(process: subprocess.Popen[str]) -> queue.Queue[str | None]:
+    """The process's lines as they come, then None, by a thread, so that the reader can stop waiting."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def stop(number: int, frame: Any) -> None:
+    """Ends the program by way of its clean-up."""
+    raise SystemExit(128 + number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the object; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, under a minute")
+    parser.add_argument("--json", action="store_true", help="the object on one line, without indentation")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to run")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), metavar="NAME", help="these parts only")
+    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="the whole takes at most this long")
+    parser.add_argument("--out", type=Path, help="a file that always holds the object so far")
+    options = parser.parse_args(argv)
+    if options.device == "cuda" and not has_gpu():
+        sys.stderr.write("benchmarks.gpu: no CUDA device here; --device cpu --quick shows that all but the GPU works\n")
+        return 2
+    report = Report({"benchmark": "gpu", "quick": options.quick, "versions": versions(), "parts": {}}, options.out)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        measure(options.parts or parts_of(options.device), options.device, options.quick, options.seconds, report)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        print(json.dumps(report.found, indent=None if options.json else 1), flush=True)
+    return int(any("error" in part for part in report.found["parts"].values()))
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()

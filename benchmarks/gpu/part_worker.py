@@ -1,0 +1,46 @@
+"""Runs one part of `benchmarks.gpu` in a process of its own, and writes each figure as it becomes known.
+
+    python -m benchmarks.gpu.part_worker NAME DEVICE SECONDS [--quick]
+
+Every line of standard output is a JSON object with figures to merge; whatever the libraries print goes to standard
+error. A part that fails ends with its trace on standard error and exit code 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.gpu import bare  # noqa: F401 (before anything of the project)
+from benchmarks.gpu.parts import PARTS
+
+
+def main() -> None:
+    """Runs the part that the arguments name."""
+    name, device, seconds = sys.argv[1:4]
+    figures = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    from benchmarks.gpu.common import Place
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(device, "--quick" in sys.argv[4:], Path(folder), time.monotonic() + float(seconds))
+        write(figures, {"device": place.card})
+        module, _, function = PARTS[name].function.partition(":")
+        for found in vars(importlib.import_module(module))[function](place):
+            write(figures, found)
+
+
+def write(figures: TextIO, found: dict[str, Any]) -> None:
+    """Writes figures at once, so that a part that is stopped loses none."""
+    figures.write(json.dumps(found) + "\n")
+    figures.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The parts of `benchmarks.gpu`, the most valuable first. Imports the standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """`function`: `module:name` of a generator of figures; `seconds`: after which it is stopped; `needs`: packages
+    besides torch, transformers and numpy without which it is skipped."""
+
+    function: str
+    seconds: float
+    needs: tuple[str, ...] = ()
+    slow_on_cpu: bool = False
+    """Compilation or an engine's start takes minutes on a CPU."""
+
+
+PARTS = {
+    "attention": Part("benchmarks.gpu.attention:measure", 90),
+    "learner, Qwen2.5-0.5B": Part("benchmarks.gpu.step:qwen", 120),
+    "learner, SmolLM2-135M": Part("benchmarks.gpu.step:smollm", 90),
+    "cross-scoring": Part("benchmarks.gpu.scoring:measure", 120),
+    "tests": Part("benchmarks.gpu.cuda_tests:measure", 150, ("pytest", "hypothesis")),
+    "memory": Part("benchmarks.gpu.peaks:measure", 120),
+    "publication": Part("benchmarks.gpu.publication:measure", 90),
+    "learner, compiled": Part("benchmarks.gpu.step:compiled", 150, slow_on_cpu=True),
+    "run": Part("benchmarks.gpu.run:measure", 240, ("ray", "vllm", "pyarrow", "pydantic", "gymnasium"), True),
+}

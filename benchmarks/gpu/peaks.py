@@ -1,0 +1,53 @@
+"""Peak memory of a learner rank at SmolLM2's shape against the estimate, for the settings that change it.
+
+Each case trains two steps in the same process. On CPU there is no counter of a peak of tensors, so that only the
+estimates are printed; `benchmarks.memory` measures peaks on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.gpu.bare import installed
+from benchmarks.gpu.common import SMOLLM, Place, alone, shape_of, write_model
+from benchmarks.gpu.step import GROUP_SIZE, QUICK, WHOLE, against_estimate, settings
+from benchmarks.learner import random_work
+from learner.trainer import Trainer
+
+CASES: dict[str, dict[str, Any]] = {
+    "bfloat16": {},
+    "bfloat16, recomputed activations": {"activation_checkpointing": True},
+    "float32": {"dtype": "float32"},
+    "bfloat16, KL": {"objective": {"kl": {"coefficient": 0.001}}},
+    "bfloat16, critic": {"algorithm": "ppo"},
+    "bfloat16, state on the host": {"cpu_offload": True},
+    "bfloat16, LoRA": {"lora": {"rank": 16}},
+}
+
+
+def measure(place: Place) -> Iterator[dict[str, Any]]:
+    """One row for each case, of two training steps with one micro-batch each."""
+    work = QUICK if place.quick else WHOLE
+    config = shape_of(SMOLLM, place.quick)
+    model = write_model(config, place.folder / "model")
+    groups = random_work.random_groups(work.num_groups, GROUP_SIZE, work.prompt, work.answer, config.vocab_size)
+    alone(place.device)
+    for name, case in CASES.items():
+        if "lora" in case and not installed("peft"):
+            yield {name: {"skipped": "peft is not installed"}}
+        elif "cpu_offload" in case and place.device == "cpu":
+            yield {name: {"skipped": "there is no device from which to take the state"}}
+        else:
+            place.forget_peak()
+            before, learner = place.peak_gib() or 0.0, settings(work, place.device, **case)
+            train(Trainer(model, learner), groups)
+            yield {name: against_estimate(place, config, learner, work.tokens, before)}
+
+
+def train(trainer: Trainer, groups: random_work.Groups) -> None:
+    """Two steps; the second has optimizer state from the beginning."""
+    for step in range(2):
+        report = trainer.train_step(step, groups)
+        if not report.updated:
+            raise RuntimeError(f"step {step} was refused: {report.refused}")

@@ -1,0 +1,80 @@
+"""Trajectories of random tokens, and the arithmetic operations of a training step on them.
+
+Imports torch, transformers and numpy only, so that `benchmarks.gpu` runs where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from actors.records import Trajectory, Turn
+from learner import batching
+from learner.kernels.packing import pack
+from learner.trainer import Trainer
+
+Groups = list[tuple[str, list[Trajectory]]]
+
+
+def random_groups(num_groups: int, group_size: int, prompt: int, answer: int, vocabulary: int) -> Groups:
+    """Groups of random tokens: one prompt per group, one answer per member; lengths in tokens."""
+    rng, groups = np.random.default_rng(0), []
+    for task in range(num_groups):
+        fed = rng.integers(2, vocabulary, prompt)
+        ids = [np.concatenate([fed, rng.integers(2, vocabulary, answer)]).astype(np.int32) for _ in range(group_size)]
+        mask = np.arange(prompt + answer) >= prompt
+        members = [trajectory(rng, member, row, mask) for member, row in enumerate(ids)]
+        groups.append((f"{task:03d}", members))
+    return groups
+
+
+def trajectory(rng: np.random.Generator, index: int, ids: np.ndarray, mask: np.ndarray) -> Trajectory:
+    """A trajectory of one turn with these tokens, sampled where `mask` is true, and a random reward."""
+    sampled = np.flatnonzero(mask)
+    start, end = int(sampled[0]), int(sampled[-1]) + 1
+    turn = Turn(start, end, start, end, float(rng.random() < 0.4), 0.0, True, False, 1, 0, 0)
+    log_probs = np.where(mask, -0.5, 0).astype(np.float32)
+    return Trajectory(index, ids, mask, log_probs, [turn], False, False)
+
+
+def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> float:
+    """Operations of the matrix products of one training step, forward and backward.
+
+    Two operations per weight and token for each of three products; the head at sampled tokens only; attention's seven
+    products (two forward, five backward) over the pairs that a causal mask leaves, padding included.
+    """
+    rows = batching.to_rows(groups, trainer.config.objective)
+    plan = trainer._plan(rows, trainer.config.minibatches, step)
+    config = trainer.policy.model.config
+    head_size = config.hidden_size // config.num_attention_heads
+    linear = sum(m.weight.numel() for m in trainer.policy.model.base_model.modules() if isinstance(m, torch.nn.Linear))
+    total = 0.0
+    for part in plan:
+        for micro in part.micro_batches[0]:
+            chosen = [rows[i] for i in micro]
+            tokens, pairs = fed([row.token_ids for row in chosen], padded)
+            total += 6 * tokens * linear
+            total += 6 * sum(row.num_sampled for row in chosen) * config.vocab_size * config.hidden_size
+            total += 14 * pairs * config.num_attention_heads * head_size * config.num_hidden_layers
+    return total
+
+
+def tokens_fed(trainer: Trainer, groups: Groups, steps: Iterable[int]) -> float:
+    """Tokens that a packed training step feeds, mean over `steps`, each of which has other minibatches."""
+    rows = batching.to_rows(groups, trainer.config.objective)
+    sizes = [
+        sum(fed([rows[i].token_ids for i in micro], False)[0] for part in plan for micro in part.micro_batches[0])
+        for plan in (trainer._plan(rows, trainer.config.minibatches, step) for step in steps)
+    ]
+    return float(np.mean(sizes))
+
+
+def fed(rows: list[np.ndarray], padded: bool) -> tuple[int, int]:
+    """(tokens fed, pairs attended)."""
+    if padded:
+        width = max(map(len, rows))
+        return len(rows) * width, len(rows) * width * (width + 1) // 2
+    forest = pack(rows)
+    return forest.num_tokens, forest.pairs()

@@ -1,0 +1,116 @@
+"""The learner on a GPU gives what it gives on a CPU. Imports little, so that it runs where little is installed."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import attention
+from benchmarks.gpu.common import QWEN, SMOLLM, Place, alone
+from learner import process_group
+from learner.config import LearnerConfig
+from learner.trainer import Trainer
+from tests.learner.models import make_groups, make_model
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("both_devices"),
+]
+DEVICE = "cuda"
+DEVICES = {"cpu": 0.0, DEVICE: 1.0}
+
+
+@pytest.fixture
+def both_devices() -> Iterator[None]:
+    """This process as the only rank, for tensors on both devices."""
+    alone(DEVICE)
+    yield
+    process_group.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+def config(device: str, **others: object) -> LearnerConfig:
+    base = {"num_gpus": DEVICES[device], "minibatches": 2, "token_budget": 128}
+    return LearnerConfig.model_validate(base | ({"max_memory_gib": 8.0} if device == "cpu" else {}) | others)
+
+
+def weights(trainer: Trainer) -> np.ndarray:
+    """All published weights as one vector."""
+    bundle = trainer.publish(1, lambda chunk: chunk)
+    return np.concatenate([array.ravel() for chunk in bundle.chunks for array in chunk.values()])
+
+
+def moved(folder: Path, device: str, **others: object) -> np.ndarray:
+    """The movement of the weights in two training steps."""
+    trainer = Trainer(folder, config(device, **others))
+    before = weights(trainer)
+    for step in range(2):
+        assert trainer.train_step(step, make_groups()).updated
+    return weights(trainer) - before
+
+
+@pytest.mark.parametrize("window", attention.WINDOWS)
+@pytest.mark.parametrize("dtype", attention.BOUNDS, ids=str)
+@pytest.mark.parametrize("name", [QWEN, SMOLLM])
+def test_the_kernel_gives_what_the_dense_form_gives(name: str, dtype: torch.dtype, window: int, tmp_path: Path) -> None:
+    place = Place(DEVICE, False, tmp_path, time.monotonic() + 60)
+    found = attention.differences(place, name, dtype, window)
+    assert max(found.values()) < attention.BOUNDS[dtype], found
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"activation_checkpointing": True}, {"kernels": "plain"}, {"algorithm": "ppo"}, {"share_openings": False}],
+    ids=str,
+)
+def test_two_steps_move_the_weights_as_on_a_cpu(folder: Path, others: dict[str, object]) -> None:
+    own, wanted = moved(folder, DEVICE, **others), moved(folder, "cpu", **others)
+    assert np.linalg.norm(own - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("others", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "fp32_head": True}], ids=str)
+def test_bfloat16_moves_them_much_the_same_way(folder: Path, others: dict[str, object]) -> None:
+    own, wanted = moved(folder, DEVICE, **others), moved(folder, "cpu")
+    assert own @ wanted > 0.8 * np.linalg.norm(own) * np.linalg.norm(wanted)
+
+
+def test_state_on_the_host_changes_nothing(folder: Path) -> None:
+    own, wanted = moved(folder, DEVICE, cpu_offload=True), moved(folder, DEVICE)
+    assert np.linalg.norm(own - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+def test_published_bits_and_probe_are_those_of_a_cpu(folder: Path) -> None:
+    bundles = [Trainer(folder, config(device)).publish(1, lambda chunk: chunk) for device in DEVICES]
+    assert len({bundle.checksum for bundle in bundles}) == 1
+    assert np.abs(bundles[0].probe_log_probs - bundles[-1].probe_log_probs).max() < 1e-4
+
+
+def test_a_refused_step_leaves_the_weights(folder: Path) -> None:
+    trainer = Trainer(folder, config(DEVICE))
+    assert trainer.train_step(0, make_groups()).updated
+    before = weights(trainer)
+    assert trainer.train_step(1, make_groups(), float("inf")).refused
+    assert np.array_equal(weights(trainer), before)
+
+
+def test_a_checkpoint_from_a_gpu_goes_on_there_and_on_a_cpu(folder: Path, tmp_path: Path) -> None:
+    trainer = Trainer(folder, config(DEVICE))
+    trainer.train_step(0, make_groups())
+    trainer.save(tmp_path / "step-1", {})
+    trained = weights(trainer)
+    trainer.train_step(1, make_groups(seed=1))
+    wanted = weights(trainer) - trained
+    for device in DEVICES:
+        other = Trainer(folder, config(device))
+        other.load(tmp_path / "step-1")
+        assert np.array_equal(weights(other), trained)
+        other.train_step(1, make_groups(seed=1))
+        assert np.linalg.norm(weights(other) - trained - wanted) < 0.02 * np.linalg.norm(wanted)
