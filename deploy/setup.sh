@@ -71,6 +71,18 @@ install_locked() {
     pip --no-deps --no-build-isolation "${package[@]}"
 }
 
+# Environments of other people, which only their own tests need: some of their packages come as source, without a digest
+# in the lock, and one needs a C compiler, so set-up continues without them.
+setup_foreign() {
+    [ "${package[*]}" = "-e .[$kind,test]" ] || return 0
+    "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
+        reasoning_gym textarena && return
+    if [ -n "${LOCKED:-}" ] || ! pip -c deploy/constraints.txt -e ".[reasoning-gym,textarena]" 2>/dev/null; then
+        echo "setup: reasoning-gym and textarena are not installed; their tests are skipped with a message" \
+            "($venv/bin/python -m pip install -e '.[reasoning-gym,textarena]'; needs a C compiler and no LOCKED)" >&2
+    fi
+}
+
 # The sandbox for programs that a model wrote (docs/sandbox.md). Only DeepCoder needs it, so set-up continues without it.
 setup_sandbox() {
     command -v bwrap >/dev/null && return
@@ -100,7 +112,7 @@ setup_tests() {
 }
 
 case "$kind" in
-    cpu | gpu) setup_environment; setup_sandbox ;;
+    cpu | gpu) setup_environment; setup_foreign; setup_sandbox ;;
     test) setup_tests; setup_sandbox ;;
     *) fail "unknown kind '$kind'; use cpu, gpu or test" ;;
 esac

@@ -7,12 +7,15 @@ a badly formatted turn, and the episode continues.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 from envs.config import FormatConfig
 from envs.contract import Environment
 from envs.format import ParsedTurn, parse, system_message, turn_message
+from envs.untrusted.files import brief
 
 Message = dict[str, str]
 Ending = Literal["terminated", "truncated"]  # the environment's own
@@ -96,7 +99,7 @@ class Episode:
         reward, played = 0.0, 0
         for action in parsed.actions:
             self._observation, step_reward, terminated, truncated, info = self._env.step(action)
-            reward, played = reward + step_reward, played + 1
+            reward, played = reward + _finite(step_reward), played + 1
             if terminated or truncated:
                 return reward, played, bool(_told(info, "success", "step")), "terminated" if terminated else "truncated"
         return reward, played, False, None
@@ -106,6 +109,13 @@ class Episode:
 
     def _turn_message(self, reward: float | None) -> str:
         return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
+
+
+def _finite(reward: Any) -> float:
+    """The reward of one step. Raises ValueError if it is no finite number."""
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise ValueError(f"the environment's step() returned the reward {brief(reward)}; a finite number is needed")
+    return float(reward)
 
 
 def _told(info: dict[str, Any], key: str, method: str) -> Any:

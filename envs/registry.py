@@ -25,7 +25,13 @@ ENVIRONMENTS: dict[str, str] = {
     "WebShop": "envs.web_shop.environment:WebShop",
 }
 """The paper's seven. Each is a `TextEnv` with every capability; Gymnasium knows it as `squelch/<name>-v0`."""
-ADAPTERS: dict[str, str] = {"Gymnasium": "envs.adapters.gymnasium_text:GymnasiumText"}
+ADAPTERS: dict[str, str] = {
+    "Gymnasium": "envs.adapters.gymnasium_text:GymnasiumText",
+    "Http": "envs.adapters.http:Http",
+    "OwnProcess": "envs.adapters.own_process:AnyInItsProcess",
+    "ReasoningGym": "envs.adapters.reasoning_gym:ReasoningGym",
+    "TextArena": "envs.adapters.textarena:TextArena",
+}
 """Wrappers of third-party environments. They can be played, but have no demonstrations."""
 
 

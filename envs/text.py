@@ -10,3 +10,10 @@ def printable(text: str, max_length: int) -> str:
     """`text` as an observation may show it: characters outside `PRINTABLE` become `?`, white space other than a newline
     becomes a space, and the text is cut after `max_length` characters."""
     return "".join(c if c in _PRINTABLE else " " if c.isspace() else "?" for c in text[:max_length])
+
+
+def legible(text: str, max_length: int) -> str:
+    """`text` as other people's environments may show it: in any script, but without control characters and lone
+    surrogates, which become `?`; white space other than a newline becomes a space. It is cut after `max_length`
+    characters."""
+    return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "?" for c in text[:max_length])

@@ -94,11 +94,15 @@ class EnvironmentActor:
     async def ready(self) -> bool:
         """True once the actor is up. ValueError if this host lacks data that the environment needs."""
         try:
-            await asyncio.to_thread(make, self._environment.name, "train", self._environment.options)
+            await asyncio.to_thread(self._try_environment)
         except ValueError as error:
             raise ValueError(f"environment {self._environment.name} on host {own_node()[1]}: {error}") from error
         gc.freeze()  # objects made by imports live forever, so collections need not visit them
         return True
+
+    def _try_environment(self) -> None:
+        """Makes an environment; its notes ask a remote one whether it is there."""
+        make(self._environment.name, "train", self._environment.options).notes()
 
     async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
         """Replaces the rollout workers, by name."""

@@ -97,6 +97,7 @@ def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable
     with closing(_open_recorder(config)) as recorder, quiet() as output:
         say = output.aloud(say)
         check_address(config)  # first, because a warm-up may take minutes
+        notes = _notes_of_environment(config)
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
         config = settled(config, model_dir, resume, say)
@@ -104,7 +105,7 @@ def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable
             connect(config, say, weights=weight_bytes(model_dir, config))
             create_run(config, say)
             output.keep(config.run_dir)
-            for note in make(config.environment.name, "train", config.environment.options).notes():
+            for note in notes:
                 say(note)
             with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
                 training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, started, say)
@@ -141,6 +142,14 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
             check_model_folder(Path(fixed))
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _notes_of_environment(config: RunConfig) -> list[str]:
+    """What the environment tells the user at the start. UserError if it cannot be made, or does not answer."""
+    try:
+        return make(config.environment.name, "train", config.environment.options).notes()
+    except ValueError as error:
+        raise UserError(f"environment {config.environment.name}: {error}") from error
 
 
 def _open_recorder(config: RunConfig) -> Recorder:

@@ -7,7 +7,9 @@ knows what the player has to feed and to record. It says right, demonstrated, ma
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +26,12 @@ from actors.records import Group, Task, Ticket, Trajectory, summarise
 from envs.base import TextEnv
 from envs.config import EnvironmentConfig
 from envs.contract import Environment
-from envs.registry import ENVIRONMENTS, environment_names, make
+from envs.registry import ADAPTERS, ENVIRONMENTS, environment_names, make
+from envs.remote.__main__ import server_of
 from envs.sandbox.backends import choose
 from envs.wording import DemonstrationQuality
 from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.envs.remote.serving import served
 
 PENALTY = -0.1
 LONGEST_TOKEN = 12  # bytes; of `byte_level_bpe`
@@ -45,7 +49,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "envs.template:SortWords": {},
     "Gymnasium/Taxi": TAXI,
     "Gymnasium/CliffWalking": CLIFF,
+    "Http": {},  # the fixture adds the server's address
+    "OwnProcess": {"environment": "envs.template:SortWords", "timeout_s": 60},
+    "ReasoningGym": {"datasets": {"chain_sum": {}}, "timeout_s": 60},
+    "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
+SERVED = "Countdown"
+"""The environment behind `Http`."""
 MALFORMED: tuple[tuple[Callable[[str], str], bool], ...] = (
     (lambda action: f" go </think> {action}", False),
     (lambda action: f" go <answer> {action} </answer>", False),
@@ -97,6 +107,7 @@ class Script:
     ended: bool = False
 
     def start(self, seed: int, noise: int) -> None:
+        self.seed = seed
         self.observation, info = self.env.reset(seed=seed, options={"noise_seed": noise})
         self.key, self.kind_of_task = info["task_key"], info.get("task_kind")
         self.told.append(f"{self.observation}\nactions left {self.budget}")
@@ -124,12 +135,15 @@ class Script:
     def _solution(self) -> list[str]:
         if isinstance(self.env, TextEnv):
             return self.env.solution() or []
-        return CLIFF_PATH[len(self.executed) :] if self.config.options == CLIFF else ["South"]
+        if self.config.name == "Gymnasium":
+            return CLIFF_PATH[len(self.executed) :] if self.config.options == CLIFF else ["South"]
+        return [FOREIGN_SOLUTIONS[self.config.name](self)]
 
     def _demonstrated(self) -> tuple[str, list[str]]:
         if isinstance(self.env, TextEnv):
             return self.env.demonstrate(self.rng, DemonstrationQuality(max_actions=self.env.max_actions_per_turn))
-        return "let me see", [self.rng.choice(self.config.options["actions"])]
+        words = self.config.options.get("actions") or ("7", "12", "-3", "9 - 2")
+        return "let me see", [self.rng.choice(words)]
 
     def play(self, said: Said) -> None:
         """Step the twin as the player must step its environment."""
@@ -151,6 +165,43 @@ class Script:
 
 def _turn(reasoning: str, actions: list[str]) -> str:
     return f" {reasoning} </think> <answer> {' || '.join(actions)} </answer>"
+
+
+def _sum(script: Script) -> str:
+    """The answer to a question of chain_sum."""
+    terms = re.findall(r"([+-]?) ?(\d+)", script.observation.rpartition(":")[2])
+    return str(sum(-int(number) if sign == "-" else int(number) for sign, number in terms))
+
+
+def _halving(script: Script) -> str:
+    """The next guess of a number from 1 to 20 by the hints so far."""
+    low, high = 1, 20
+    for guess, told in zip(script.executed, script.told[1:], strict=True):
+        low, high = (int(guess) + 1, high) if "higher" in told else (low, int(guess) - 1)
+    return str((low + high) // 2)
+
+
+def _local(name: str) -> Callable[[Script], str]:
+    """The solution of an environment that is also here."""
+
+    def solution(script: Script) -> str:
+        env = make(name)
+        assert isinstance(env, TextEnv)
+        env.reset(seed=script.seed, options={"noise_seed": 0})
+        return (env.solution() or [""])[0]
+
+    return solution
+
+
+FOREIGN_SOLUTIONS: dict[str, Callable[[Script], str]] = {
+    "Http": _local(SERVED),
+    "OwnProcess": _local("envs.template:SortWords"),
+    "ReasoningGym": _sum,
+    "TextArena": _halving,
+}
+
+
+FOREIGN_PACKAGES = {"ReasoningGym": "reasoning_gym", "TextArena": "textarena"}
 
 
 class ScriptedPolicy:
@@ -205,9 +256,19 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
     return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(server_of(SERVED, {})) as address:
+        yield address
+
+
 @pytest.fixture(scope="module", params=OPTIONS)
 def game(request: pytest.FixtureRequest, codec: ChatCodec) -> Game:
     name, options = request.param.partition("/")[0], OPTIONS[request.param]
+    if name == "Http":
+        options = {"url": request.getfixturevalue("url")}
+    if name in FOREIGN_PACKAGES and importlib.util.find_spec(FOREIGN_PACKAGES[name]) is None:
+        pytest.skip(f"{FOREIGN_PACKAGES[name]} is not installed: pip install -e .[reasoning-gym,textarena]")
     if name == "DeepCoder":
         try:
             choose(False)
@@ -227,7 +288,8 @@ def game(request: pytest.FixtureRequest, codec: ChatCodec) -> Game:
 
 
 def test_every_environment_of_the_table_is_played_here() -> None:
-    assert {name.partition("/")[0] for name in OPTIONS} >= set(environment_names()) == set(ENVIRONMENTS)
+    played = {name.partition("/")[0] for name in OPTIONS}
+    assert played >= set(environment_names()) == set(ENVIRONMENTS) and played >= set(ADAPTERS)
 
 
 @pytest.mark.slow
@@ -242,7 +304,7 @@ def test_no_answer_fails_a_trajectory_and_every_episode_ends_where_the_twin_ends
 
 
 def test_the_group_names_the_kind_of_task_where_the_environment_has_kinds(game: Game) -> None:
-    kinds = {"Countdown": "3 numbers", "SearchQA": "2 hops"}
+    kinds = {"Countdown": "3 numbers", "Http": "3 numbers", "ReasoningGym": "chain_sum", "SearchQA": "2 hops"}
     assert {script.kind_of_task for script in game.policy.scripts} == {game.group.task_kind}
     assert game.config.name not in kinds or game.group.task_kind == kinds[game.config.name]
     assert (game.group.task_kind is None) == (game.config.name not in {*kinds, "DeepCoder", "MetaMathQA"})

@@ -1,0 +1,244 @@
+"""An environment in another process or on another host, behind the HTTP contract of `envs.remote.server`.
+
+    environment.name=Http
+    environment.options='{url: "http://127.0.0.1:8801"}'
+
+A lost answer costs one trajectory, with its reason: every attempt has a deadline, a request is repeated under its id,
+so that nothing is played twice, and an answer of the wrong form is refused. Beyond loopback a token is needed, in the
+variable that `token_variable` names, on every host that runs environment actors.
+
+A call waits for the server at most (retries + 3) x timeout_s and the back-off (`JsonClient.longest_wait_s` in
+`envs.untrusted.http`); then the trajectory fails.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, ValidationError
+
+from envs.contract import Environment
+from envs.settings import Settings
+from envs.splits import Split, no_task, split_of, task_key_of
+from envs.text import legible
+from envs.untrusted.files import Unreadable, brief, shortened
+from envs.untrusted.http import JsonClient, NoAnswer
+from envs.untrusted.secrets import masked
+from envs.untrusted.text import parse_object
+
+CONTRACT = 1
+MAX_ACTION = 20_000
+MAX_OBSERVATION = 20_000
+MAX_DRAWS = 200
+"""Seeds drawn, where the server does not keep the splits apart, before the split counts as empty."""
+MAX_COMPLAINT = 500
+UNAVAILABLE = (429, 502, 503)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class HttpOptions(Settings):
+    """The server and the bounds of a request."""
+
+    url: str
+    """Address of the server, such as `http://127.0.0.1:8801`; `https` where the network is not trusted."""
+    timeout_s: float = Field(2.0, gt=0)
+    """Seconds of one attempt. Keep (retries + 3) x timeout_s below `environment_actor.step_timeout_s`."""
+    retries: int = Field(1, ge=0, le=10)
+    """Attempts after the first one."""
+    token_variable: str = "SQUELCH_ENVIRONMENT_TOKEN"
+    """Name of the variable that holds the token; the token itself is never part of a configuration."""
+
+
+class _Described(BaseModel):
+    contract: int
+    name: str
+    version: str
+    rules: str
+    stochastic: bool
+    task_key: bool
+    splits: bool
+    max_turns: int = Field(ge=1)
+    max_actions_per_turn: int = Field(1, ge=1)
+
+
+class _Reset(BaseModel):
+    observation: str
+    task_key: str | None = Field(None, min_length=8, max_length=64, pattern="^[0-9a-f]+$")
+    task_kind: str | None = Field(None, max_length=200)
+    version: str
+
+
+class _Step(BaseModel):
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool
+
+
+class RemoteError(RuntimeError):
+    """The server gave no valid answer; the text names the server and the call."""
+
+
+class _Server:
+    """One server, shared by the environments of this process that have the same options."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._url, self._client = options.url.rstrip("/"), JsonClient(options.timeout_s, options.retries, UNAVAILABLE)
+        self._headers = _authorization(options)
+        self._abandoned = _abandoned.setdefault(options, [])
+        self.described = self.call("describe", {}, _Described)
+        if self.described.contract != CONTRACT:
+            raise RemoteError(
+                f"environment server {masked(self._url)} speaks version {self.described.contract} of the contract; "
+                f"version {CONTRACT} is needed (envs/remote/server.py)"
+            )
+
+    def call(self, name: str, body: dict[str, Any], answer: type[Answer]) -> Answer:
+        """The checked answer. Raises RemoteError."""
+        try:
+            status, content = self._client.post(f"{self._url}/v1/{name}", body, self._headers)
+        except NoAnswer as error:
+            raise self._error(name, str(error)) from error
+        where = "its answer"
+        try:
+            found = parse_object(content, where)
+            if status != 200:
+                raise self._error(name, f"status {status}: {shortened(str(found.get('error', found)), MAX_COMPLAINT)}")
+            return answer.model_validate(found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            told = f"{'.'.join(map(str, first['loc']))}: {first['msg']} (got {brief(first['input'])})"
+            raise self._error(name, f"nonsense: {told}") from error
+        except Unreadable as error:
+            raise self._error(name, f"status {status}, {error}") from error
+
+    def close_abandoned(self) -> None:
+        """Closes sessions that no environment uses; the server drops idle ones itself, so a failure changes nothing."""
+        while self._abandoned:
+            session = self._abandoned.pop()
+            try:
+                self.call("close", {"session": session}, _Closed)
+            except RemoteError:
+                return
+
+    def _error(self, name: str, what: str) -> RemoteError:
+        return RemoteError(masked(f"environment server {self._url}, {name}: {shortened(what, MAX_COMPLAINT)}"))
+
+
+class _Closed(BaseModel):
+    pass
+
+
+class Http(Environment):
+    """One session of the server, which is asked for the first time by `notes` or `reset`: a run's configuration can be
+    read where the server is not there."""
+
+    Options = HttpOptions
+    options: HttpOptions
+    max_turns = 10
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        super().__init__(split, **options)
+        _authorization(self.options)
+        self._begin_session()
+
+    @property
+    def _server(self) -> _Server:
+        return _server(self.options)
+
+    @property
+    def _described(self) -> _Described:
+        return self._server.described
+
+    def notes(self) -> list[str]:
+        """What the server says that it serves. Raises ValueError if it does not answer as it should."""
+        try:
+            told = self._described
+        except RemoteError as error:
+            raise ValueError(f"environment.options.url: {error}") from error
+        noise = "episodes depend on the noise seed" if told.stochastic else "episodes have no noise"
+        return [f"environment server {masked(self.options.url)}: {told.name}, version {told.version}; {noise}"]
+
+    def rules(self) -> str:
+        """The server's rules."""
+        return legible(self._described.rules, MAX_OBSERVATION)
+
+    def read_action(self, text: str) -> str | None:
+        """The text without white space around it; the server judges actions. None if it is empty or too long."""
+        said = text.encode(errors="replace").decode().strip() if len(text) <= 2 * MAX_ACTION else ""
+        return said if 0 < len(said) <= MAX_ACTION else None
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Starts the task of `seed`; where the server does not keep the splits apart, draws from it until one belongs
+        to the split."""
+        self._server.close_abandoned()
+        try:
+            for drawn in self._seeds(seed):
+                body = {"split": self.split, "seed": drawn, "noise_seed": options["noise_seed"]}
+                answer = self._call("reset", body, _Reset)
+                if answer.version != self._described.version:
+                    was = self._described.version
+                    raise RemoteError(
+                        f"{self.options.url} now serves version {answer.version}; the run began with {was}"
+                    )
+                shown = legible(answer.observation, MAX_OBSERVATION)
+                key = answer.task_key or task_key_of(f"Http {self._described.name}", shown)
+                if self._described.splits or split_of(key) == self.split:
+                    return shown, {"task_key": key, "task_kind": answer.task_kind}
+        except RemoteError:
+            self._begin_session()
+            raise
+        raise no_task(f"Http {self._described.name}", self.options, MAX_DRAWS)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Plays an action. Raises RemoteError if there is no valid answer."""
+        answer = self._call("step", {"action": action}, _Step)
+        shown = legible(answer.observation, MAX_OBSERVATION)
+        return shown, answer.reward, answer.terminated, answer.truncated, {"success": answer.success}
+
+    def _begin_session(self) -> None:
+        """A new session; the server closes it once the environment is no longer used."""
+        self._session, self._requests = uuid.uuid4().hex, 0
+        weakref.finalize(self, _abandoned.setdefault(self.options, []).append, self._session)
+
+    def _call(self, name: str, body: dict[str, Any], answer: type[Answer]) -> Answer:
+        self._requests += 1
+        session = {"session": self._session, "request_id": f"{self._session}/{self._requests}"}
+        return self._server.call(name, {**session, **body}, answer)
+
+    def _seeds(self, seed: int) -> Iterator[int]:
+        yield seed
+        if not self._described.splits:
+            rng = random.Random(f"Http {seed}")
+            yield from (rng.getrandbits(31) for _ in range(MAX_DRAWS - 1))
+
+
+_abandoned: dict[HttpOptions, list[str]] = {}
+"""By server, the sessions that no environment uses any more."""
+
+
+@lru_cache(maxsize=64)
+def _server(options: HttpOptions) -> _Server:
+    return _Server(options)
+
+
+def _authorization(options: HttpOptions) -> dict[str, str]:
+    """The header with the token. Raises ValueError for no address, and for one beyond loopback without a token."""
+    parts = urlsplit(options.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        wrong = f"{brief(options.url)} is no address of a server; one looks like http://127.0.0.1:8801"
+        raise ValueError(f"environment.options.url: {wrong}")
+    token = os.environ.get(options.token_variable, "")
+    if not token and parts.hostname not in LOOPBACK:
+        wrong = f"{parts.hostname} is not this machine: a token in the variable {options.token_variable} is needed"
+        raise ValueError(f"environment.options.url: {wrong}")
+    return {"Authorization": f"Bearer {token}"} if token else {}

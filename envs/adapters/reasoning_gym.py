@@ -1,0 +1,170 @@
+"""The procedural data sets of `reasoning-gym` (over a hundred): one question, one answer, scored by the package itself.
+
+    environment.name=ReasoningGym
+    environment.options='{datasets: {chain_sum: {max_terms: 3}, countdown: {}}}'
+
+The reward is the package's own score of the answer, from 0 to 1. A task draws one of `datasets` by its seed. With
+`level` the settings come from the data set's curriculum; with `raise_every` the level rises with the number of the
+training task, so that the k-th task of a run has the same level on every machine and after every resume. Validation
+plays `last_level` throughout.
+
+The package runs in a process of its own (`envs.own_process`). `pip install 'squelch-rl[reasoning-gym]'` installs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field
+
+from envs.contract import Environment
+from envs.options import nearest
+from envs.own_process.isolated import OwnProcess, ProcessOptions
+from envs.settings import Settings
+from envs.splits import Split, no_task, split_of, task_key_of
+from envs.text import legible
+from envs.untrusted.files import reason
+
+MAX_QUESTION = 16_000
+"""Characters; longer questions are not drawn."""
+SEEDS, DRAWS = 50, 10
+"""Neighbouring seeds that share a data set, and the entries of it that each of them may draw."""
+ROUNDS = 100
+"""Data sets that a seed goes through before the adapter concludes that the split has no question."""
+SOLVED = 1.0
+LEFT_OUT = frozenset({"composite"})
+"""Data sets that are made of others; `datasets` mixes them here."""
+
+
+class QuestionOptions(Settings):
+    """The data sets and their difficulty."""
+
+    datasets: dict[str, dict[str, Any]] = Field(min_length=1)
+    """Each data set by its name, with settings of its own configuration; `{chain_sum: {}}` for its defaults."""
+    level: int | None = Field(None, ge=0)
+    """Level of each data set's curriculum, from 0; a curriculum with fewer levels plays its highest. Unset: no
+    curriculum, the configuration's defaults."""
+    raise_every: int | None = Field(None, ge=1)
+    """Training tasks (seeds) after which the level rises by one, up to `last_level`; it begins at `level`."""
+    last_level: int | None = Field(None, ge=0)
+    """The level at which the rise ends, and that of validation tasks. Unset: `level`."""
+
+
+class ReasoningGymOptions(QuestionOptions, ProcessOptions):
+    """The data sets, and the process in which they are made and scored."""
+
+
+class ReasoningGym(OwnProcess):
+    """One question of a data set, in a process of its own."""
+
+    Options = ReasoningGymOptions
+    options: ReasoningGymOptions
+    inside = f"{__name__}:Question"
+    needs = ("reasoning_gym", "reasoning-gym")
+    max_turns = 1
+
+
+class Question(Environment):
+    """One question, in the process that has the package."""
+
+    Options = QuestionOptions
+    options: QuestionOptions
+    max_turns = 1
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        super().__init__(split, **options)
+        from reasoning_gym.factory import CURRICULA, DATASETS
+
+        self._known, self._curricula = DATASETS, CURRICULA
+        given = self.options
+        if given.raise_every is not None and (given.level is None or given.last_level is None):
+            raise ValueError("environment.options.raise_every: level and last_level must be set, too")
+        self._names = sorted(given.datasets)
+        for name in self._names:
+            self._check(name)
+
+    def rules(self) -> str:
+        """The task; each question states its own format."""
+        return "Answer the question . The action is the answer alone ."
+
+    def read_action(self, text: str) -> str | None:
+        """Any text that is not empty."""
+        return text.strip() or None
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Draws questions from `seed` until one belongs to the split."""
+        name = random.Random(f"data set {seed}").choice(self._names)
+        level = self._level(seed)
+        for dataset, index in self._candidates(name, level, seed):
+            entry = dataset[index]
+            shown = legible(str(entry["question"]), MAX_QUESTION)
+            key = task_key_of(f"ReasoningGym {name}", shown)
+            if len(entry["question"]) <= MAX_QUESTION and split_of(key) == self.split:
+                self._dataset, self._entry = dataset, entry
+                return shown, {"task_key": key, "task_kind": name if level is None else f"{name} level {level}"}
+        raise no_task(f"ReasoningGym {name}", self.options, ROUNDS * DRAWS)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The package's score of the answer. An answer at which the scorer fails is wrong."""
+        try:
+            score = float(self._dataset.score_answer(action, self._entry))
+        except Exception:  # the scorers parse answers with whatever raises, e.g. int() in prime_factorization
+            score = 0.0
+        return "", score, True, False, {"success": score >= SOLVED}
+
+    def _level(self, seed: int) -> int | None:
+        given = self.options
+        if given.level is None or given.last_level is None:
+            return given.level
+        if self.split == "validation" or given.raise_every is None:
+            return given.last_level if self.split == "validation" else given.level
+        return min(given.level + seed // given.raise_every, given.last_level)
+
+    def _candidates(self, name: str, level: int | None, seed: int) -> Iterator[tuple[Any, int]]:
+        """(data set, index) of the entries that belong to `seed` alone. Making a data set takes up to seconds, and so
+        does making an entry of some; neighbouring seeds therefore share one, and no entry is made in vain."""
+        chunk, place = divmod(seed, SEEDS)
+        settings = json.dumps(self.options.datasets[name], sort_keys=True)
+        for number in range(ROUNDS):
+            dataset = _made(name, level, settings, _derived(chunk, number))
+            for index in range(place * DRAWS, (place + 1) * DRAWS):
+                yield dataset, index
+
+    def _check(self, name: str) -> None:
+        """Raises ValueError for an unknown data set, or settings that it refuses."""
+        where, known = "environment.options.datasets", sorted(set(self._known) - LEFT_OUT)
+        if name not in known:
+            raise ValueError(f"{where}: reasoning-gym has no data set {name!r}; {nearest(name, known)}")
+        if own := {"seed", "size"} & set(self.options.datasets[name]):
+            raise ValueError(f"{where}.{name}: {sorted(own)[0]} follows from the task's seed; leave it out")
+        if self.options.level is not None and name not in self._curricula:
+            raise ValueError(f"{where}.{name}: it has no curriculum; leave environment.options.level out")
+        for level in {self.options.level, self.options.last_level}:
+            try:
+                _made(name, level, json.dumps(self.options.datasets[name], sort_keys=True), 0)
+            except (AssertionError, TypeError, ValueError) as error:
+                raise ValueError(f"{where}.{name}: {reason(error)}") from error
+
+
+@lru_cache(maxsize=32)
+def _made(name: str, level: int | None, settings: str, seed: int) -> Any:
+    """A data set of `SEEDS * DRAWS` entries; it makes them when they are asked for."""
+    from reasoning_gym.factory import CURRICULA, DATASETS, create_dataset
+
+    chosen = {"seed": seed, "size": SEEDS * DRAWS, **json.loads(settings)}
+    if level is None:
+        return create_dataset(name, **chosen)
+    curriculum = CURRICULA[name]()
+    curriculum.set_global_level(level)
+    return DATASETS[name][0](config=curriculum.generate_configuration(chosen))
+
+
+def _derived(chunk: int, number: int) -> int:
+    """A data set's seed, of 31 bits. The package adds an entry's index to it, so seeds must lie far apart."""
+    digest = hashlib.blake2b(f"questions {chunk} {number}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,168 @@
+"""The single-player games of `textarena` that need neither network nor key, over several turns.
+
+    environment.name=TextArena
+    environment.options='{game: Mastermind-v0}'
+    environment.format.max_turns=20
+
+The game's own messages are the observations, its rules stand in the first one, and its final reward, mostly from 0 to 1
+(-1 for some invalid moves), is the last turn's reward; earlier turns pay 0. A game that reaches no end within
+`environment.format.max_turns` pays nothing: the game's own limit stands in `GAMES`.
+
+The package seeds Python's global generator. Games therefore run in a process of their own, each under its own state of
+the generators (`envs.own_process`). Once a game has started, its chance events follow the noise seed. Install it with
+`pip install 'squelch-rl[textarena]'`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from pydantic import Field
+
+from envs.contract import Environment
+from envs.options import nearest
+from envs.own_process.isolated import OwnProcess, ProcessOptions
+from envs.settings import Settings
+from envs.splits import Split, no_task, split_of, task_key_of
+from envs.text import legible
+from envs.untrusted.files import reason
+
+MAX_OBSERVATION = 8000
+"""Characters of an observation; the rest is cut."""
+MAX_STARTS = 300
+"""Starts drawn before the adapter concludes that the split has none."""
+GAMES: dict[str, int | None] = {
+    **dict.fromkeys(("2048-v0", *(f"2048-v0-{kind}" for kind in (
+        "ultra-easy", "mega-easy", "super-easy", "very-easy", "easy", "hard", "very-hard", "extreme",
+        "3x3", "5x5", "6x6", "8x8", "10x10"))), None),
+    "Bandit-v0": 20, "Bandit-v0-hard": 40,
+    "Blackjack-v0": None, "Blackjack-v0-long": None,
+    "Crosswords-v0": 30, "Crosswords-v0-hardcore": 30,
+    "FifteenPuzzle-v0": 200,
+    "FrozenLake-v0": 100, "FrozenLake-v0-random": 100, "FrozenLake-v0-hardcore": 100,
+    "GuessTheNumber-v0": 10, "GuessTheNumber-v0-hardcore": 10,
+    "LightsOut-v0": 20,
+    "LogicPuzzle-v0": 30, "LogicPuzzle-v0-hard": 30,
+    "Mastermind-v0": 20, "Mastermind-v0-hard": 30, "Mastermind-v0-extreme": 50,
+    "Secretary-v0": 5, "Secretary-v0-long": 10,
+    "Set-v0": 20,
+    "Slitherlink-v0": 200,
+    "Sudoku-v0": 100, "Sudoku-v0-very-easy": 100, "Sudoku-v0-easy": 100, "Sudoku-v0-medium": 100,
+    "ThreeCardMonte-v0": None,
+}  # fmt: skip
+"""The games that can be played, with their own limit of turns (None: no limit). Checked with version 0.7.4: one player,
+offline, a start in under a second that follows from the seed in every process, and starts that differ."""
+ONE_START: dict[str, int | None] = {
+    "Countdown-v0": 12, "Cryptarithm-v0": 100, "PegJump-v0": None,
+    "Minesweeper-v0": 100, "Minesweeper-v0-small": 100, "Minesweeper-v0-medium": 100, "Minesweeper-v0-hard": 100,
+    "TowerOfHanoi-v0": 14, "TowerOfHanoi-v0-medium": 30, "TowerOfHanoi-v0-hard": 62, "TowerOfHanoi-v0-hardcore": 126,
+    "TowerOfHanoi-v0-extreme": 254,
+}  # fmt: skip
+"""Games that always start alike, so that no start can be held out for validation (`hold_out: false`)."""
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+class GameOptions(Settings):
+    """The game."""
+
+    game: str
+    """Name of the game with its version and variant, such as `Mastermind-v0-hard`."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the game, such as `{max_number: 100}` for GuessTheNumber."""
+    success_reward: float = 1.0
+    """Least final reward of a won game."""
+    hold_out: bool = True
+    """Whether validation has its own starts, by the digest of prompt and hidden state. Set it to false for a game that
+    always starts alike; validation then plays the training task."""
+
+
+class TextArenaOptions(GameOptions, ProcessOptions):
+    """The game, and the process in which it is played."""
+
+
+class TextArena(OwnProcess):
+    """One game, in a process of its own."""
+
+    Options = TextArenaOptions
+    options: TextArenaOptions
+    inside = f"{__name__}:Game"
+    needs = ("textarena", "textarena")
+    max_turns = 20
+    max_action_length = 2000
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        chosen = TextArenaOptions(**options)
+        known = [*GAMES, *ONE_START]
+        if chosen.game not in known:
+            raise ValueError(
+                f"environment.options.game: {chosen.game!r} is none of the single-player games that are played "
+                f"offline; {nearest(chosen.game, known)}"
+            )
+        if chosen.game in ONE_START and chosen.hold_out:
+            raise ValueError(
+                f"environment.options.hold_out: {chosen.game} always starts alike, so that no start can be held out; "
+                "set it to false"
+            )
+        super().__init__(split, **options)
+
+
+class Game(Environment):
+    """One game, in the process that has the package."""
+
+    Options = GameOptions
+    options: GameOptions
+    max_turns = 20
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        super().__init__(split, **options)
+        import textarena
+
+        self._make, self._own_move = textarena.make, textarena.ObservationType.PLAYER_ACTION
+        try:
+            self._start(0)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"environment.options.kwargs: {self.options.game} refuses them: {reason(error)}"
+            ) from error
+
+    def rules(self) -> str:
+        """What all games have in common; the first observation explains the game."""
+        return "Play the game . The action is one move in the form that the game asks for ."
+
+    def read_action(self, text: str) -> str | None:
+        """Any text that is not empty; the game itself judges moves."""
+        return text.strip() or None
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Draws starts from `seed` until one belongs to the split."""
+        for draw in range(MAX_STARTS):
+            self._start(random.Random(f"{self.options.game} {seed} {draw}").getrandbits(31))
+            shown, state = self._told(), _ADDRESS.sub("", repr(self._game.state.game_state))
+            key = task_key_of(f"TextArena {self.options.game}", f"{shown}\n{state}")
+            if not self.options.hold_out or split_of(key) == self.split:
+                random.seed(f"noise {options['noise_seed']}")
+                return shown, {"task_key": key, "task_kind": None}
+        raise no_task(f"TextArena {self.options.game}", self.options, MAX_STARTS)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Plays a move; brackets that the move lacks are put around it, as the package's own wrapper does."""
+        move = action if "[" in action or "]" in action else f"[{action}]"
+        done, _ = self._game.step(action=move)
+        if not done:
+            return self._told(), 0.0, False, False, {"success": False}
+        rewards, _ = self._game.close()
+        reward = float(rewards[0])
+        return self._told(), reward, True, False, {"success": reward >= self.options.success_reward}
+
+    def _start(self, seed: int) -> None:
+        raw = f"{self.options.game}-raw"  # without the wrappers that repeat the whole game in each observation
+        self._game = self._make(raw, **self.options.kwargs)
+        self._game.reset(num_players=1, seed=seed)
+
+    def _told(self) -> str:
+        """What the game has said since the last call, without the player's own moves."""
+        _, messages = self._game.get_observation()
+        said = [str(text).strip() for _, text, kind in messages if kind != self._own_move]
+        return legible("\n".join(text for text in said if text), MAX_OBSERVATION)

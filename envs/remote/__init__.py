@@ -1,0 +1,1 @@
+"""Environments in another process or on another host, behind HTTP: the contract, a reference server, and bridges."""

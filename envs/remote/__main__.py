@@ -1,0 +1,94 @@
+"""Serves one of Squelch's environments, or your own class, over HTTP (`envs.remote.server`).
+
+    python -m envs.remote FrozenLake --options '{"slip_rate": 0.1}' --port 8801
+
+Beyond loopback a token is needed: put it into the variable SQUELCH_ENVIRONMENT_TOKEN on both ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from envs.contract import Environment
+from envs.registry import make
+from envs.remote.server import Description, EnvironmentServer
+from envs.splits import SPLITS, Split
+from envs.untrusted.text import parse_object
+
+TOKEN_VARIABLE = "SQUELCH_ENVIRONMENT_TOKEN"
+
+
+class ServedEnvironment:
+    """An environment of Squelch as the server plays it: one for each split, made when needed."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self._name, self._options = name, options
+        self._made: dict[Split, Environment] = {}
+        self._playing: Environment | None = None
+
+    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[str, str | None, str | None]:
+        """As `envs.remote.server.Served.reset`."""
+        (wanted,) = [one for one in SPLITS if one == split]
+        if wanted not in self._made:
+            self._made[wanted] = make(self._name, wanted, self._options)
+        self._playing = self._made[wanted]
+        observation, info = self._playing.reset(seed=seed, options={"noise_seed": noise_seed})
+        return observation, info["task_key"], info.get("task_kind")
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, bool]:
+        """As `envs.remote.server.Served.step`; a text that is no action changes nothing and pays 0."""
+        if self._playing is None:
+            raise RuntimeError("step() was called before reset()")
+        read = self._playing.read_action(action)
+        if read is None:
+            return "This is not an action .", 0.0, False, False, False
+        observation, reward, terminated, truncated, info = self._playing.step(read)
+        return observation, reward, terminated, truncated, info["success"]
+
+    def close(self) -> None:
+        """Drops the environments."""
+        self._made.clear()
+
+
+def server_of(
+    name: str, options: dict[str, Any], token: str | None = None, timeout_s: float = 10.0
+) -> EnvironmentServer:
+    """The server of one environment. Raises ValueError for an unknown name or option."""
+    environment = make(name, "train", options)
+    described = Description(
+        name=name,
+        version=f"{name} {sorted(options.items())}" if options else name,
+        rules=environment.rules(),
+        stochastic=True,
+        task_key=True,
+        splits=True,
+        max_turns=environment.max_turns,
+        max_actions_per_turn=environment.max_actions_per_turn,
+    )
+    return EnvironmentServer(described, lambda: ServedEnvironment(name, options), token, timeout_s)
+
+
+def main() -> int:
+    """Serves until it is stopped; 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(prog="python -m envs.remote", description=__doc__.splitlines()[0])
+    parser.add_argument("environment", help="its name, or package.module:Class")
+    parser.add_argument("--options", default="{}", help="its options as a JSON object")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8801)
+    parser.add_argument("--timeout-s", type=float, default=10.0, help="most seconds for one call of the environment")
+    given = parser.parse_args()
+    try:
+        options = parse_object(given.options.encode(), "--options")
+        server = server_of(given.environment, options, os.environ.get(TOKEN_VARIABLE) or None, given.timeout_s)
+        server.serve(given.host, given.port)
+    except ValueError as error:
+        sys.stderr.write(f"envs.remote: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

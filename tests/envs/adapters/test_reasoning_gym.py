@@ -1,0 +1,92 @@
+"""The data sets of reasoning-gym, made and scored by the package in a process of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from envs.adapters.reasoning_gym import Question
+from envs.registry import make
+from envs.splits import split_of
+
+reasoning_gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+NOISE = {"noise_seed": 5}
+SUMS: dict[str, Any] = {"datasets": {"chain_sum": {"min_terms": 2, "max_terms": 3}}}
+LEVELS: dict[str, Any] = {"datasets": {"chain_sum": {}}, "level": 0, "last_level": 2, "raise_every": 10}
+
+
+def kinds_of(env: Question, seeds: range) -> list[str]:
+    return [env.reset(seed=seed, options=NOISE)[1]["task_kind"] for seed in seeds]
+
+
+def test_the_own_answer_is_paid_in_full_and_a_wrong_one_is_not() -> None:
+    env = Question("train", **SUMS)
+    for seed in range(20):
+        env.reset(seed=seed, options=NOISE)
+        assert env.step(env._entry["answer"])[1:] == (1.0, True, False, {"success": True})
+        assert env.step("squelch")[4] == {"success": False}
+
+
+def test_a_task_is_its_seed_in_every_process_and_belongs_to_its_split() -> None:
+    isolated, here = make("ReasoningGym", "train", {**SUMS, "timeout_s": 60}), Question("train", **SUMS)
+    keys: dict[str, set[str]] = {}
+    for split in ("train", "validation"):
+        env, again = Question(split, **SUMS), Question(split, **SUMS)
+        for seed in reversed(range(60)):
+            shown, info = env.reset(seed=seed, options=NOISE)
+            assert split_of(info["task_key"]) == split
+            keys.setdefault(split, set()).add(info["task_key"])
+        assert again.reset(seed=0, options={"noise_seed": 6}) == (shown, info)
+    assert not keys["train"] & keys["validation"] and min(map(len, keys.values())) > 55
+    for seed in (3, 120):
+        assert isolated.reset(seed=seed, options=NOISE) == here.reset(seed=seed, options=NOISE)
+
+
+def test_several_data_sets_are_mixed_and_named_as_kinds() -> None:
+    env = Question("train", datasets={"chain_sum": {}, "spell_backward": {}})
+    assert set(kinds_of(env, range(20))) == {"chain_sum", "spell_backward"}
+
+
+def test_the_level_rises_with_the_number_of_the_task_and_validation_plays_the_last() -> None:
+    kinds = kinds_of(Question("train", **LEVELS), range(0, 40, 5))
+    assert [int(kind[-1]) for kind in kinds] == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert set(kinds_of(Question("validation", **LEVELS), range(3))) == {"chain_sum level 2"}
+    longest = {
+        level: max(
+            len(re.findall(r"\d+", Question("train", datasets={"chain_sum": {}}, level=level).reset(
+                seed=seed, options=NOISE)[0])) for seed in range(20)
+        )
+        for level in (0, 3)
+    }  # fmt: skip
+    assert longest[0] < longest[3]
+
+
+def test_an_answer_at_which_the_scorer_fails_is_wrong_and_fails_no_trajectory() -> None:
+    env = Question("train", datasets={"prime_factorization": {}})
+    env.reset(seed=0, options=NOISE)
+    with pytest.raises(ValueError, match="invalid literal"):
+        env._dataset.score_answer("squelch", env._entry)
+    assert env.step("squelch")[1:] == (0.0, True, False, {"success": False})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"datasets": {"chian_sum": {}}},
+            r"datasets: reasoning-gym has no data set 'chian_sum'; did you mean 'chain_sum'",
+        ),
+        ({"datasets": {"composite": {}}}, r"datasets: reasoning-gym has no data set 'composite'"),
+        ({"datasets": {"chain_sum": {"colour": 1}}}, r"datasets\.chain_sum: .* unexpected keyword argument 'colour'"),
+        ({"datasets": {"chain_sum": {"min_terms": 0}}}, r"datasets\.chain_sum: min_terms must be positive"),
+        ({"datasets": {"chain_sum": {"seed": 1}}}, r"datasets\.chain_sum: seed follows from the task's seed"),
+        ({"datasets": {"chain_sum": {}}, "raise_every": 5}, r"raise_every: level and last_level must be set"),
+        ({"datasets": {"gsm_symbolic": {}, "arc_agi": {}}, "level": -1}, r"level: Input should be greater"),
+        ({"datasets": {}}, r"datasets: .* at least 1 item"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=rf"environment\.options\.{says}"):
+        make("ReasoningGym", options={**options, "timeout_s": 60})

@@ -1,0 +1,163 @@
+"""Environments in a process of their own: whatever one of them does costs its own trajectory, with the reason."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from envs.own_process.process import CallError, EnvironmentProcess, ProcessLost, Session, Target, TimedOut
+from envs.registry import make
+from tests.envs.own_process.unruly import Unruly, UnrulyInProcess
+
+NOISE = {"noise_seed": 5}
+QUICK = 1.5
+
+
+def target(timeout_s: float = 20.0) -> Target:
+    return Target(UnrulyInProcess.inside, timeout_s, 8 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def steady() -> Any:
+    """A process that no test ends."""
+    made = EnvironmentProcess(target())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process() -> Any:
+    made = EnvironmentProcess(target())
+    yield made
+    made.close()
+
+
+def session(process: EnvironmentProcess, seed: int = 1) -> Session:
+    made = Session(process, "train", {})
+    assert made.rules() == "Behave ."
+    made.reset(seed, 5)
+    return made
+
+
+def test_an_environment_plays_in_its_process_as_it_does_here() -> None:
+    isolated = UnrulyInProcess("validation", timeout_s=20)
+    twin = Unruly("validation")
+    assert isolated.rules() == twin.rules()
+    shown, info = isolated.reset(seed=3, options=NOISE)
+    assert (shown, info) == twin.reset(seed=3, options=NOISE)
+    observation, *rest = isolated.step("go")
+    assert observation.startswith("1 ") and rest == [0.5, False, False, {"success": False}]
+    assert isolated.step("done")[2:] == (True, False, {"success": True})
+
+
+def test_environments_of_one_process_do_not_share_the_global_generators(steady: EnvironmentProcess) -> None:
+    alone = session(steady)
+    expected = [alone.step("go")[0] for _ in range(4)]
+    one, other = session(steady), session(steady, seed=2)
+    mixed = []
+    for _ in range(4):
+        mixed.append(one.step("go")[0])
+        other.step("go")
+    assert mixed == expected and other.step("go")[0][2:] not in {text[2:] for text in expected}
+    one.reset(1, 5)
+    assert one.step("go")[0] == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("raise", "^LookupError: nothing here$"),
+        ("leave", "^SystemExit: 1$"),
+        ("words", "^ValueError: could not convert string to float: 'much'$"),
+        ("forget", "^KeyError: 'success'$"),
+        ("odd", "^TypeError: Object of type object is not JSON serializable$"),
+        ("memory", "MemoryError"),
+    ],
+)
+def test_an_error_fails_the_call_and_leaves_the_process_alive(
+    steady: EnvironmentProcess, action: str, says: str
+) -> None:
+    one, other = session(steady), session(steady)
+    with pytest.raises(CallError, match=says):
+        one.step(action)
+    assert other.step("go")[1] == 0.5 and steady.generation == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("action", "place"), [("hang", "step"), ("spin", "step"), ("hold", "step")])
+def test_a_call_that_hangs_is_ended_in_time_and_costs_the_others_nothing(action: str, place: str) -> None:
+    process = EnvironmentProcess(target(QUICK))
+    hanging, other, twin = session(process), session(process), session(process)
+    before = [other.step("go")[0], other.step("go")[0]]
+    assert before == [twin.step("go")[0], twin.step("go")[0]]
+    started = time.monotonic()
+    with pytest.raises(
+        TimedOut, match=rf"step\(\) did not return within 1\.5 s \(it was in unruly\.py, line \d+, {place}"
+    ):
+        hanging.step(action)
+    assert time.monotonic() - started < 20
+    assert other.step("go")[0].startswith("3 ") and process.generation == 2
+    hanging.reset(1, 5)
+    assert [hanging.step("go")[0], hanging.step("go")[0]] == before
+    process.close()
+
+
+def test_a_process_that_ends_is_replaced_and_its_last_words_are_the_reason(process: EnvironmentProcess) -> None:
+    one, other = session(process), session(process)
+    expected = [session(process)]
+    first = other.step("go")
+    with pytest.raises(ProcessLost, match=r"ended in step\(\) with status 7; it last wrote: about to end"):
+        one.step("end")
+    assert other.step("go")[0].startswith("2 ") and first[0].startswith("1 ")
+    assert expected[0].step("go") == first and process.generation == 2
+
+
+def test_an_answer_without_bound_is_refused(process: EnvironmentProcess) -> None:
+    with pytest.raises(ProcessLost, match=r"answered step\(\) with more than 16 MiB"):
+        session(process).step("huge")
+
+
+def test_an_environment_that_plays_differently_again_is_not_continued(process: EnvironmentProcess) -> None:
+    one, other = session(process), session(process)
+    other.step("go")
+    other._history[-1].value[0] = "something else"
+    with pytest.raises(ProcessLost):
+        one.step("end")
+    with pytest.raises(ProcessLost, match=r"call 2, step\(\) answered differently"):
+        other.step("go")
+    other.reset(1, 5)
+    assert other.step("go")[0].startswith("1 ")
+
+
+def test_what_is_printed_reaches_neither_the_terminal_nor_the_answers(
+    steady: EnvironmentProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = session(steady)
+    assert one.step("print")[0].startswith("1 ") and one.step("go")[0].startswith("2 ")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_in_the_constructor_is_the_options_error() -> None:
+    with pytest.raises(ValueError, match=r"^environment\.options\.wrong: not this one$"):
+        UnrulyInProcess(wrong="raise", timeout_s=20)
+    with pytest.raises(ValueError, match=r"UnrulyInProcess cannot be made: .* ended in make\(\) with status 3"):
+        UnrulyInProcess(wrong="exit", timeout_s=20)
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UnrulyInProcess, "needs", ("no_such_module", "nothing"))
+    with pytest.raises(ValueError, match=r"needs the package no_such_module, .* pip install 'squelch-rl\[nothing\]'"):
+        make(f"{UnrulyInProcess.__module__}:UnrulyInProcess")
+
+
+def test_no_process_is_left_when_its_parent_closes_it(process: EnvironmentProcess) -> None:
+    session(process)
+    child = process._child
+    assert child is not None
+    process.close()
+    assert child.process.returncode is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.process.pid, 0)

@@ -1,0 +1,279 @@
+"""Environments behind HTTP: the client against the reference server, and against servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from envs.adapters.http import Http, RemoteError
+from envs.config import FormatConfig
+from envs.episode import Episode
+from envs.format import well_formed
+from envs.registry import make
+from envs.remote.__main__ import server_of
+from envs.remote.server import Description, EnvironmentServer
+from envs.splits import split_of
+from envs.untrusted.http import JsonClient
+from tests.envs.remote.serving import served
+from tests.envs.retriever_server import serving
+
+NOISE = {"noise_seed": 5}
+LAKE = {"slip_rate": 0.3}
+TOKEN = "a-token-for-tests"
+
+
+class Naive:
+    """An environment of other people: it knows no splits and no keys; its actions say what it does."""
+
+    def __init__(self) -> None:
+        self.steps, self.closed, self.seed = 0, False, -1
+
+    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[str, str | None, str | None]:
+        self.steps, self.seed = 0, seed
+        return f"guess {seed % 1000}", None, None
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, bool]:
+        self.steps += 1
+        if action == "raise":
+            raise LookupError("nothing here")
+        if action == "hang":
+            time.sleep(30)
+        if action == "slow":
+            time.sleep(0.6)
+        reward: Any = float(action) if action in ("nan", "inf") else 1.0
+        return f"{self.steps} \x1b[31m\u202e", reward, action == "done", False, action == "done"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def naive_server(made: list[Naive], **options: Any) -> EnvironmentServer:
+    def make_one() -> Naive:
+        made.append(Naive())
+        return made[-1]
+
+    return EnvironmentServer(Description("naive", "1", "Guess .", max_turns=4), make_one, **options)
+
+
+@pytest.fixture
+def made() -> list[Naive]:
+    return []
+
+
+@pytest.fixture
+def url(made: list[Naive]) -> Iterator[str]:
+    with served(naive_server(made, timeout_s=1.0)) as address:
+        yield address
+
+
+def post(url: str, name: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+    status, content = JsonClient(5.0, 0, ()).post(f"{url}/v1/{name}", body, headers)
+    return status, json.loads(content)
+
+
+def test_an_environment_of_squelch_plays_over_http_as_it_does_here() -> None:
+    with served(server_of("FrozenLake", LAKE)) as url:
+        remote, local = Http("validation", url=url), make("FrozenLake", "validation", LAKE)
+        assert remote.rules() == local.rules()
+        assert "FrozenLake" in remote.notes()[0]
+        for seed in range(5):
+            shown, info = remote.reset(seed=seed, options=NOISE)
+            here, told = local.reset(seed=seed, options=NOISE)
+            assert (shown, info["task_key"]) == (here, told["task_key"]) and split_of(info["task_key"]) == "validation"
+            for action in ("Left", "Down", "Right", "Up"):
+                answer, twin = remote.step(action), local.step(action)
+                assert answer[:4] == twin[:4] and answer[4]["success"] == twin[4]["success"]
+        assert remote.step("Fly")[:4] == ("This is not an action .", 0.0, False, False)
+
+
+def test_tasks_are_split_by_content_where_the_server_knows_no_splits(url: str) -> None:
+    keys = {}
+    for split in ("train", "validation"):
+        env = Http(split, url=url)
+        keys[split] = {env.reset(seed=seed, options=NOISE)[1]["task_key"] for seed in range(20)}
+        assert all(split_of(key) == split for key in keys[split])
+        assert env.reset(seed=3, options=NOISE) == env.reset(seed=3, options={"noise_seed": 6})
+    assert not keys["train"] & keys["validation"] and len(keys["train"]) > 15
+
+
+def test_a_repeated_request_gets_the_kept_answer_and_plays_nothing_again(url: str, made: list[Naive]) -> None:
+    reset = {"session": "s", "request_id": "1", "split": "train", "seed": 7, "noise_seed": 0}
+    assert post(url, "reset", reset) == post(url, "reset", reset)
+    step = {"session": "s", "request_id": "2", "action": "go"}
+    assert post(url, "step", step) == post(url, "step", step)
+    slow = {"session": "s", "request_id": "3", "action": "slow"}
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda: answers.append(post(url, "step", slow))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers[0][1]["observation"].startswith("2 ") and answers == [answers[0]] * 3
+    assert len(made) == 1 and made[0].steps == 2
+    assert post(url, "close", {"session": "s"}) == (200, {}) == post(url, "close", {"session": "s"})
+    assert made[0].closed and post(url, "step", {**step, "request_id": "4"})[0] == 410
+
+
+def test_an_answer_that_is_late_once_is_fetched_by_the_retry(url: str, made: list[Naive]) -> None:
+    env = Http(url=url, timeout_s=0.4, retries=3)
+    env.reset(seed=1, options=NOISE)
+    assert env.step("slow")[0].startswith("1 ") and made[-1].steps == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        ("raise", r"step: status 422: LookupError: nothing here$"),
+        ("nan", r"step: status 422: ValueError: step\(\) returned the reward nan; a finite number is needed$"),
+        ("hang", r"step: status 504: step\(\) did not return within 1 s$"),
+    ],
+)
+def test_what_the_environment_does_wrong_is_the_reason_and_the_next_task_is_played(
+    url: str, made: list[Naive], action: str, says: str
+) -> None:
+    env = Http(url=url, timeout_s=3)
+    env.reset(seed=1, options=NOISE)
+    with pytest.raises(RemoteError, match=says):
+        env.step(action)
+    with pytest.raises(RemoteError, match=r"status 410: session .* is over"):
+        env.step("go")
+    env.reset(seed=1, options=NOISE)
+    assert env.step("go")[0].startswith("1 ") and len(made) == 2
+
+
+def test_control_characters_of_an_observation_are_not_shown(url: str) -> None:
+    env = Http(url=url)
+    env.reset(seed=1, options=NOISE)
+    assert env.step("go")[0] == "1 ?[31m?"
+
+
+def test_sessions_that_nobody_uses_are_closed(url: str, made: list[Naive]) -> None:
+    env, other = Http(url=url), Http(url=url)
+    env.reset(seed=1, options=NOISE)
+    del env
+    other.reset(seed=1, options=NOISE)
+    assert [one.closed for one in made] == [True, False]
+
+
+def test_sessions_are_bounded_in_number_and_idle_time(made: list[Naive]) -> None:
+    with served(naive_server(made, max_sessions=1, idle_s=0.2)) as url:
+        one, two = Http(url=url, retries=0), Http(url=url, retries=0)
+        one.reset(seed=1, options=NOISE)
+        with pytest.raises(RemoteError, match=r"there are 1 sessions|no answer"):
+            two.reset(seed=1, options=NOISE)
+        time.sleep(0.3)
+        two.reset(seed=1, options=NOISE)
+        with pytest.raises(RemoteError, match="unknown or has expired"):
+            one.step("go")
+
+
+def test_a_token_is_needed_where_the_server_has_one(made: list[Naive], monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(naive_server(made, token=TOKEN)) as url:
+        with pytest.raises(
+            ValueError, match=r"environment\.options\.url: .* status 401: the token is missing or wrong"
+        ):
+            Http(url=url).notes()
+        monkeypatch.setenv("SQUELCH_ENVIRONMENT_TOKEN", TOKEN)
+        assert Http(url=url, timeout_s=2.5).rules() == "Guess ."
+
+
+def test_beyond_loopback_both_ends_want_a_token(made: list[Naive]) -> None:
+    with pytest.raises(ValueError, match=r"10\.0\.0\.9 is not this machine: a token in the variable SQUELCH_ENV"):
+        Http(url="http://10.0.0.9:8801")
+    with pytest.raises(ValueError, match=r"0\.0\.0\.0 can be reached from other machines: a token is needed"):
+        naive_server(made).serve("0.0.0.0", 0)
+    with pytest.raises(ValueError, match="is no address of a server"):
+        Http(url="localhost:8801")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"split": "test"}, "split must be train or validation"),
+        ({"seed": -1}, "seed must be an integer"),
+        ({"seed": True}, "seed must be an integer"),
+        ({"session": 3}, "session must be text"),
+        ({"request_id": "x" * 300}, "request_id must be text of at most 200"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_the_field(url: str, body: dict[str, Any], says: str) -> None:
+    right = {"session": "s", "request_id": "1", "split": "train", "seed": 7, "noise_seed": 0}
+    status, answer = post(url, "reset", {**right, **body})
+    assert status == 400 and says in answer["error"]
+
+
+def test_requests_that_are_no_json_object_or_too_large_are_refused(url: str) -> None:
+    assert post(url, "describe", [1])[0] == 400
+    assert "more than" in post(url, "step", {"action": "x" * 2_000_000})[1]["error"]
+    assert post(url, "describe", {}, **{"Content-Type": "text/plain"})[0] == 400
+
+
+DESCRIBED = {
+    "contract": 1, "name": "n", "version": "1", "rules": "r", "stochastic": False, "task_key": False, "splits": True,
+    "max_turns": 3,
+}  # fmt: skip
+RESET = {"observation": "o", "version": "1"}
+STEP = {"observation": "o", "reward": 1, "terminated": True, "truncated": False, "success": True}
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([{**DESCRIBED, "contract": 2}], r"environment server .* speaks version 2 .* version 1 is needed"),
+        ([{"contract": 1}], r"describe: nonsense: name: Field required"),
+        ([[1, 2]], "describe: status 200, its answer: one JSON object is needed"),
+        ([DESCRIBED, {**RESET, "version": "2"}], "now serves version 2; the run began with 1"),
+        ([DESCRIBED, {**RESET, "task_key": "no digest"}], "reset: nonsense: task_key"),
+        ([DESCRIBED, RESET, {**STEP, "reward": "much"}], "step: nonsense: reward"),
+        ([DESCRIBED, RESET, {**STEP, "reward": float("nan")}], "returned the reward nan; a finite number is needed"),
+        ([DESCRIBED, RESET, {**STEP, "reward": float("inf")}], "returned the reward inf; a finite number is needed"),
+    ],
+)
+def test_nonsense_of_a_server_is_refused_with_the_call(answers: list[Any], says: str) -> None:
+    def answer(request: dict[str, Any], earlier: int) -> tuple[int, bytes]:
+        return 200, json.dumps(answers[min(earlier, len(answers) - 1)]).encode()
+
+    with serving(answer) as (url, _), pytest.raises((ValueError, RemoteError), match=says):
+        episode = Episode(Http(url=url, retries=0), 0, 0, FormatConfig())
+        episode.start()
+        episode.act(well_formed("so", ["go"]))
+
+
+def test_a_server_that_is_gone_fails_the_call_in_time(made: list[Naive]) -> None:
+    with served(naive_server(made)) as url:
+        env = Http(url=url, timeout_s=0.3, retries=1)
+        env.reset(seed=1, options=NOISE)
+    started = time.monotonic()
+    with pytest.raises(RemoteError, match=r"step: no answer in 2 attempts"):
+        env.step("go")
+    assert time.monotonic() - started < 5
+    with pytest.raises(ValueError, match=r"environment\.options\.url: .* describe: no answer"):
+        Http(url=url, timeout_s=0.31).notes()
+
+
+def test_the_server_needs_no_other_part_of_squelch() -> None:
+    code = "import sys; import envs.remote.server; print([m for m in sys.modules if m.startswith('envs.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['envs.remote', 'envs.remote.server']"
+
+
+def test_the_command_refuses_unknown_environments_and_options() -> None:
+    for arguments, says in (
+        (["FrozenLak"], "did you mean 'FrozenLake'"),
+        (["FrozenLake", "--options", "[1]"], "object"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "envs.remote", *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_description_is_what_describe_answers(url: str) -> None:
+    described = Description("naive", "1", "Guess .", max_turns=4)
+    assert post(url, "describe", {})[1] == {"contract": 1, **vars(replace(described))}
