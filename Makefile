@@ -11,9 +11,9 @@ SIDE_BY_SIDE = -n 2 --dist loadgroup
 # With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
 NONE_CHOSEN = [ $$? -eq 5 ]
 
-.PHONY: train check test setup lint clean
+.PHONY: train check test setup setup-smollm2 lint clean
 
-train: setup
+train: setup $(if $(filter smollm2%,$(RECIPE)),setup-smollm2)
 	$(VENV)/bin/squelch train $(RECIPE) $(ARGS)
 
 check: lint
@@ -26,6 +26,9 @@ test: setup
 
 setup:
 	PYTHON=$(PYTHON) VENV=$(VENV) LOCKED=$(LOCKED) deploy/setup.sh $(KIND)
+
+setup-smollm2: setup
+	VENV=$(VENV) deploy/setup.sh smollm2
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -140,3 +140,15 @@ class StepReport:
     """fetch, prepare, forward_backward, optimizer, recompute, reference, critic."""
     refused: str | None = None
     """The reason if the step was refused, e.g. `non-finite gradient in group 000003-002`."""
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """Result of one supervised optimizer step of the learner, over all ranks."""
+
+    loss: float
+    """Mean -log p of the demonstrated tokens before the step, nats per token."""
+    num_tokens: int
+    """Demonstrated tokens of the step."""
+    grad_norm: float
+    """Norm of the gradient before clipping."""

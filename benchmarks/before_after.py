@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common import print_figures
 from benchmarks.paired import ratio
 from cluster.config import load
-from cluster.fleet.bootstrap import prepare_model
+from cluster.loop.initial_policy import prepare_model
 
 WARM_UP = 2
 PARTS = ("step", "rollout", "train", "publish", "orchestration")

@@ -26,6 +26,7 @@ COMMANDS = {
     "scale": "change the number of rollout workers or environment actors of a live run",
     "eval": "measure success on the fixed validation tasks",
     "tiny": "build the embedded tiny policy",
+    "warmup": "fine-tune a model on demonstrations or conversations before training",
     "filter": "show which groups the filter keeps, from a file of rewards",
     "mi": "measure whether reasoning depends on its input, from a score matrix",
     "score": "the same from prompts and completions of any trainer",
@@ -48,6 +49,7 @@ examples:
   squelch inspect runs/frozenlake              read its trajectories in the browser
   squelch scale runs/frozenlake --rollout-workers 3
   squelch eval runs/frozenlake                 512 fixed validation tasks, T = 0.5
+  squelch warmup Qwen/Qwen2.5-3B warm/qwen --env Sokoban
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer
   squelch gradients runs/frozenlake            task and regulariser gradients by reward variance

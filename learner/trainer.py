@@ -158,7 +158,7 @@ class Trainer:
         with clock.part("prepare"):
             reason = batching.non_finite(groups)
             rows = [] if reason else batching.to_rows(groups, self.config.objective)
-            plan = self._plan(rows, self.config.minibatches, step)
+            plan = self.plan(rows, self.config.minibatches, step)
         if reason or not plan:
             return self._report(step, rows, 0, {}, clock, reason)
         batches, figures, reason = self._prepare(rows, plan, clock)
@@ -189,7 +189,8 @@ class Trainer:
             refused=reason,
         )
 
-    def _plan(self, rows: Sequence[Row], minibatches: int, step: int) -> list[OptimizerStep]:
+    def plan(self, rows: Sequence[Row], minibatches: int, step: int) -> list[OptimizerStep]:
+        """Rows to optimizer steps and their micro-batches on every rank; `step` determines the order."""
         config = self.config
         share = config.share_openings
         return batching.plan(rows, minibatches, config.token_budget, self.world_size, self.seed, step, share)
@@ -272,10 +273,10 @@ class Trainer:
             with clock.part("critic"):
                 loss += self._accumulate_values(batches, totals)
             with clock.part("optimizer"):
-                finite = self._apply(loss, totals)
+                finite = self.apply(loss, totals)
             if not finite:
                 reason = self._culprit(batches, groups[k], scale)
-                self._zero_grad()
+                self.zero_grad()
                 for snapshot in before:
                     snapshot.restore()
                 self.optimizer_steps = taken
@@ -305,7 +306,8 @@ class Trainer:
         totals.value_loss += loss
         return loss
 
-    def _zero_grad(self) -> None:
+    def zero_grad(self) -> None:
+        """Clears the gradients of the policy and the critic."""
         self.optimizer.zero_grad()
         if self.critic is not None:
             self.critic.optimizer.zero_grad()
@@ -321,7 +323,7 @@ class Trainer:
         if own is not None:
             totals.mismatch += mismatch_sums(own, batch.tokens.rollout, batch.versions == self.version)
 
-    def _apply(self, loss: Tensor, totals: Totals) -> bool:
+    def apply(self, loss: Tensor, totals: Totals) -> bool:
         """Clips the gradients and takes the optimizer step. Returns False, without a step, when the loss or the
         gradient of any rank is not finite."""
         norm, total, critic_norm = self._norm(loss)
@@ -362,7 +364,7 @@ class Trainer:
         Every rank runs all groups, so that ranks without a row of a group still take part in its collectives.
         """
         for group_id in part:
-            self._zero_grad()
+            self.zero_grad()
             totals = Totals.zeros(self.device)
             alone = [batch.only(group_id) for batch in batches]
             loss = self._accumulate(alone, scale, totals, first=False) + self._accumulate_values(alone, totals)
@@ -437,7 +439,7 @@ class Trainer:
 
     def _backward(self, rows: Sequence[Row], loss_scale: float) -> None:
         """Computes the gradient of the rows, as one optimizer step, into the parameters' `grad`."""
-        plan = self._plan(rows, 1, 0)
+        plan = self.plan(rows, 1, 0)
         batches, _, reason = self._prepare(rows, plan, Clock())
         if reason:
             raise ValueError(reason)

@@ -59,7 +59,7 @@ Fetch = Callable[[int, int], bytes]
 def listing(folder: Path, patterns: Iterable[str] = EVERYTHING) -> tuple[Entry, ...]:
     """The files of a folder that match a pattern (as `Path.glob` reads it), by name. Reads every byte of them."""
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
-    return tuple(Entry(f.relative_to(folder).as_posix(), f.stat().st_size, _digest(f)) for f in files)
+    return tuple(Entry(f.relative_to(folder).as_posix(), f.stat().st_size, file_digest(f)) for f in files)
 
 
 def content_digest(entries: Sequence[Entry]) -> str:
@@ -82,7 +82,7 @@ def holds(folder: Path, entries: Sequence[Entry]) -> bool:
         file.is_file() and file.stat().st_size == entry.size for file, entry in zip(files, entries, strict=True)
     ):
         return False
-    return all(_digest(file) == entry.digest for file, entry in zip(files, entries, strict=True))
+    return all(file_digest(file) == entry.digest for file, entry in zip(files, entries, strict=True))
 
 
 def copied(target: Path, entries: Sequence[Entry], fetch: Fetch) -> Path:
@@ -145,6 +145,7 @@ def _inside(name: str) -> PurePosixPath:
     return path
 
 
-def _digest(file: Path) -> str:
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file's content, hexadecimal."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -22,9 +22,10 @@ from typing import Any
 from benchmarks.faults.cell import SMALL
 from cluster.config import RunConfig, load
 from cluster.control.admission import validation_tickets
-from cluster.fleet.bootstrap import connect, disconnect, prepare_model
+from cluster.fleet.bootstrap import connect, disconnect
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
+from cluster.loop.initial_policy import prepare_model
 from cluster.loop.playing import Play
 from cluster.runs.logs import log_folder
 

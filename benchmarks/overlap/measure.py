@@ -136,7 +136,8 @@ def compare(steps: int, folder: Path, overrides: Sequence[str], make: Make) -> d
 def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     """The same on real parties, in one Ray cluster; the delay is measured first."""
     from benchmarks.overlap.paced import SlowParties
-    from cluster.fleet.bootstrap import connect, disconnect, prepare_model
+    from cluster.fleet.bootstrap import connect, disconnect
+    from cluster.loop.initial_policy import prepare_model
 
     overrides = [*REAL, *overrides]
     trial = settings(0, steps, folder / "trial", overrides)

@@ -213,7 +213,7 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
     from transformers.utils import logging as hf_logging
 
     from actors.model_folder import model_config
-    from cluster.fleet.bootstrap import prepare_model
+    from cluster.loop.initial_policy import prepare_model
     from learner import memory
     from learner.checkpoint.folder import load_weights
     from learner.checkpoint.manifest import read_manifest

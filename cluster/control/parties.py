@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from actors.filter.decisions import StepDecision
-    from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
+    from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
     from actors.process.progress import Progress
     from actors.process.spans import Span
     from actors.records import GroupSummary, Ticket
     from cluster.control.scaling import Answer, Kind, Request
+    from learner.batching import Row
     from learner.decomposition.statistics import Decomposition
 
 Payload = Any
@@ -175,6 +176,12 @@ class Learner(Party, Protocol):
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         """One training step on the groups with these ids; `loss_scale` multiplies the loss."""
 
+    async def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        """One supervised optimizer step on these rows; Refused if its loss or gradient is not finite."""
+
+    async def imitation_loss(self, rows: Sequence[Row]) -> float:
+        """The mean loss of these rows, nats per sampled token; the weights do not change."""
+
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         """The gradient decomposition of the groups with these ids; the weights do not change."""
 
@@ -193,8 +200,11 @@ class Learner(Party, Protocol):
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint to the folder `path`, with the state `loop` of the training loop."""
 
-    async def load(self, path: Path) -> object:
-        """Loads the checkpoint in the folder `path`."""
+    async def load(self, path: Path) -> dict[str, Any]:
+        """Loads the checkpoint in the folder `path`; returns the loop's state in it."""
+
+    async def export(self, path: Path) -> None:
+        """Writes the policy to the folder `path` as a Hugging Face folder."""
 
     async def stop(self) -> None:
         """Ends every rank."""

@@ -1,4 +1,4 @@
-"""Prepares a run before its actors start: joins or starts the Ray cluster, and provides the initial policy."""
+"""Prepares a run before its actors start: joins or starts the Ray cluster, builds the tiny policy, checks a model."""
 
 from __future__ import annotations
 
@@ -121,12 +121,10 @@ def disconnect() -> None:
     local_ray.stop()
 
 
-def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
-    """Returns the folder of the initial policy. The tiny policy is built unless the cache holds it."""
-    if config.model.path != "tiny":
-        return check_model(Path(config.model.path), config, say)
+def build_tiny_policy(config: RunConfig, say: Callable[[str], None]) -> Path:
+    """Returns the folder of the tiny policy, which is built unless the cache holds it."""
     _check_demonstrator(config.environment.name)
-    # imports transformers, which a given model does not need here
+    # imports transformers, which no other model needs here
     from learner.warmup.tiny import build_digest, build_tiny
     from learner.warmup.tiny_recipe import recipe_for
 
@@ -186,7 +184,7 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
 def _check_demonstrator(name: str) -> None:
     """Raises UserError if the environment has no demonstrations, which the warm-up of a tiny policy needs."""
     try:
-        require(name, environment_class(name), Demonstrator, "the warm-up of model.path=tiny")
+        require(name, environment_class(name), Demonstrator, "a warm-up on its demonstrations")
     except MissingCapabilityError as error:
         raise UserError(f"{error}; set model.path to the folder of a trained model instead") from error
 

@@ -115,14 +115,18 @@ def require_lasting(config: RunConfig) -> None:
 
 
 def settled(config: RunConfig, overrides: list[str]) -> list[str]:
-    """The overrides, with a cache for the tiny policy under `runs_dir`, because a job's own folder is removed with it.
+    """The overrides, with the caches of models under `runs_dir`, because a job's own folder is removed with it.
 
     Raises:
         UserError: the run would be lost with the job's folder.
     """
     require_lasting(config)
-    if config.model.path == "tiny" and not Path(config.model.cache).is_absolute():
+    model = config.model
+    if model.path == "tiny" and not Path(model.cache).is_absolute():
         return [*overrides, f"model.cache={config.runs_dir}/.tiny"]
+    made = model.warmup is not None or not Path(model.path).is_absolute()
+    if model.path != "tiny" and made and not Path(model.pretrained_cache).is_absolute():
+        return [*overrides, f"model.pretrained_cache={config.runs_dir}/.models"]
     return overrides
 
 

@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from actors.archive.rows import packed, unpacked
 from actors.filter.decisions import StepDecision
 from actors.filter.service import FilterService
-from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
+from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
 from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
 from actors.process.log import log_variable
@@ -42,6 +42,7 @@ from cluster.fleet import desk
 from cluster.fleet.placement import Placement, alive_nodes, may_grow
 from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
+from learner.batching import Row
 from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
@@ -376,6 +377,12 @@ class RayLearner:
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         return await _ranks(self.group.train_step, step, payloads, ids, loss_scale)
 
+    async def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        return await _ranks(self.group.imitate, step, rows)
+
+    async def imitation_loss(self, rows: Sequence[Row]) -> float:
+        return await _ranks(self.group.imitation_loss, rows)
+
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         return await _ranks(self.group.decompose, payloads, ids)
 
@@ -394,8 +401,11 @@ class RayLearner:
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         await _ranks(self.group.save, path, loop)
 
-    async def load(self, path: Path) -> object:
+    async def load(self, path: Path) -> dict[str, Any]:
         return await _ranks(self.group.load, path)
+
+    async def export(self, path: Path) -> None:
+        await _ranks(self.group.export, path)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.group.stop)

@@ -15,10 +15,11 @@ from actors.model_folder import check_model_folder
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.errors import UserError
-from cluster.fleet.bootstrap import connect, disconnect, prepare_model
+from cluster.fleet.bootstrap import connect, disconnect
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
 from cluster.fleet.supervision import Supervisor, Watchdog
+from cluster.loop.initial_policy import prepare_model
 from cluster.loop.playing import Play
 from cluster.loop.state import checkpoints, read_state
 from cluster.runs.folder import RunFolder

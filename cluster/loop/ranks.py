@@ -1,11 +1,11 @@
 """Calls to all learner ranks together, each bounded and watched. A failed call is not repeated here.
 
     call                 bound                             signs that it is not hung (`cluster.control.progress`)
-    train, decompose     `learner.step_timeout_s`, for     micro-batches; answers until the first micro-batch of the
-                         a decomposition a group           group's life, and with `learner.compile`
+    train, imitate,      `learner.step_timeout_s`, for     micro-batches; answers until the first micro-batch of the
+    decompose            a decomposition a group           group's life, and with `learner.compile`
     publish              `learner.step_timeout_s`          answers
     start                `learner.start_timeout_s`         none: loading a model or a file may keep a process from
-    load, save           `learner.step_timeout_s`          answering, so that only the bound counts
+    load, save, export   `learner.step_timeout_s`          answering, so that only the bound counts
 
 The ranks bound each call themselves and name the late one; the bound here comes `GRACE_S` later, should they not.
 """
@@ -13,17 +13,18 @@ The ranks bound each call themselves and name the late one; the bound here comes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from actors.messages import StepReport, WeightBundle
+from actors.messages import Imitation, StepReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.parties import Learner, Payload
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Watchdog, poll_s
+from learner.batching import Row
 from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
@@ -62,14 +63,24 @@ class Ranks:
         """Starts a new group."""
         await self._watched("start", self.learner.start(), self.config.start_timeout_s, Signs.NONE)
 
-    async def load(self, path: Path) -> None:
-        """Loads the checkpoint in the folder `path`."""
-        await self._watched("load", self.learner.load(path.resolve()), self.config.step_timeout_s, Signs.NONE)
+    async def load(self, path: Path) -> dict[str, Any]:
+        """Loads the checkpoint in the folder `path`; returns the loop's state in it."""
+        return await self._watched("load", self.learner.load(path.resolve()), self.config.step_timeout_s, Signs.NONE)
 
     async def train(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         """One training step."""
         call = self.learner.train_step(step, payloads, ids, loss_scale)
         return await self._watched("train_step", call, self.config.step_timeout_s, self._passes())
+
+    async def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        """One supervised optimizer step on these rows."""
+        call = self.learner.imitate(step, rows)
+        return await self._watched("imitate", call, self.config.step_timeout_s, self._passes())
+
+    async def imitation_loss(self, rows: Sequence[Row]) -> float:
+        """The mean loss of these rows."""
+        call = self.learner.imitation_loss(rows)
+        return await self._watched("imitation_loss", call, self.config.step_timeout_s, self._passes())
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         """The gradient decomposition of these groups."""
@@ -85,6 +96,10 @@ class Ranks:
         """Writes a checkpoint."""
         call = self.learner.save(path.resolve(), dict(loop))
         await self._watched("save", call, self.config.step_timeout_s, Signs.NONE)
+
+    async def export(self, path: Path) -> None:
+        """Writes the policy as a Hugging Face folder."""
+        await self._watched("export", self.learner.export(path.resolve()), self.config.step_timeout_s, Signs.NONE)
 
     async def lost(self) -> NoReturn:
         """Raises `Died` once a rank's process is gone."""

@@ -42,10 +42,11 @@ from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
 from cluster.control.parties import Failed, Refused
 from cluster.errors import UserError
-from cluster.fleet.bootstrap import check_address, connect, disconnect, prepare_model, settled, weight_bytes
+from cluster.fleet.bootstrap import check_address, connect, disconnect, settled, weight_bytes
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
+from cluster.loop.initial_policy import prepare_model
 from cluster.loop.pulse import Pulse, beating, limits
 from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
 from cluster.loop.uploading import Uploads, open_uploads, watched

@@ -277,7 +277,7 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
         UserError: a model cannot be used, or the cluster cannot be reached or is too small for `parallel` cells.
     """
     from actors.scorer.fixed_model import check_scorer_model
-    from cluster.fleet.bootstrap import prepare_model
+    from cluster.loop.initial_policy import prepare_model
 
     parts = ("model", "learner", "environment", "sampling", "rollout", "scorer")
     seen: set[str] = set()

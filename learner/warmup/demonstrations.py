@@ -23,6 +23,7 @@ from envs.contract import Demonstrator, Environment, require
 from envs.episode import Episode
 from envs.format import well_formed
 from envs.registry import make
+from envs.splits import Split
 from envs.wording import DemonstrationQuality
 
 _NOISE_SALT = 7_919
@@ -56,7 +57,7 @@ def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: D
 
     Raises MissingCapabilityError when the environment has no demonstrator.
     """
-    demonstrator = require(environment.name, env, Demonstrator, "the warm-up of a tiny policy")
+    demonstrator = require(environment.name, env, Demonstrator, "a warm-up on its demonstrations")
     rng = np.random.default_rng([seed, _NOISE_SALT])
     episode = Episode(env, seed, int(rng.integers(2**31)), environment.format)
     opening: list[Message] = episode.start()
@@ -73,9 +74,11 @@ def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: D
     return Transcript(opening, turns)
 
 
-def transcripts(environment: EnvironmentConfig, quality: DemonstrationQuality, first_seed: int) -> Iterator[Transcript]:
-    """Yields demonstrations of the training tasks `first_seed`, `first_seed + 1`, ..., without end."""
-    env = make(environment.name, "train", environment.options, environment.prompt)
+def transcripts(
+    environment: EnvironmentConfig, quality: DemonstrationQuality, first_seed: int, split: Split = "train"
+) -> Iterator[Transcript]:
+    """Yields demonstrations of the tasks `first_seed`, `first_seed + 1`, ... of a split, without end."""
+    env = make(environment.name, split, environment.options, environment.prompt)
     seed = first_seed
     while True:
         yield play(env, environment, seed, quality)

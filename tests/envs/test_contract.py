@@ -9,7 +9,7 @@ import pytest
 
 from cluster.config import load
 from cluster.errors import UserError
-from cluster.fleet.bootstrap import prepare_model
+from cluster.loop.initial_policy import prepare_model
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.contract import (
     ClosedVocabulary,

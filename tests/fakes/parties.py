@@ -14,7 +14,7 @@ import asyncio
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,12 +23,13 @@ import numpy as np
 
 from actors.failures import Failure, FailureCause
 from actors.filter.windows import make_window
-from actors.messages import GroupSeat, StepReport, UpdateReport, WeightBundle
+from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
 from actors.process.progress import Progress
 from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from cluster.config import RunConfig
 from cluster.control.parties import Died, Failed, Refused
 from cluster.control.scaling import Answer, Kind, Request
+from learner.batching import Row
 from learner.decomposition.statistics import Decomposition
 
 NEVER_S = 1e9
@@ -414,6 +415,16 @@ class Learner(Fake):
             assert weights == self.weights[: len(weights)], f"{lost}; the learner holds {self.weights}"
         return len(self.weights) - len(self.world.versions[min(sampled)])
 
+    async def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        def learn() -> Imitation:
+            self.weights = [*self.weights, f"{step}:{'+'.join(row.group_id for row in rows)}"]
+            return Imitation(1 / step, sum(row.num_sampled for row in rows), 1.0)
+
+        return await self._call("imitate", learn)
+
+    async def imitation_loss(self, rows: Sequence[Row]) -> float:
+        return await self._call("imitation_loss", lambda: 1 / (1 + len(self.weights)))
+
     async def decompose(self, payloads: list[Group], ids: list[str]) -> Decomposition:
         return await self._call("decompose", lambda: Decomposition((), ()))
 
@@ -454,13 +465,21 @@ class Learner(Fake):
 
         await self._call("save", write)
 
-    async def load(self, path: Path) -> object:
-        def read() -> None:
+    async def load(self, path: Path) -> dict[str, Any]:
+        def read() -> dict[str, Any]:
             data = json.loads((path / "learner.json").read_text())
             self.weights = data["weights"]
             self.trained.update({(seed, ticket): count for seed, ticket, count in data["trained"]})
+            return json.loads((path / "loop.json").read_text())
 
         return await self._call("load", read)
+
+    async def export(self, path: Path) -> None:
+        def write() -> None:
+            path.mkdir(parents=True)
+            (path / "model.txt").write_text("\n".join(self.weights))
+
+        await self._call("export", write)
 
     async def stop(self) -> None:
         return None

@@ -283,6 +283,8 @@ def test_a_run_that_would_be_lost_with_the_jobs_folder_is_refused(tmp_path: Path
     config = load("frozenlake", [f"runs_dir={tmp_path}"])
     assert jobs.settled(config, ["a=b"]) == ["a=b", f"model.cache={tmp_path}/.tiny"]
     assert jobs.settled(load("frozenlake", [f"runs_dir={tmp_path}", f"model.path={tmp_path}"]), []) == []
+    packaged = load("smollm2-countdown", [f"runs_dir={tmp_path}"])
+    assert jobs.settled(packaged, []) == [f"model.pretrained_cache={tmp_path}/.models"]
 
 
 def test_versions_that_differ_end_the_job_before_anything_starts(monkeypatch, tmp_path: Path, capsys) -> None:

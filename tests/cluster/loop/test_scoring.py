@@ -27,7 +27,11 @@ def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
         events.append({"actor": actor, "name": name, **facts})
 
     archive = SimpleNamespace(event=on_event)
-    return Scoring(load("frozenlake", ["scorer.every=5"]), SimpleNamespace(scorer=None), archive, said.append), said, events
+    return (
+        Scoring(load("frozenlake", ["scorer.every=5"]), SimpleNamespace(scorer=None), archive, said.append),
+        said,
+        events,
+    )
 
 
 def feed(watched: Scoring, step: int, mi: float, reward: float) -> dict[str, float]:

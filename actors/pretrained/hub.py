@@ -1,0 +1,90 @@
+"""Finds a model of the Hugging Face hub in the local cache, or downloads it.
+
+The hub's own client keeps the cache (`HF_HOME`, `HF_HUB_CACHE`), resumes broken downloads, and lets processes that need
+the same file wait for each other. Here only a model's own files are asked for: safetensors, configuration, tokenizer.
+`HF_HUB_OFFLINE=1` keeps it off the network.
+
+| waits | for | unblocked by | on time-out |
+|---|---|---|---|
+| a start with a hub id | the hub | the hub's answers | the client's bounds (10 s without a byte); then Unreadable |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from envs.untrusted.files import Unreadable, brief, reason
+
+HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?")
+"""OWNER/NAME, or OWNER/NAME@REVISION (a branch, a tag or a commit)."""
+WANTED = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "merges.txt")
+UNWANTED = ("*/*", "consolidated*")
+"""Folders of other formats, and a second copy of the weights that some models have."""
+
+
+def snapshot(name: str, say: Callable[[str], None]) -> Path:
+    """The folder of the model `OWNER/NAME[@REVISION]`, from the cache if it holds the whole model there.
+
+    Raises:
+        Unreadable: the model is in neither place; the text says what to do.
+    """
+    found = HUB_ID.fullmatch(name)
+    if found is None:
+        raise Unreadable(f"{brief(name)} is no id of the Hugging Face hub; OWNER/NAME or OWNER/NAME@REVISION is needed")
+    model, revision = found["name"], found["revision"]
+    cached = _cached(model, revision)
+    if cached is not None:
+        say(f"{name}: commit {cached.name} of the local hub cache")
+        return cached
+    say(f"{name}: downloading from the Hugging Face hub")
+    return _downloaded(model, revision)
+
+
+def _cached(model: str, revision: str | None) -> Path | None:
+    """The cached snapshot if the whole model is in it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if _complete(folder) else None
+
+
+def _complete(folder: Path) -> bool:
+    """Whether configuration and weights are there, and every file of a sharded model's index."""
+    from actors.model_folder import INDEX, weight_files
+
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        return False
+    return not (folder / INDEX).is_file() or all(path.is_file() for path in weight_files(folder))
+
+
+def _downloaded(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    wanted = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    try:
+        folder = Path(snapshot_download(model, revision=revision, **wanted))
+    except HfHubHTTPError as error:
+        raise Unreadable(
+            f"{model}: the Hugging Face hub refuses it ({reason(error)}), and there is no such folder here; check the "
+            "name, or log in with `hf auth login` if the model is gated"
+        ) from error
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError, HTTPError, OSError) as error:
+        raise _unreachable(model, reason(error)) from error
+    if not _complete(folder):  # without a network the client returns whatever part it has
+        raise _unreachable(model, f"{folder} lacks config.json or safetensors files")
+    return folder
+
+
+def _unreachable(model: str, why: str) -> Unreadable:
+    return Unreadable(
+        f"{model}: there is no such folder here, the local hub cache does not hold the whole model, "
+        f"and it cannot be downloaded ({why}); where there is a network, run `hf download {model}`, and copy the cache "
+        "or give the folder's path"
+    )

@@ -1,0 +1,66 @@
+"""`squelch warmup`: supervised fine-tuning of a model before RL, on demonstrations or on a file of conversations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import UserError
+from cluster.terminal import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description = (
+        "Trains a model on an environment's demonstrations, or on a file of chat messages, on the learner's own ranks "
+        "and packed rows, and writes a Hugging Face folder. Prints the held-out loss and, if the environment is known, "
+        "success, well-formed turns and the share of groups with variance, before and after. Repeating an interrupted "
+        "command continues it."
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file, OWNER/NAME of the hub, or smollm2")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; it must not exist")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. model.warmup.format_validity=0.8")
+    parser.add_argument("--env", help="environment that demonstrates, unless --data is given, and that checks play")
+    parser.add_argument("--data", type=Path, help="JSONL or Parquet file with a column `messages`")
+    parser.add_argument("--recipe", help="recipe whose environment, learner and warm-up settings to take")
+    parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Warms the model up; returns the exit code."""
+    if not (options.env or options.data or options.recipe):
+        raise UserError("give --env NAME, --data FILE, or --recipe RECIPE: without them there is nothing to learn from")
+    if options.model == "tiny":
+        raise UserError("tiny: the tiny policy has a warm-up of its own, `squelch tiny OUT --env NAME`")
+    if options.out.exists():
+        raise UserError(f"{options.out} exists; give a new folder")
+    from cluster.config import read_recipe, validated
+
+    tree: dict[str, Any] = read_recipe(options.recipe) if options.recipe else {}
+    config = validated(tree, _overrides(options, tree), options.recipe or "of the warm-up")
+    from cluster.fleet.bootstrap import check_model
+    from cluster.loop.initial_policy import find_model, warmed_up
+    from cluster.runs.logs import quiet
+
+    warmup = config.model.warmup
+    assert warmup is not None, "the overrides set it"
+    with quiet() as output:
+        told = output.aloud(say)
+        folder = find_model(config, told)
+        check_model(folder, config, told)
+        warmed_up(config, warmup, folder, options.out, bool(options.env or options.recipe), told)
+    say(f"done: {options.out}; train it with model.path={options.out}")
+    return 0
+
+
+def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:
+    """The command line as overrides of the recipe's tree."""
+    model = tree.setdefault("model", {})
+    model["path"], model["warmup"] = options.model, dict(model.get("warmup") or {})
+    if options.data is not None:
+        model["warmup"]["data"] = str(options.data)
+    if options.env:
+        tree["environment"] = {**tree.get("environment", {}), "name": options.env}
+    given = [f"cluster.address={options.address!r}"] if options.address else []
+    return [*given, *options.overrides]

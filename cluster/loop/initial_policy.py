@@ -1,0 +1,181 @@
+"""The policy that a run starts from, as a local folder: found, converted, and warmed up, each once.
+
+    model.path  --resolved-->  folder  --model.warmup-->  model.pretrained_cache/NAME-ENVIRONMENT-DIGEST
+    `tiny`      --built-->     model.cache/ENVIRONMENT-DIGEST
+
+| waits | for | unblocked by | on time-out |
+|---|---|---|---|
+| a start | a download, conversion or build | `actors.pretrained`, `learner.warmup.tiny` | see there |
+| a start | the warm-up, in a Ray session of its own | the parties | see `cluster.loop.warming` |
+| a start | another process that warms the same model up | its end | UserError that names the process |
+
+Invariant: the digest covers everything that determines the warmed-up weights, so that a folder is reused exactly as
+long as a new warm-up would equal it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.pretrained.gguf_file import STAMP
+from actors.pretrained.source import resolved
+from cluster.config import RunConfig
+from cluster.control.parties import Failed, PartyError
+from cluster.errors import UserError
+from cluster.fleet.bootstrap import build_tiny_policy, check_model, connect, disconnect, weight_bytes
+from cluster.fleet.ray_parties import RayParties
+from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
+from cluster.runs.logs import log_folder, write_trace
+from envs.contract import Demonstrator, MissingCapabilityError, require
+from envs.file_lock import held
+from envs.registry import environment_class
+from envs.untrusted.files import MIB, read_bytes
+from envs.untrusted.text import parse_object
+from learner.warmup.demonstrations import transcripts
+from learner.warmup.settings import WarmupConfig
+from learner.warmup.tiny import NUM_FINGERPRINT
+
+Say = Callable[[str], None]
+WAIT_S = 4 * 3600.0
+"""Seconds to wait for another process that warms the same model up."""
+
+
+def prepare_model(config: RunConfig, say: Say) -> Path:
+    """The folder of the initial policy, checked for this run. Raises UserError if it cannot be used."""
+    if config.model.path == "tiny":
+        return build_tiny_policy(config, say)
+    folder = find_model(config, say)
+    warmup = config.model.warmup
+    if warmup is None:
+        return check_model(folder, config, say)
+    check_model(folder, config, say)
+    name = f"{folder.resolve().name}-{config.environment.name}-{warmup_digest(config, warmup, folder)}"
+    target = Path(config.model.pretrained_cache) / name.replace("/", "_").replace(":", "_")
+    if not (target / REPORT).is_file():
+        say(f"warming up {config.model.path} for {config.environment.name} in {target} (once)")
+    warmed_up(config, warmup, folder, target, True, say)
+    return check_model(target, config, say)
+
+
+def find_model(config: RunConfig, say: Say) -> Path:
+    """The local folder of `model.path`, which is not `tiny`."""
+    try:
+        return resolved(config.model.path, Path(config.model.pretrained_cache), say)
+    except ValueError as error:
+        raise UserError(f"model.path: {error}") from error
+
+
+def warmed_up(config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, plays: bool, say: Say) -> None:
+    """Warms up the model in `folder` for `config` and writes it to `out`, unless it is there.
+
+    Raises:
+        UserError: the demonstrations or the settings cannot be used, or a party failed.
+    """
+    work = out.with_name(f"{out.name}.warmup")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with held(out.with_name(f".{out.name}.lock"), "warming this model up", WAIT_S):
+            if not (out / REPORT).is_file():
+                _warm_up(config, warmup, folder, out, work, plays, say)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _warm_up(
+    config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, work: Path, plays: bool, say: Say
+) -> None:
+    from actors.play.codec import ChatCodec
+    from learner.warmup.corpus import Limits, make_corpus
+
+    if not warmup.data:
+        _check_demonstrator(config.environment.name)
+    bounds = {
+        "rollout.max_model_len": config.rollout.max_model_len,
+        "learner.token_budget": config.learner.token_budget,
+    }
+    key = min(bounds, key=lambda name: bounds[name])
+    limits = Limits(bounds[key], key, config.sampling.max_tokens_per_turn if plays else bounds[key])
+    corpus = make_corpus(ChatCodec(folder), config.environment, warmup, limits)
+    steps = corpus.num_steps(warmup)
+    say(f"{len(corpus.trained)} demonstrations, {corpus.num_tokens} tokens, {steps} optimizer steps")
+    settings = learner_settings(config, warmup, steps)
+    digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
+    try:
+        connect(settings, say, weights=weight_bytes(folder, settings))
+        parties = RayParties(settings, folder.resolve(), log_folder(work))
+        warming = Warming(settings, warmup, corpus, plays, work, parties, digest, say)
+        progress = asyncio.run(_stoppable(warming, out))
+    except Stopped as stopped:
+        say(f"{stopped}; repeat the command to continue")
+        raise SystemExit(128 + stopped.number) from stopped
+    except (PartyError, RuntimeError, TimeoutError) as error:
+        text = write_trace(work, error, error.cause if isinstance(error, Failed) else None)
+        raise UserError(f"the warm-up failed: {text}. Repeat the command to continue it") from error
+    finally:
+        disconnect()
+    shutil.rmtree(work)
+    for line in summary(progress):
+        say(line)
+
+
+async def _stoppable(warming: Warming, out: Path) -> Progress:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, warming.stop, number)
+    return await warming.run(out)
+
+
+def summary(progress: Progress) -> list[str]:
+    """What the warm-up did, line by line."""
+    before, after = progress.checks[0], progress.checks[-1]
+    learned = f"{progress.step} steps, {progress.tokens} demonstrated tokens, {progress.seconds:.0f} s of training"
+    return [f"warmed up: {learned}", f"before  {before.words()}", f"after   {after.words()}"]
+
+
+def _check_demonstrator(name: str) -> None:
+    """Raises UserError if the environment has no demonstrations."""
+    try:
+        require(name, environment_class(name), Demonstrator, "a warm-up on its demonstrations")
+    except MissingCapabilityError as error:
+        raise UserError(f"{error}; give a file of chat messages instead (model.warmup.data)") from error
+
+
+def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
+    """Digest of everything that determines the warmed-up weights: settings, model, file, and the first demonstrations
+    as text, so that another wording causes another warm-up."""
+    learner = config.learner.model_dump(
+        mode="json", include={"ranks", "num_threads", "dtype", "fp32_head", "kernels", "lora", "token_budget"}
+    )
+    optimizer = config.learner.optimizer.model_dump(
+        mode="json", include={"betas", "epsilon", "weight_decay", "max_grad_norm"}
+    )
+    environment = config.environment.model_dump(mode="json", exclude={"train_seed", "validation_seed"})
+    data = hashlib.sha256(Path(warmup.data).read_bytes()).hexdigest() if warmup.data else ""
+    first = [] if warmup.data else itertools.islice(transcripts(config.environment, warmup.quality, 0), NUM_FINGERPRINT)
+    texts = [one.texts() for one in first]
+    content = [
+        warmup.model_dump(mode="json", exclude={"save_every"}),
+        learner,
+        optimizer,
+        environment,
+        data,
+        texts,
+        _content(folder),
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _content(folder: Path) -> list[list[object]]:
+    """What a converted model was made from; else name, size and time of change of the model's files, because hashing a
+    large model takes minutes."""
+    if (folder / STAMP).is_file():
+        return [[STAMP, parse_object(read_bytes(folder / STAMP, MIB), str(folder / STAMP)).get("sha256")]]
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]

@@ -1,0 +1,284 @@
+"""A supervised warm-up of a model: the learner's ranks learn from demonstrations, rollout workers and environment
+actors measure what came of it.
+
+    party                what the warm-up waits for              when it dies, or is late
+    learner ranks        each optimizer step; start, save        the warm-up ends and names it; repeated, it continues
+                                                                 from its last checkpoint
+    rollout workers      a check's weights, then its play        replaced; the tasks are played again
+    environment actors   a check's play                          replaced; the tasks are played again
+    disk                 checkpoints, the finished model         the warm-up ends and names the path
+    (a signal)           -                                       the step under way is finished and saved
+
+One thing happens at a time: steps, then a check of the weights after them, then the next steps. A check publishes the
+weights to the rollout workers as a training step does, with its checksum and parity probe, and plays fixed validation
+tasks with several samples each. Without an environment to play there are neither workers nor actors, and a check is the
+held-out loss alone.
+
+    OUT.warmup/               while it goes on; removed at the end
+      checkpoints/step-N/     the newest checkpoint; its loop.json holds `Progress`
+      log/
+    OUT/                      once finished: a Hugging Face folder
+      squelch_warmup.json     settings, origin, every check
+
+Invariants: OUT is complete or not there. An interrupted warm-up continues bit by bit as it would have gone on, on the
+same number of ranks and threads; one of other settings is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from actors.process.disk import partial_path, put_in_place
+from actors.records import GroupSummary, Ticket
+from cluster.config import RunConfig
+from cluster.control.admission import validation_tickets
+from cluster.control.parties import Parties
+from cluster.errors import UserError
+from cluster.fleet.fleet import Fleet
+from cluster.fleet.supervision import Supervisor, Watchdog
+from cluster.fleet.waiting import within
+from cluster.loop.playing import Play
+from cluster.loop.ranks import Ranks
+from cluster.loop.state import checkpoint_dir, checkpoints
+from learner.checkpoint.manifest import read_loop
+from learner.config import CriticConfig, ObjectiveConfig
+from learner.warmup.corpus import Corpus
+from learner.warmup.settings import WarmupConfig
+
+REPORT = "squelch_warmup.json"
+RISE, FLOOR = 0.05, 0.1
+"""Share of the steps over which the learning rate rises, and the share of its peak that is left at the end."""
+
+
+class Stopped(Exception):
+    """A signal ended the warm-up after a step, which is saved."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found after `step` optimizer steps. The last three are None where nothing was played."""
+
+    step: int
+    held_out_loss: float
+    """Nats per demonstrated token."""
+    success: float | None = None
+    """Share of trajectories that solve their task; a failed trajectory does not."""
+    format_validity: float | None = None
+    """Share of turns that are well formed."""
+    varied: float | None = None
+    """Share of tasks whose samples differ in their return, so that RL could learn from them."""
+
+    def words(self) -> str:
+        """The check in one line."""
+        played = (
+            ""
+            if self.success is None
+            else f"  success {self.success:.3f}  well-formed turns {self.format_validity:.3f}  groups with variance "
+            f"{self.varied:.3f}"
+        )
+        return f"held-out loss {self.held_out_loss:.3f}{played}"
+
+
+@dataclass
+class Progress:
+    """The warm-up so far, as JSON-able data."""
+
+    digest: str
+    """Of everything that determines the warm-up's result."""
+    step: int = 0
+    tokens: int = 0
+    """Demonstrated tokens that were learned from."""
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    """Loss of each step, nats per demonstrated token."""
+    checks: list[Check] = field(default_factory=list)
+
+
+def learner_settings(config: RunConfig, warmup: WarmupConfig, steps: int) -> RunConfig:
+    """The run's settings for the warm-up's parties: the learner without reference policy or critic, with the warm-up's
+    learning rate, and no scorer."""
+    optimizer = config.learner.optimizer.model_copy(
+        update={
+            "learning_rate": warmup.learning_rate,
+            "warmup_steps": max(1, round(RISE * steps)),
+            "decay_steps": steps,
+            "decay": "cosine",
+            "final_factor": FLOOR,
+        }
+    )
+    plain = {"algorithm": "grpo", "objective": ObjectiveConfig(), "critic": CriticConfig(), "optimizer": optimizer}
+    scorer = config.scorer.model_copy(update={"enabled": False})
+    return config.model_copy(update={"learner": config.learner.model_copy(update=plain), "scorer": scorer})
+
+
+class Warming:
+    """One warm-up. `config`: as `learner_settings` gives it; `plays`: whether checks play the environment; `work`: the
+    folder of its checkpoints."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        warmup: WarmupConfig,
+        corpus: Corpus,
+        plays: bool,
+        work: Path,
+        parties: Parties,
+        digest: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.warmup, self.corpus, self.plays, self.work = config, warmup, corpus, plays, work
+        self.fleet, self.say = Fleet(config, parties, _no_event), say
+        self.watchdog = Watchdog(_no_event, _no_event)
+        self.ranks = Ranks(config, self.fleet, self.watchdog)
+        self.play = Play(config, self.fleet)
+        self.steps = corpus.num_steps(warmup)
+        self.progress = Progress(digest)
+        self.tickets = _tickets(config, warmup)
+        self._signals: list[int] = []
+
+    def stop(self, number: int) -> None:
+        """A signal: the first ends the warm-up after the step under way, a second one at once."""
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            raise KeyboardInterrupt
+
+    async def run(self, out: Path) -> Progress:
+        """Warms the model up and writes it to `out`; returns what happened. Stopped if a signal came."""
+        saved = self._saved()
+        try:
+            await self._start()
+            if saved is not None:
+                await self.ranks.load(saved)
+                self.say(f"continuing after step {self.progress.step} of {self.steps}")
+            await self._work()
+            await self._finish(out)
+        finally:
+            await self.fleet.stop()
+        return self.progress
+
+    def _saved(self) -> Path | None:
+        """The newest checkpoint, whose progress this continues; None if there is none."""
+        found = checkpoints(self.work)
+        if not found:
+            return None
+        newest = found[-1][1]
+        try:
+            progress = TypeAdapter(Progress).validate_python(read_loop(newest))
+        except ValidationError as error:
+            raise UserError(f"{newest}: its loop.json describes no warm-up; remove {self.work}") from error
+        if progress.digest != self.progress.digest:
+            raise UserError(
+                f"{self.work} holds an unfinished warm-up with other settings, demonstrations or model; remove it, or "
+                "repeat that warm-up to continue it"
+            )
+        self.progress = progress
+        return newest
+
+    async def _start(self) -> None:
+        if self.plays:
+            await self.fleet.start()
+            return
+        learner = self.fleet.learner = self.fleet.parties.learner(self.config.learner.ranks)
+        await within({"learner": learner.start()}, self.config.cluster.start_timeout_s, "start")
+
+    async def _work(self) -> None:
+        progress = self.progress
+        if not progress.checks:
+            await self._check()
+        while progress.step < self.steps and not self._enough():
+            await self._step(progress.step + 1)
+            if self._check_due():
+                await self._check()
+            if self._signals or (progress.step % self.warmup.save_every == 0 and progress.step < self.steps):
+                await self._save()
+            if self._signals:
+                raise Stopped(self._signals[0], progress.step)
+
+    async def _step(self, step: int) -> None:
+        started, progress = time.monotonic(), self.progress
+        done = await self.ranks.imitate(step, self.corpus.batch(step, self.warmup))
+        seconds = time.monotonic() - started
+        progress.step, progress.tokens = step, progress.tokens + done.num_tokens
+        progress.seconds += seconds
+        progress.losses.append(done.loss)
+        self.say(f"warm-up {step:4d}/{self.steps}  loss {done.loss:.3f}  {seconds:.2f} s")
+
+    def _enough(self) -> bool:
+        """Whether the last check found the wanted format validity."""
+        wanted, found = self.warmup.format_validity, self.progress.checks[-1].format_validity
+        return wanted is not None and found is not None and found >= wanted
+
+    def _check_due(self) -> bool:
+        step, checks = self.progress.step, self.plays and self.warmup.format_validity is not None
+        return step == self.steps or (checks and step % self.warmup.check_every == 0)
+
+    async def _check(self) -> None:
+        loss = await self.ranks.imitation_loss(self.corpus.held_out)
+        check = Check(self.progress.step, loss, *(await self._played() if self.plays else ()))
+        self.progress.checks.append(check)
+        self.say(f"after {check.step} steps: {check.words()}")
+
+    async def _played(self) -> tuple[float, float, float]:
+        """(success, share of well-formed turns, share of tasks with variance) of the present weights."""
+        await self.fleet.update_workers(await self.ranks.publish(self.progress.step))
+        supervisor = Supervisor(self.fleet, self.watchdog)
+        groups = await supervisor.beside(asyncio.gather(*map(self.play.group, self.tickets)))
+        return _figures([group.summary for group in groups])
+
+    async def _save(self) -> None:
+        step = self.progress.step
+        await self.ranks.save(checkpoint_dir(self.work, step), asdict(self.progress))
+        for older, path in checkpoints(self.work):
+            if older < step:
+                await asyncio.to_thread(shutil.rmtree, path)
+
+    async def _finish(self, out: Path) -> None:
+        aside = partial_path(out)
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            await self.ranks.export(aside)
+            report = {**asdict(self.progress), "settings": self.warmup.model_dump(mode="json")}
+            (aside / REPORT).write_text(json.dumps(report, indent=2) + "\n")
+            await asyncio.to_thread(put_in_place, aside, out)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _figures(summaries: list[GroupSummary]) -> tuple[float, float, float]:
+    trajectories = sum(one.group_size for one in summaries)
+    turns = sum(one.num_turns for one in summaries)
+    success = sum(int(one.successes.sum()) for one in summaries) / trajectories
+    valid = sum(one.format_valid_turns for one in summaries) / max(turns, 1)
+    return success, valid, float(np.mean([len(np.unique(one.returns)) > 1 for one in summaries]))
+
+
+def _tickets(config: RunConfig, warmup: WarmupConfig) -> list[Ticket]:
+    environment = config.environment
+    single = validation_tickets(
+        environment.name,
+        environment.options,
+        environment.validation_seed,
+        warmup.tasks,
+        config.seed,
+        config.sampling.temperature,
+    )
+    return [replace(one, ticket_id=f"warmup-{i:03d}", group_size=warmup.samples) for i, one in enumerate(single)]
+
+
+def _no_event(*_: Any, **__: Any) -> None:
+    """Drops the span or gauge: a warm-up records none."""

@@ -1,0 +1,138 @@
+"""The rows of a supervised warm-up: what is trained on, in which order, and what is held out.
+
+Invariants:
+
+- The corpus depends only on the settings, the environment and the file: a warm-up that is continued, or repeated, sees
+  the same rows in the same order.
+- No row is held out and trained on. The environment's held-out demonstrations are of validation tasks, which are no
+  training tasks.
+- Every row fits the context, and each of its turns the limit of a turn, so that a rollout could have sampled what is
+  learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from actors.play.codec import ChatCodec
+from envs.config import EnvironmentConfig
+from learner.batching import Row
+from learner.warmup.chat_files import read_transcripts
+from learner.warmup.demonstrations import Demonstration, Transcript, encode, transcripts
+from learner.warmup.settings import WarmupConfig
+from learner.warmup.tiny import DEMONSTRATION_SEED
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows to train on and rows to hold out, as the codec of one model encodes them."""
+
+    trained: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the rows to train on, fed tokens included."""
+        return sum(row.length for row in self.trained)
+
+    def digest(self) -> str:
+        """Digest of all rows, hexadecimal."""
+        found = hashlib.sha256()
+        for row in (*self.trained, *self.held_out):
+            found.update(row.token_ids.tobytes() + row.positions.tobytes() + row.targets.tobytes())
+        return found.hexdigest()
+
+    def num_steps(self, config: WarmupConfig) -> int:
+        """Optimizer steps of the whole warm-up."""
+        return config.epochs * -(-len(self.trained) // config.batch)
+
+    def batch(self, step: int, config: WarmupConfig) -> list[Row]:
+        """The rows of an optimizer step, which is counted from 1."""
+        epoch, place = divmod(step - 1, -(-len(self.trained) // config.batch))
+        order = np.random.default_rng([config.seed, epoch]).permutation(len(self.trained))
+        return [self.trained[i] for i in order[place * config.batch : (place + 1) * config.batch]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a demonstration must fit, with the settings that say so."""
+
+    conversation: int
+    """Most tokens of a conversation."""
+    conversation_key: str
+    turn: int
+    """Most demonstrated tokens of a turn."""
+    turn_key: str = "sampling.max_tokens_per_turn"
+
+
+def make_corpus(codec: ChatCodec, environment: EnvironmentConfig, config: WarmupConfig, limits: Limits) -> Corpus:
+    """Encodes the demonstrations of the environment, or those in the file `config.data`.
+
+    Raises:
+        ValueError: a conversation is malformed, too long, or cannot be encoded, or there are too few.
+    """
+    trained, held_out = _from_file(config) if config.data else _from_environment(environment, config)
+    return Corpus(_rows(codec, trained, limits), _rows(codec, held_out, limits))
+
+
+def _from_environment(
+    environment: EnvironmentConfig, config: WarmupConfig
+) -> tuple[list[Transcript], list[Transcript]]:
+    first = DEMONSTRATION_SEED + config.seed
+    trained = transcripts(environment, config.quality, first)
+    held_out = transcripts(environment, config.quality, first, "validation")
+    return list(itertools.islice(trained, config.demonstrations)), list(itertools.islice(held_out, config.held_out))
+
+
+def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]]:
+    found = read_transcripts(Path(config.data))
+    if len(found) <= config.held_out:
+        raise ValueError(
+            f"{config.data} holds {len(found)} conversations, of which model.warmup.held_out={config.held_out} are "
+            "held out; give more, or lower that number"
+        )
+    order = np.random.default_rng([config.seed, len(found)]).permutation(len(found))
+    return [found[i] for i in order[config.held_out :]], [found[i] for i in order[: config.held_out]]
+
+
+def _rows(codec: ChatCodec, conversations: Sequence[Transcript], limits: Limits) -> tuple[Row, ...]:
+    encoded = [encode(codec, one) for one in conversations]
+    _require_fit([len(one.token_ids) for one in encoded], limits.conversation, limits.conversation_key)
+    _require_fit([_longest_turn(one) for one in encoded], limits.turn, limits.turn_key, " in a turn")
+    return tuple(_row(number, one) for number, one in enumerate(encoded))
+
+
+def _require_fit(lengths: Sequence[int], most: int, key: str, where: str = "") -> None:
+    number = int(np.argmax(lengths))
+    if lengths[number] > most:
+        raise ValueError(
+            f"demonstration {number + 1} has {lengths[number]} tokens{where}, which exceeds {key}={most}; none has "
+            f"more: raise {key} to that, or give shorter demonstrations"
+        )
+
+
+def _longest_turn(one: Demonstration) -> int:
+    """Tokens of the longest demonstrated turn, end token included."""
+    edges = np.flatnonzero(np.diff(one.loss_mask.astype(np.int8), prepend=0, append=0))
+    return int(np.diff(edges)[::2].max())
+
+
+def _row(number: int, one: Demonstration) -> Row:
+    """The demonstration as a row of the learner; nothing that only a rollout knows is used."""
+    said = np.flatnonzero(one.loss_mask)
+    return Row(
+        group_id=f"demonstration-{number:06d}",
+        index=0,
+        token_ids=one.token_ids[: said[-1]],
+        positions=said - 1,
+        targets=one.token_ids[said],
+        log_probs=np.zeros(len(said), np.float32),
+        advantage=0.0,
+        versions=np.full(len(said), -1, np.int64),
+    )

@@ -1,0 +1,45 @@
+"""Settings of the supervised warm-up of a pretrained model. Imports no torch."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from envs.settings import Settings
+from envs.wording import DemonstrationQuality
+
+
+class WarmupConfig(Settings):
+    """A supervised warm-up before RL, on demonstrations of the environment or on a file of chat messages."""
+
+    data: str = ""
+    """JSONL or Parquet file of chat messages (`learner.warmup.chat_files`); empty: the environment demonstrates."""
+    demonstrations: int = Field(320, ge=1)
+    """Demonstrations that the environment gives, each of another training task; a file's conversations are all used."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the demonstrations, each in another order."""
+    batch: int = Field(16, ge=1)
+    """Demonstrations of one optimizer step."""
+    held_out: int = Field(32, ge=1)
+    """Demonstrations that are never trained on, for the held-out loss: of validation tasks, or drawn from the file."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """AdamW's peak; it rises linearly over the first twentieth of the steps, and then falls along half a cosine to a
+    tenth. Betas, weight decay and clipping are `learner.optimizer`'s."""
+    format_validity: float | None = Field(None, gt=0, le=1)
+    """Share of well-formed turns at which the warm-up stops, so that something is left to learn; unset: all
+    demonstrations are used."""
+    check_every: int = Field(5, ge=1)
+    """Optimizer steps between two checks; a check measures the held-out loss and, if the environment is known, plays.
+    Without `format_validity` only the start and the end are checked."""
+    tasks: int = Field(16, ge=1)
+    """Validation tasks that a check plays, the same each time."""
+    samples: int = Field(4, ge=1)
+    """Trajectories of each of these tasks, at `sampling.temperature`; they show the share of groups with variance."""
+    save_every: int = Field(5, ge=1)
+    """Optimizer steps between two checkpoints, from which an interrupted warm-up continues."""
+    seed: int = Field(0, ge=0)
+    """Seed of the demonstrations and of their order."""
+    quality: DemonstrationQuality = DemonstrationQuality(
+        grounded=0.95, wrong_coordinates=0.02, random_plan=0.3, generic_random_plan=0.5
+    )
+    """Quality of the demonstrations: nearly all of them read the state, and a third plan at random, so that RL has
+    something to learn."""

