@@ -6,9 +6,13 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.errors import UserError, bad_files_are_the_users
 from envs.untrusted.files import is_file
+
+if TYPE_CHECKING:
+    from actors.archive.store import Store
 
 JOB_SERVER = "http://127.0.0.1:8265"
 
@@ -58,6 +62,21 @@ def run_folder(path: Path) -> Path:
     if not found:
         raise UserError(f"{path} holds no run: it has no config.yaml; give a folder such as runs/frozenlake")
     return path
+
+
+def in_store(place: str) -> bool:
+    """Whether a run's place is a URL, and no folder."""
+    return "://" in place
+
+
+def place_of(place: str) -> Path | Store:
+    """The folder of a run, or the run in a store as it grows. UserError if there is no run."""
+    if not in_store(place):
+        return run_folder(Path(place))
+    from cluster.runs.manifest import find_run
+    from cluster.runs.stored import Followed
+
+    return Followed(find_run(place))
 
 
 def natural(text: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
 
-from cluster.commands.arguments import add_run_dir, run_folder
+from cluster.commands.arguments import add_run_place, in_store, run_folder
 from cluster.terminal import say
 
 
@@ -14,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Plays the validation tasks with a run's checkpoint (the best one by default) and prints success with its 95% "
         "interval (Wilson)."
     )
-    add_run_dir(parser)
+    add_run_place(parser)
     parser.add_argument("--checkpoint", default="best", help="best, last, initial, or a step number (default: best)")
     parser.add_argument("--tasks", type=int, default=512, help="number of validation tasks (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.5, help="sampling temperature (default: %(default)s)")
@@ -23,7 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plays the tasks and prints the result."""
-    run_dir = run_folder(options.run_dir)
+    if not in_store(options.run_dir):
+        return _evaluate(run_folder(Path(options.run_dir)), options, lambda _: None)
+    from cluster.runs.stored import local_copy
+
+    with local_copy(options.run_dir) as copy:
+        copy.fetch(lambda key: key == "config.yaml" or key.endswith("/loop.json"))
+        return _evaluate(copy.folder, options, lambda folder: copy.fetch(lambda key: key.startswith(f"{folder}/")))
+
+
+def _evaluate(run_dir: Path, options: argparse.Namespace, fetch: Callable[[str], None]) -> int:
     from cluster.loop.evaluation import evaluate
 
-    return evaluate(run_dir, options.checkpoint, options.tasks, options.temperature, options.json, say)
+    return evaluate(run_dir, options.checkpoint, options.tasks, options.temperature, options.json, say, fetch)

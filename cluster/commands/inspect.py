@@ -1,6 +1,6 @@
 """`squelch inspect`: shows a run's groups, trajectories, score matrices and spans in the browser.
 
-The page only reads the run's folder, so the run may be live, over, or on another machine that shares the folder.
+The page only reads the run's folder or its store, so the run may be live, over, or on another machine.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from cluster.commands.arguments import add_run_dir, natural, run_folder
+from cluster.commands.arguments import add_run_place, natural, place_of
 from cluster.errors import UserError
 from cluster.grafana.address import address
 from cluster.runs.folder import RunFolder
@@ -31,6 +31,7 @@ examples:
   squelch inspect runs/frozenlake
   squelch inspect runs/frozenlake --prometheus own              with the dashboards, by a Prometheus that it starts
   squelch inspect runs/sokoban --port 0                         a free port
+  squelch inspect s3://bucket/runs/sokoban                      a run in its store
   squelch inspect runs/sokoban --host 0.0.0.0 --allow-host gpu7.example.org
   ssh -L 8420:127.0.0.1:8420 gpu7                               the page of a run on another machine
 
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = HELP, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_run_dir(parser)
+    add_run_place(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=natural, default=PORT, help="port, 0 for a free one (default: %(default)s)")
     parser.add_argument(
@@ -72,6 +73,6 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--port {options.port}: a port is a number from 0 to 65535")
     if options.prometheus not in (None, OWN):
         address(options.prometheus, "--prometheus")
-    folder = RunFolder(run_folder(options.run_dir))
+    folder = RunFolder(place_of(options.run_dir))
     serve(folder, options.host, options.port, say, token, options.allow_host, options.prometheus)
     return 0

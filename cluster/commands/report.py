@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cluster.commands.arguments import in_store, place_of
 from cluster.errors import UserError
 from cluster.package import variables
 from cluster.terminal import say
@@ -28,9 +29,13 @@ what each needs. Runs of one configuration but for the seed form an arm, with in
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = DESCRIPTION
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder, or a sweep's with its runs")
+    help_text = "a run's folder, a sweep's with its runs, or a run's place in a store"
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=help_text)
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"the page; by default {PAGE} in RUN, or here for several RUN"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"the page; by default {PAGE} in RUN, or here for several RUN and for a store",
     )
 
 
@@ -41,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from cluster.report.page import data_folder_of, make_report, write_report
     from cluster.report.runs import find_runs, study_of
 
-    study = study_of(find_runs(options.runs))
+    study = study_of(find_runs([place_of(run) if in_store(run) else Path(run) for run in options.runs]))
     if not any(run.lines for run in study.runs):
         raise UserError(f"{', '.join(map(str, options.runs))}: no step has been recorded yet; report it after a step")
     report = make_report(study, data_folder_of(page))
@@ -52,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def page_of(runs: Sequence[Path], out: Path | None) -> Path:
+def page_of(runs: Sequence[str], out: Path | None) -> Path:
     """The page's path. UserError unless it is that of an HTML file."""
     if out is None:
-        return runs[0] / PAGE if len(runs) == 1 else Path(PAGE)
+        return Path(runs[0]) / PAGE if len(runs) == 1 and not in_store(runs[0]) else Path(PAGE)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out {out}: give the path of an HTML file, e.g. --out report.html")
     return out

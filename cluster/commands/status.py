@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from actors.archive.store import Store
-from cluster.commands.arguments import add_run_place, run_folder
+from cluster.commands.arguments import add_run_place, place_of
 from cluster.errors import bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import read_status
@@ -30,15 +30,6 @@ def run(options: argparse.Namespace) -> int:
         text = status(place_of(options.run_dir), as_json=options.json)
     say(text)
     return 0
-
-
-def place_of(place: str) -> Path | Store:
-    """The folder of a run, or its newest state in a store. UserError if there is no run."""
-    if "://" not in place:
-        return run_folder(Path(place))
-    from cluster.runs.manifest import find_run
-
-    return find_run(place)
 
 
 def status(place: Path | str | Store, as_json: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""`squelch watch`: shows a run live in the terminal. It only reads the run's folder (`cluster.runs`).
+"""`squelch watch`: shows a run live in the terminal. It only reads the run's folder or store (`cluster.runs`).
 
 Invariants:
 
@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.archive.reader import EVENTS, METRICS
-from actors.archive.store import Stat
-from cluster.commands.arguments import add_run_dir, run_folder
+from actors.archive.store import Stat, Store
+from cluster.commands.arguments import add_run_place, place_of
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import Line, RunStatus, duration, status_of
@@ -42,12 +42,12 @@ SILENCE_TIMEOUT_S = 3600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    add_run_dir(parser)
+    add_run_place(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Shows the run until it ends."""
-    watch(run_folder(options.run_dir))
+    watch(place_of(options.run_dir))
     return 0
 
 
@@ -64,7 +64,7 @@ def view(status: RunStatus, lines: Sequence[Line]) -> RenderableType:
 
 
 def watch(
-    run_dir: Path | str,
+    place: Path | str | Store,
     *,
     interval_s: float = 1.0,
     console: Console | None = None,
@@ -75,7 +75,7 @@ def watch(
     Raises:
         UserError: the folder does not exist, or no new step appeared within this module's time-outs.
     """
-    folder, console = RunFolder(run_dir).require(), console or Console()
+    folder, console = RunFolder(place).require(), console or Console()
     try:
         if not console.is_terminal:
             return _follow(folder, _LinePrinter(console), interval_s, sleep)

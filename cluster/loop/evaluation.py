@@ -28,15 +28,22 @@ from learner.checkpoint.manifest import EXPORT
 
 
 def evaluate(
-    run_dir: Path, checkpoint: str, tasks: int, temperature: float, as_json: bool, say: Callable[[str], None]
+    run_dir: Path,
+    checkpoint: str,
+    tasks: int,
+    temperature: float,
+    as_json: bool,
+    say: Callable[[str], None],
+    fetch: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval."""
+    """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval.
+    `fetch`: brings a folder of the run to `run_dir`, given its key, if the files of checkpoints are elsewhere."""
     config = RunFolder(run_dir).config(
         [f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
     )
     with quiet() as output:
         told = _silent if as_json else output.aloud(say)
-        model_dir, step = _weights(config, run_dir, checkpoint, told)
+        model_dir, step = _weights(config, run_dir, checkpoint, told, fetch)
         output.keep(run_dir, "eval")
         try:
             connect(config, told, learning=False)
@@ -65,7 +72,9 @@ def _silent(text: str) -> None:
     """Prints nothing: with --json the only output is the JSON object."""
 
 
-def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[str], None]) -> tuple[Path, str]:
+def _weights(
+    config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[str], None], fetch: Callable[[str], None]
+) -> tuple[Path, str]:
     if checkpoint == "initial":
         return prepare_model(config, say), "initial"
     saved = checkpoints(run_dir)
@@ -81,6 +90,7 @@ def _weights(config: RunConfig, run_dir: Path, checkpoint: str, say: Callable[[s
         step = int(checkpoint)
     else:
         raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}")
+    fetch(f"{dict(saved)[step].relative_to(run_dir)}/{EXPORT}")
     folder = dict(saved)[step].resolve() / EXPORT
     try:
         check_model_folder(folder)

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from actors.archive.store import Store
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
 from cluster.terminal import one_line
@@ -117,14 +118,17 @@ class Study:
         return [arms for arms in found.values() if len(arms) > 1]
 
 
-def find_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in these folders: each holds a run, or, as a sweep's, the folders of runs.
+def find_runs(places: Sequence[Path | Store]) -> list[Run]:
+    """The runs in these folders: each holds a run, or, as a sweep's, the folders of runs. A store holds one run.
 
     Raises:
         UserError: a folder holds no run, or a file of a run is damaged or of a newer version.
     """
     found: dict[str, Run] = {}
-    for folder in folders:
+    for folder in places:
+        if not isinstance(folder, Path):
+            found.setdefault(folder.where(), read_run(folder))
+            continue
         inside = [folder] if _holds_run(folder) else sorted(f for f in _folders_in(folder) if _holds_run(f))
         if not inside:
             raise UserError(f"{folder} holds no run: neither it nor a folder in it has config.yaml; give runs/NAME")
@@ -142,18 +146,19 @@ def _folders_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_dir()]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(place: Path | Store) -> Run:
     """The run in its present state, live or finished.
 
     Raises:
         UserError: a file is damaged, or of a newer version, or the configuration lacks what every run has.
     """
-    reader = RunFolder(folder).require()
+    reader = RunFolder(place).require()
+    folder = reader.store.where()
     settings = reader.settings()
     for key, kind in (("seed", int), ("environment.name", str), ("filter.rule", str)):
         if not isinstance(settings.get(key), kind):
             raise UserError(f"{folder}/config.yaml is not the resolved configuration of a run: `{key}` is missing")
-    return Run(str(folder), settings, reader.metrics())
+    return Run(folder, settings, reader.metrics())
 
 
 def study_of(runs: Sequence[Run]) -> Study:

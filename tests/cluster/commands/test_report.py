@@ -21,7 +21,7 @@ def test_it_writes_into_the_run_and_says_what_is_missing(tmp_path: Path, capsys:
 
 
 def test_several_runs_give_one_page_here_or_where_it_is_asked_for(tmp_path: Path) -> None:
-    runs = [tmp_path / "a", tmp_path / "b"]
+    runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert report.page_of(runs[:1], None) == tmp_path / "a" / "report.html"
     assert report.page_of(runs, None) == Path("report.html")
     assert report.page_of(runs, tmp_path / "x.html") == tmp_path / "x.html"
@@ -93,4 +93,4 @@ def test_a_run_whose_disk_is_full_keeps_its_exit_code(tmp_path: Path, monkeypatc
 
 def test_the_page_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"page\.txt"):
-        report.page_of([tmp_path], tmp_path / "page.txt")
+        report.page_of([str(tmp_path)], tmp_path / "page.txt")

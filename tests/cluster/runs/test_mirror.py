@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.archive.store import LocalStore, Store
-from cluster.commands.status import place_of, status
+from cluster.commands.arguments import place_of
+from cluster.commands.status import status
 from cluster.errors import UserError
 from cluster.loop.state import checkpoints, prune
 from cluster.runs.folder import RunFolder

@@ -1,0 +1,101 @@
+"""A run in a store is read as it grows, or copied; every command that reads a folder takes its URL."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from actors.archive.store import LocalStore
+from cluster.cli import main
+from cluster.commands.arguments import place_of
+from cluster.commands.watch import watch
+from cluster.errors import UserError
+from cluster.runs import stored
+from cluster.runs.folder import RunFolder
+from cluster.runs.mirror import Mirror
+from cluster.runs.stored import local_copy
+from tests.cluster.report.synthetic import Made, write_run
+
+
+def sent(tmp_path: Path, folder: Path) -> tuple[Mirror, str]:
+    """A run's copy in a store, and its URL."""
+    mirror = Mirror(folder, LocalStore(tmp_path / "store" / folder.name), 1, "the driver")
+    mirror.take_over(resume=False)
+    mirror.mark()
+    mirror.upload()
+    return mirror, f"file://{tmp_path}/store/{folder.name}"
+
+
+def test_a_run_in_a_store_is_followed_while_its_driver_replaces_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, Made("a", steps=3))
+    mirror, url = sent(tmp_path, folder)
+    run = RunFolder(place_of(url))
+    before = run.metrics()
+    lines = (folder / "metrics.jsonl").read_text()
+    for _ in range(3):  # files that the last two manifests do not name are deleted
+        lines += lines.splitlines(keepends=True)[-1]
+        (folder / "metrics.jsonl").write_text(lines)
+        mirror.upload()
+    assert len(run.metrics()) == len(before) + 3, "a file that is gone is looked up in the newest manifest"
+    (folder / "metrics.jsonl").write_text(lines + lines.splitlines(keepends=True)[-1])
+    mirror.upload()
+    assert len(run.metrics()) == len(before) + 3, "which is not read again at once"
+    monkeypatch.setattr(stored, "FOLLOW_S", -1.0)
+    assert len(run.metrics()) == len(before) + 4
+    for change in (run.store.put, run.store.delete, lambda key: run.store.create(key, b"")):
+        with pytest.raises(PermissionError, match="written by its driver only"):
+            change("config.yaml")
+
+
+@pytest.mark.slow
+def test_watch_and_report_take_the_place_of_a_run_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path, Made("a", steps=5))
+    (folder / "summary.json").write_text('{"schema": 1, "finished": true}')
+    _, url = sent(tmp_path, folder)
+    text = io.StringIO()
+    watch(place_of(url), console=Console(file=text, width=200), sleep=lambda _: None)
+    assert "finished" in text.getvalue() and len(text.getvalue().splitlines()) >= 5
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", url]) == 0
+    assert "report.html: " in capsys.readouterr().out and (tmp_path / "report.html").is_file()
+    assert (tmp_path / "report-data/dynamics.csv").read_bytes(), "here, because a store is only read"
+
+
+@pytest.mark.slow
+def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path, Made("a", steps=3))
+    for step in (1, 2):
+        for name in ("loop.json", "hf/model.safetensors", "sharded/0-0.safetensors"):
+            path = folder / f"checkpoints/step-{step}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name} of {step}")
+    seen: dict[str, Any] = {}
+
+    def evaluate(run_dir: Path, *_: Any) -> int:
+        seen["before"] = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
+        _[-1]("checkpoints/step-2/hf")
+        seen["name"], seen["after"] = run_dir.name, (run_dir / "checkpoints/step-2/hf/model.safetensors").read_text()
+        seen["folder"] = run_dir
+        return 0
+
+    monkeypatch.setattr("cluster.loop.evaluation.evaluate", evaluate)
+    _, url = sent(tmp_path, folder)
+    assert main(["eval", url]) == 0
+    assert seen["before"] == ["checkpoints/step-1/loop.json", "checkpoints/step-2/loop.json", "config.yaml"]
+    assert seen["name"] == "a" and seen["after"] == "hf/model.safetensors of 2" and not seen["folder"].exists()
+
+
+def test_a_copy_of_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+    mirror, url = sent(tmp_path, write_run(tmp_path, Made("a", steps=3)))
+    name = mirror.manifest.files["config.yaml"].name
+    (tmp_path / "store/a" / name).write_text("name: another\n")
+    with local_copy(url) as copy, pytest.raises(UserError, match=r"config.*is not the file that the manifest names"):
+        copy.fetch(lambda key: key == "config.yaml")
+    with pytest.raises(UserError, match="holds no run"), local_copy(f"file://{tmp_path}/store"):
+        pass
