@@ -8,6 +8,7 @@ that does neither within `PATIENCE_S` hangs.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import platform
 import subprocess
@@ -73,6 +74,17 @@ IMPATIENT = (
 """Limits that are shorter than a user's, so that a hundred faults fit into an hour and a half."""
 
 
+@dataclass(frozen=True)
+class Returned:
+    """A rollout worker that is back at work."""
+
+    actor: str
+    start_s: float
+    """What its process and engine took to start."""
+    back_s: float
+    """From the fault to its first healthy moment."""
+
+
 @dataclass
 class Suffered:
     """What a fault did. `outcome`: went on, ended (by name, and was resumed), ended without a cause, hung, or no such
@@ -82,6 +94,8 @@ class Suffered:
     victim: str
     outcome: str
     step: int
+    began: float
+    """Unix time of the fault."""
     seconds: float
     """From the fault to the end of the second step after it, resumption included."""
     detected_s: float | None = None
@@ -89,6 +103,7 @@ class Suffered:
     restarted: tuple[str, ...] = ()
     line: str = ""
     """The last line of a run that ended."""
+    returned: tuple[Returned, ...] = ()
 
 
 def run_boot(
@@ -111,6 +126,7 @@ def run_boot(
                 if suffered[-1].outcome == "hung":
                     break
             end = session.finish(STOP_S)
+            _note_returns(session, suffered)
             verdict = judge(session.run_dir, PROMPTS, GROUP_SIZE)
         except Hung as error:
             end = End(-1, str(error))
@@ -173,7 +189,7 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
     began = time.time()
     injected = injector.inject(fault, session.driver)
     if not injected.victim:
-        return Suffered(fault, "", "no such process", step, 0.0)
+        return Suffered(fault, "", "no such process", step, began, 0.0)
     try:
         end = session.until_step(session.step() + STEPS_AFTER, PATIENCE_S)
         outcome = "went on" if end is None else "ended" if _explained(end, fault) else "ended without a cause"
@@ -194,6 +210,7 @@ def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) 
         injected.victim,
         outcome,
         step,
+        began,
         time.time() - began,
         None if detected is None else detected - began,
         tuple(sorted({event["actor"] for event in found})),
@@ -209,6 +226,22 @@ def _explained(end: End, fault: Fault) -> bool:
 def _notices(session: Session, since: float) -> list[dict[str, Any]]:
     """The restarts and ends of parties that the run has recorded since a unix time."""
     return [event for event in session.events() if event["name"] in ("restart", "lost") and event["start"] >= since]
+
+
+def _note_returns(session: Session, suffered: Sequence[Suffered]) -> None:
+    """Notes at each fault which of the rollout workers that it cost came back before the next fault cost more."""
+    events, ends = session.events(), [*(fault.began for fault in suffered[1:]), math.inf]
+    for number, fault in enumerate(suffered):
+        cost = {actor for later in suffered[number + 1 :] for actor in later.restarted}
+        before = math.inf if not cost & set(fault.restarted) else ends[number]
+        fault.returned = _returns(events, fault, before)
+
+
+def _returns(events: Sequence[dict[str, Any]], fault: Suffered, before: float) -> tuple[Returned, ...]:
+    """The rollout workers that a fault cost, and that were back before a unix time."""
+    joined = [e for e in events if e["name"] == "joined" and "start_s" in e and fault.began <= e["start"] < before]
+    back = {e["actor"]: Returned(e["actor"], e["start_s"], e["end"] - fault.began) for e in reversed(joined)}
+    return tuple(back[actor] for actor in fault.restarted if actor in back)
 
 
 def _await_notice(session: Session, fault: Fault, began: float) -> None:

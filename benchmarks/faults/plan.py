@@ -63,6 +63,11 @@ def _one(name: str, chance: random.Random) -> Fault:
     return Fault(name, target, moment, round(chance.uniform(*kind.lasts_s), 1), chance.randrange(1000))
 
 
+def twelve() -> list[Fault]:
+    """The faults of the run in the test suite, of the kinds after which a run goes on."""
+    return draw(1552, 12, ("kill", "stop", "slow", "memory"))
+
+
 def cells(seed: int, boots: int, faults: int) -> list[list[Fault]]:
     """The faults of each boot. A boot has the same faults however many others there are."""
     return [draw(1000 * seed + boot, faults) for boot in range(boots)]

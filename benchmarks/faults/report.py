@@ -18,6 +18,8 @@ COLUMNS = (
     "noticed after, s",
     "largest",
     "steps again, s",
+    "workers back",
+    "later than their start, s",
 )
 Boot = dict[str, Any]
 NOTHING = "-"
@@ -64,6 +66,7 @@ def _by_kind(found: Sequence[Boot]) -> dict[str, list[dict[str, Any]]]:
 
 def _kind(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcomes = Counter(fault["outcome"] for fault in faults)
+    returned = [one for fault in faults for one in fault.get("returned", ())]  # not in cells of the first studies
     noticed = [fault["detected_s"] for fault in faults if fault["detected_s"] is not None]
     return {
         "faults": len(faults),
@@ -73,4 +76,6 @@ def _kind(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "noticed_s": median(noticed) if noticed else NOTHING,
         "noticed_largest_s": max(noticed, default=NOTHING),
         "seconds": median(fault["seconds"] for fault in faults) if faults else NOTHING,
+        "returned": len(returned),
+        "returned_late_s": max((one["back_s"] - one["start_s"] for one in returned), default=NOTHING),
     }

@@ -50,9 +50,12 @@ def test_a_ticket_that_is_missing_or_twice_there_or_trained_on_in_secret_is_foun
     assert (found.lost, found.doubled, found.right) == (lost, doubled, False)
 
 
+RETURNED = [{"actor": "rollout-0", "start_s": 20.0, "back_s": 21.5}]
+
+
 def boot(code: int, *outcomes: tuple[str, str, float | None]) -> dict:
     faults = [
-        {"fault": {"kind": kind}, "outcome": outcome, "detected_s": after, "seconds": 9.0}
+        {"fault": {"kind": kind}, "outcome": outcome, "detected_s": after, "seconds": 9.0, "returned": RETURNED}
         for kind, outcome, after in outcomes
     ]
     counts = {"steps": 1, "tickets": 2, "trained": 1, "lost": [], "doubled": []}
@@ -75,4 +78,6 @@ def test_the_report_counts_what_was_injected_and_calls_no_hung_boot_right() -> N
         "noticed_s": pytest.approx(0.3),
         "noticed_largest_s": 0.4,
         "seconds": 9.0,
+        "returned": 2,
+        "returned_late_s": 1.5,
     }
