@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
 
 from actors.archive.bucket import open_store
-from actors.archive.reader import read_events
+from actors.archive.reader import read_events, read_index
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 from tests.prometheus import until
@@ -155,6 +156,7 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         run.until(lambda line: line.startswith("step    2/500"))
         status = Run("job", "status", job_id, *here, env=cluster.env)
         assert status.finish() == 0 and "RUNNING" in status.text
+        assert_scales(tmp_path / "a/job", cluster)
         started = cluster.parties(*PARTIES)
         stop = Run("job", "stop", job_id, *here, env=cluster.env)
         assert stop.finish() == 0 and "asked to stop" in stop.text
@@ -183,6 +185,27 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
             kept = {key: bucket.get(key).read() for key in bucket.list()}
     sent = [*kept.values(), *first.values(), *last.values(), run.text.encode(), second.text.encode()]
     assert len(kept) > 10 and not any(SECRET.encode() in data for data in sent), "the store's key is nowhere"
+
+
+def assert_scales(run_dir: Path, cluster: Cluster) -> None:
+    """The run goes from 1 to 2 to 1 rollout workers, and refuses what it must. A wrong token is refused by Ray."""
+
+    def scale(count: int, env: dict[str, str]) -> Run:
+        return Run("scale", str(run_dir), "--rollout-workers", str(count), "--address", cluster.address, env=env)
+
+    def told(name: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(run_dir) if (event["actor"], event["name"]) == ("rollout-1", name)]
+
+    wrong = scale(2, {**cluster.env, "RAY_AUTH_TOKEN": "not-the-token" * 3})
+    more, none = scale(2, cluster.env), scale(0, cluster.env)
+    assert more.finish() == 0 and "rollout workers: 1 -> 2" in more.text
+    assert none.finish() == 2 and "0 rollout workers are fewer than rollout.min_count=1" in none.text
+    until(lambda: told("joined"), "the new worker", timeout_s=120)
+    until(lambda: "rollout-1" in read_index(run_dir)["worker"].to_pylist(), "its first group", timeout_s=60)
+    fewer = scale(1, cluster.env)
+    assert fewer.finish() == 0 and "rollout workers: 2 -> 1" in fewer.text
+    until(lambda: told("left"), "its end", timeout_s=60)
+    assert wrong.finish() == 2 and "RAY_AUTH_TOKEN" in wrong.text and "Traceback" not in wrong.text
 
 
 def test_a_wrong_token_or_a_silent_address_is_said_in_one_paragraph(cluster, tmp_path):
