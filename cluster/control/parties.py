@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from learner.batching import Row
     from learner.decomposition.statistics import Decomposition
 
+LEARNER = "learner"
+"""The learner's name, in events and in what `Parties.leaving` returns."""
 Payload = Any
 """Reference to a group's rows; `Payloads.fetch` resolves it."""
 
@@ -267,11 +269,12 @@ class Parties(Protocol):
         """Ends what an autoscaler was asked for: all members have come."""
 
     async def leaving(self) -> Mapping[str, float]:
-        """Rollout workers and environment actors whose nodes will be taken away: the seconds until then by name,
-        infinite if they are not told."""
+        """Rollout workers and environment actors whose nodes will be taken away, and `learner` if a rank's will: the
+        seconds until then by name, infinite if they are not told."""
 
     async def room_for_ranks(self) -> int:
-        """Number of learner ranks, at most `learner.ranks`, for which resources are free now."""
+        """Number of learner ranks, at most `learner.ranks`, for which the nodes that stay have room now; the ranks that
+        are up on such a node count as room."""
 
     def room(self) -> str:
         """What is free in the cluster and which parties have no node yet, for the message about a late start."""

@@ -87,6 +87,9 @@ class Fleet:
         """Services that have been ended because they were lost or hung, with the cause; their next call fails."""
         self.bundle: WeightBundle | None = None
         """The published version; a worker that joins late loads it."""
+        self.weights = asyncio.Event()
+        """Set while there is a learner that has the published version; a worker that joins waits for it."""
+        self.weights.set()
         self._introducing = asyncio.Lock()
         self._joining: set[Member[Worker]] = set()
         """Workers that are being introduced, or load weights beside the run; an update leaves them alone."""
@@ -172,6 +175,7 @@ class Fleet:
             SenderLost: the learner failed in a broadcast.
         """
         self.bundle = bundle
+        self.weights.set()
         ready = self.workers.members(State.STALE, State.HEALTHY, State.SUSPECT)
         members = [member for member in ready if member not in self._joining]
         new = {member.name for member in members if member.state is State.STALE}
@@ -315,20 +319,24 @@ class Fleet:
         restarts are left."""
         started = time.time()
         await asyncio.sleep(wait_s)
+        created = time.time()
         party = await asyncio.to_thread(self.parties.worker, name)
         self.creating[Kind.ROLLOUT].discard(name)
         member = self.workers.join(name, party)
         self.resizing.converge(Kind.ROLLOUT)
         try:
+            await within({name: party.ready()}, self.config.rollout.start_timeout_s, "restart")
+            start_s = time.time() - created
             await self._take_in(member)
         except (RuntimeError, TimeoutError) as error:
             self._join_failed(member, str(error))
         else:
             if member.state is State.HEALTHY:
-                self.on_event(name, "joined", started, time.time(), held_s=self._held.pop(name, 0.0))
+                facts = {"held_s": self._held.pop(name, 0.0), "start_s": start_s}
+                self.on_event(name, "joined", started, time.time(), **facts)
 
     async def _take_in(self, member: Member[Worker]) -> None:
-        await within({member.name: member.party.ready()}, self.config.rollout.start_timeout_s, "restart")
+        """Makes a worker whose engine is loaded healthy."""
         with self._left_alone(member):
             self.workers.move(member, State.STALE)
             async with self._introducing:  # environment actors must hear of the newest workers last
@@ -350,11 +358,19 @@ class Fleet:
             self._joining.discard(member)
 
     async def _load(self, member: Member[Worker]) -> None:
-        """Loads the current version beside the run. The worker is healthy if that is still the current one then."""
-        bundle = self.bundle
-        if bundle is not None:
-            update = member.party.update_weights(bundle)
-            await within({member.name: update}, self.config.rollout.update_timeout_s, "late join")
+        """Loads the current version beside the run. The worker is healthy if that is still the current one then. A
+        version that is lost with its learner is loaded once the learner is back."""
+        while True:
+            await self.weights.wait()
+            bundle = self.bundle
+            try:
+                if bundle is not None:
+                    update = member.party.update_weights(bundle)
+                    await within({member.name: update}, self.config.rollout.update_timeout_s, "late join")
+                break
+            except (RuntimeError, TimeoutError):
+                if self.weights.is_set():
+                    raise
         if bundle is self.bundle and member.state is State.STALE:
             self.workers.move(member, State.HEALTHY)
 
@@ -400,8 +416,8 @@ class Fleet:
     # -- services --------------------------------------------------------------------------------------------------
 
     def condemn(self, name: str, party: Party, cause: str) -> None:
-        """Ends a filter service or scorer that is lost or hung. It is replaced, with this cause, by whoever calls it
-        next."""
+        """Ends a filter service or scorer that is lost or hung. Its replacement is told this cause; a filter service is
+        replaced by whoever calls it next."""
         self.condemned[party] = cause
         self.on_event(name, "lost", time.time(), time.time(), cause=cause)
         log.warning("%s is ended: %s", name, cause)

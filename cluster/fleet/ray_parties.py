@@ -36,7 +36,7 @@ from actors.records import GroupSummary, Ticket
 from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
-from cluster.control.parties import Died, Failed, Payload, Refused, Worker
+from cluster.control.parties import LEARNER, Died, Failed, Payload, Refused, Worker
 from cluster.control.scaling import Answer, Kind, Request
 from cluster.fleet import desk
 from cluster.fleet.placement import Placement, alive_nodes, may_grow
@@ -60,6 +60,7 @@ class RayParties:
         self._offers: dict[Path, Folder] = {}
         self._members: dict[str, Handle] = {}
         """The newest rollout worker or environment actor of each name."""
+        self._learner: RayLearner | None = None
         self._creating = threading.Lock()
         """Members are created in threads, one at a time."""
 
@@ -143,7 +144,8 @@ class RayParties:
         config, place = self.config, self.placement.learner(ranks)
         learner = config.learner.model_copy(update={"ranks": ranks})
         settings = (learner, config.seed, config.sampling.temperature, self.logs, place.options)
-        return RayLearner(LearnerGroup(self._model(), *settings), place.release)
+        self._learner = RayLearner(LearnerGroup(self._model(), *settings), place.release)
+        return self._learner
 
     def desk(self) -> RayDesk:
         """The desk, under a name of this run and job."""
@@ -169,14 +171,22 @@ class RayParties:
 
     async def leaving(self) -> Mapping[str, float]:
         """As the protocol says."""
-        return await _asked(_leaving, dict(self._members))
+        return await _asked(_leaving, dict(self._members), self._rank_nodes())
+
+    def _rank_nodes(self) -> list[str]:
+        """Ids of the nodes of the learner's ranks; empty before they are up and after their end."""
+        return self._learner.nodes if self._learner is not None else []
 
     async def room_for_ranks(self) -> int:
-        """As the protocol says, from the sum of the free resources of all nodes."""
-        free = await asyncio.to_thread(ray.available_resources)
+        """As the protocol says. A rank needs its resources on one node."""
+        free = await _asked(_free)
         learner = self.config.learner
-        needs = {"CPU": learner.num_cpus, "GPU": learner.num_gpus}
-        return int(min([learner.ranks, *(free.get(name, 0.0) // need for name, need in needs.items() if need > 0)]))
+        needs = {kind: need for kind, need in (("CPU", learner.num_cpus), ("GPU", learner.num_gpus)) if need > 0}
+        up = sum(node in free for node in self._rank_nodes())
+        fit = (
+            min((has.get(kind, 0.0) // need for kind, need in needs.items()), default=math.inf) for has in free.values()
+        )
+        return int(min(learner.ranks, up + sum(fit)))
 
 
 def _may_need_shipping(config: RunConfig) -> bool:
@@ -192,16 +202,23 @@ async def _asked(question: Callable[..., T], *arguments: Any) -> T:
         raise Failed(str(error), error) from error
 
 
-def _leaving(members: Mapping[str, Handle]) -> dict[str, float]:
-    """Seconds until the node of each member is taken away, of those on nodes that drain. Ray has no public call for
-    either fact; its own Train library asks in this way."""
+def _leaving(members: Mapping[str, Handle], rank_nodes: Collection[str]) -> dict[str, float]:
+    """Seconds until the node of each member, and the first of the learner's nodes, is taken away, of those that drain.
+    Ray has no public call for either fact; its own Train library asks in this way."""
     draining = state.get_draining_nodes()  # the deadline in milliseconds by node, 0 without one
     if not draining:
         return {}
     facts = {name: actors(handle._actor_id.hex()) for name, handle in members.items()}
-    nodes = {name: fact["Address"]["NodeID"] for name, fact in facts.items() if fact}
-    until = {node: at / 1000 - time.time() if at else math.inf for node, at in draining.items()}
-    return {name: max(0.0, until[node]) for name, node in nodes.items() if node in until}
+    nodes = {name: [fact["Address"]["NodeID"]] for name, fact in facts.items() if fact} | {LEARNER: rank_nodes}
+    until = {node: max(0.0, at / 1000 - time.time()) if at else math.inf for node, at in draining.items()}
+    first = {name: min((until[node] for node in own if node in until), default=None) for name, own in nodes.items()}
+    return {name: seconds for name, seconds in first.items() if seconds is not None}
+
+
+def _free() -> dict[str, dict[str, float]]:
+    """The free resources of each node that stays, by its id."""
+    draining = state.get_draining_nodes()
+    return {node: has for node, has in state.available_resources_per_node().items() if node not in draining}
 
 
 def _nothing() -> None:
@@ -362,6 +379,12 @@ class RayLearner:
 
     def __init__(self, group: LearnerGroup, release: Callable[[], None] = _nothing) -> None:
         self.group, self.release = group, release
+        self._ended = False
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ids of the ranks' nodes; empty before they are up and after their end."""
+        return [] if self._ended else [home.node for home in self.group.homes]
 
     async def start(self) -> None:
         await _ranks(self.group.start)
@@ -411,6 +434,7 @@ class RayLearner:
         await asyncio.to_thread(self.group.stop)
 
     def kill(self) -> None:
+        self._ended = True
         self.group.kill()
         self.release()
 

@@ -3,7 +3,7 @@
 One task for each party waits for its death and asks for its progress every `poll_s`, or less often in a large fleet:
 
     what is seen                          what is done
-    the process is gone                   a player or worker is replaced at once; a filter service or scorer at its next
+    the process is gone                   a player, worker or scorer is replaced at once; a filter service at its next
                                           call, which fails with this cause
     no sign of progress for its limit     the party is ended, and then as above (`cluster.control.progress`)
     half of that                          the watchdog names the party: a warning, an event, and all the while a gauge
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from actors.process.progress import Progress
 from cluster.control.membership import Member
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import PartyError, Single, reason_of
+from cluster.control.parties import PartyError, Scorer, Single, reason_of
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 
@@ -74,11 +74,17 @@ class Watchdog:
 
 
 class Supervisor:
-    """Supervises the environment actors, the rollout workers, the filter service and the scorer of a fleet."""
+    """Supervises the environment actors, the rollout workers, the filter service and the scorer of a fleet.
+    `replace_scorer`: puts a successor in the place of a scorer that was ended with this cause; None without scorer."""
 
-    def __init__(self, fleet: Fleet, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        watchdog: Watchdog,
+        replace_scorer: Callable[[Scorer, str], Awaitable[None]] | None = None,
+    ) -> None:
         cluster = fleet.config.cluster
-        self.fleet, self.watchdog = fleet, watchdog
+        self.fleet, self.watchdog, self.replace_scorer = fleet, watchdog, replace_scorer
         self.hung_after_s, self.start_s = cluster.hung_after_s, cluster.start_timeout_s
         self.poll_s = poll_s(cluster.hung_after_s)
         self._tasks: dict[Single, asyncio.Task[None]] = {}
@@ -139,8 +145,12 @@ class Supervisor:
 
         patience = Patience(self.hung_after_s, "batch of scored tokens", SETTING, self.start_s)
         cause = await self._cause(name, party, patience, current)
-        if cause and current():
-            self.fleet.condemn(name, party, cause)
+        if not cause or not current():
+            return
+        scorer = self.fleet.scorer
+        self.fleet.condemn(name, party, cause)
+        if scorer is not None and party is scorer and self.replace_scorer is not None:
+            await self.replace_scorer(scorer, cause)
 
     async def _cause(self, name: str, party: Single, patience: Patience, current: Callable[[], bool]) -> str:
         """Waits until the party is lost; returns the cause, or nothing once it is no longer `current`."""

@@ -1,8 +1,11 @@
 """The coordinator's side of the archive: a step's groups are written during the next step.
 
-The next step's part, a checkpoint and a recovery of the learner wait until the previous part is on disk. The object
-store has a minute to deliver the rows (`cluster.loop.playing.Play.rows`), or the run ends. Reading and writing the disk
-has no time-out; an error of the disk ends the run and names the path (`actors.archive.store.ArchiveError`).
+The next step's part, a checkpoint and a recovery of the learner wait until the previous part is on disk. Reading and
+writing the disk has no time-out; an error of the disk ends the run and names the path
+(`actors.archive.store.ArchiveError`).
+
+The rows are with the driver before the learner trains on the step (`Play.rows`): a host that is lost later takes none
+of them with it, and rows that are lost before are those of a step that can be played again.
 """
 
 from __future__ import annotations
@@ -10,23 +13,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from actors.filter.decisions import StepDecision
-from cluster.control.parties import Archive, Payload
-from cluster.loop.playing import Play, PlayedGroup
+from cluster.control.parties import Archive, Payload, Payloads
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Archiving:
     """Writes the parts of the archive, at most one at a time."""
 
-    def __init__(self, archive: Archive, play: Play) -> None:
-        self.archive, self.play = archive, play
+    def __init__(self, archive: Archive, payloads: Payloads) -> None:
+        self.archive, self.payloads = archive, payloads
         self._writing: asyncio.Task[None] | None = None
 
-    async def begin(self, decision: StepDecision, groups: list[PlayedGroup]) -> None:
-        """Starts to write the step's groups, in the order of their tickets, with the decision on each."""
+    async def begin(self, decision: StepDecision, tables: Sequence[pa.Table]) -> None:
+        """Starts to write the rows of the step's groups, in the order of their tickets, with the decision on each."""
         await self.finish()
-        self._writing = asyncio.create_task(self._write(decision, groups))
+        self._writing = asyncio.create_task(self._write(decision, tables))
         self._writing.add_done_callback(_noticed)
 
     async def finish(self) -> None:
@@ -39,11 +45,10 @@ class Archiving:
         """References to the rows of these groups of an archived step, read from disk, in the order of `ids`."""
         await self.finish()
         tables = await asyncio.to_thread(self.archive.groups, step, ids)
-        return [self.play.fleet.parties.payloads.put(table) for table in tables]
+        return [self.payloads.put(table) for table in tables]
 
-    async def _write(self, decision: StepDecision, groups: list[PlayedGroup]) -> None:
+    async def _write(self, decision: StepDecision, tables: Sequence[pa.Table]) -> None:
         started = time.time()
-        tables = await self.play.rows(groups)
         decided = {d.group_id: d for d in decision.decisions}
         await asyncio.to_thread(self.archive.write_groups, decision.step, tables, decided, decision.filter)
         self.archive.event("archive", "write", started, time.time(), step=decision.step)

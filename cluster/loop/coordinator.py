@@ -5,13 +5,14 @@ The parts of one step, and the parties for which the coordinator waits:
     part       the coordinator waits for   unblocked by                on time-out
     window     every ticket of the step    environment actors          replayed, or fails (cluster.loop.playing)
     filter     the decisions               filter service              it is ended and replaced
+    rows       rows of the step            object store                the step is played again; then the run ends
     train      every learner rank          learner                     recovery, see cluster.loop.learning
     publish    every rollout worker        the worker's parity probe   the late worker is replaced
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     probe      the probe's tasks           environment actors          replayed, or fails (cluster.loop.playing)
     record     spans of players, workers   the same actors             the late actor's spans are missing
-    archive    rows of the previous step   object store, disk          the run ends; the path is named
+    archive    the previous step's part    disk                        the run ends; the path is named
     checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
 
 Nothing waits for the metrics endpoint. Only the last step waits for the scorer, because no later record could hold the
@@ -21,15 +22,17 @@ and everything else is cancelled.
 
 Lost learner ranks are recovered inside the calls to the learner. If the recovered weights differ from the lost ones, or
 rows are lost too, such a call raises `PlayAgain`: the new weights are published, the filter returns to its state after
-the last step that was trained on, and the tickets of every later step are played again (`_play_again`)."""
+the last step that was trained on, and the tickets of every later step are played again (`_play_again`). So does a step
+whose rows are lost before the learner trains on it; what it trains on, the driver holds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -41,7 +44,7 @@ from cluster.config import RunConfig
 from cluster.control.admission import Admission, TicketSource
 from cluster.control.early_stop import EarlyStop
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
-from cluster.control.parties import Archive, MetricsSink
+from cluster.control.parties import Archive, Failed, MetricsSink, reason_of
 from cluster.control.scaling import Kind
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Supervisor, Watchdog
@@ -60,6 +63,9 @@ from cluster.loop.validation import Validation
 from cluster.loop.window import Window
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.summary import Outcome
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -87,9 +93,8 @@ class Coordinator:
         self.source = _training_tickets(config, state.cursor)
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
         self.play = Play(config, fleet)
-        self.archiving = Archiving(archive, self.play)
+        self.archiving = Archiving(archive, fleet.parties.payloads)
         watchdog = Watchdog(self.journal.event, recorder.set)
-        self.supervisor = Supervisor(fleet, watchdog)
         self.learning = Learning(config, fleet, self.journal, self.archiving, state, watchdog, say)
         self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)
         self.validation = Validation(config, self.play, state)
@@ -97,6 +102,7 @@ class Coordinator:
         self.decomposing = Decomposing(config, self.learning, self.play)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, archive, say)
+        self.supervisor = Supervisor(fleet, watchdog, self.scoring.succeed)
         self.scaling = Scaling(config, fleet, state, say)
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
@@ -104,7 +110,11 @@ class Coordinator:
         self._settled = state.filter or make_window(config.filter).state()
         """The filter's state after the last step that was trained on."""
         self.windows: dict[int, Window] = {}
+        self._lost: Counter[int] = Counter()
+        """Times that rows of a step were lost before it was trained on."""
         self.last_step = config.loop.steps
+        self._ready_to_move = False
+        """Whether a checkpoint was written since the learner was told that it loses a node."""
         self.ending: Ending | None = None
         """The reason why the run ends before its last step; None as long as there is none."""
         self._stop = asyncio.Event()
@@ -193,7 +203,7 @@ class Coordinator:
         began = self.journal.recorded or entered
         window = self.windows[step]
         self.scaling.asked(step)
-        decision = await self.learning.beside(self._until_stopped(self._decide(window)))
+        decision, tables = await self.learning.beside(self._until_stopped(self._decided(window)))
         decided = time.time()
         flat = window.figures(decision)
         flat["seconds/filter"] = window.seconds_filter
@@ -208,13 +218,13 @@ class Coordinator:
         self.journal.busy(decided, measured)
         report = await self._train(step, kept, decision)
         trained = time.time()
-        del self.windows[step]
+        del self.windows[step], self._lost[step]
         self._settled = self.filtering.state or self._settled
         if report is not None and report.updated:
             flat |= await self._publish()
         self.admission.complete(step, self.learning.version)
         self.ledger.settle(ticket.ticket_id for ticket in window.tickets)
-        await self.archiving.begin(decision, window.played())
+        await self.archiving.begin(decision, tables)
         self._issue()
         flat |= learner_figures(report)
         flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
@@ -242,10 +252,23 @@ class Coordinator:
         """Writes a checkpoint if one is due. It follows the step's record, so that a resumed run has the records of all
         its steps; its seconds are reported with the next step."""
         loop = self.config.loop
-        if step % loop.checkpoint_every == 0 or step == loop.steps or self.state.best_step == step:
+        leaves = self.scaling.learner_leaves() and step < self.last_step and not self._stop.is_set()
+        moves = leaves and await self.learning.has_other_room()
+        due = step % loop.checkpoint_every == 0 or step == loop.steps or self.state.best_step == step
+        if due or moves or (leaves and not self._ready_to_move):
             started = time.time()
             await self._checkpoint(step, self._open_tickets())
             self.journal.carried["seconds/checkpoint"] = time.time() - started
+        self._ready_to_move = leaves and not moves
+        if moves:
+            await self._move_learner()
+
+    async def _move_learner(self) -> None:
+        """Makes the learner's ranks again on nodes that will not be taken away."""
+        try:
+            await self.learning.move()
+        except PlayAgain:
+            await self._play_again()
 
     async def _until_stopped(self, work: Awaitable[T]) -> T:
         """Returns the result of `work`; raises Stopped if the run is asked to stop first."""
@@ -306,6 +329,22 @@ class Coordinator:
         self.scaling.played(window.step)
         await self.filtering.admit([group])
         return group
+
+    async def _decided(self, window: Window) -> tuple[StepDecision, list[pa.Table]]:
+        """The decision on the step's groups, and their rows."""
+        return await self._decide(window), await self._rows(window)
+
+    async def _rows(self, window: Window) -> list[pa.Table]:
+        """The rows of the step's groups. PlayAgain if some are lost, as with their host; the error itself once that has
+        happened `loop.max_attempts` times."""
+        try:
+            return await self.play.rows(window.played())
+        except (Failed, TimeoutError) as error:
+            self._lost[window.step] += 1
+            if self._lost[window.step] >= self.config.loop.max_attempts:
+                raise
+            self.say(f"rows of step {window.step} are lost before it was trained on: {reason_of(error)}")
+            raise PlayAgain from error
 
     async def _decide(self, window: Window) -> StepDecision:
         """Waits for the step's tickets, including refill rounds, and moves them in the ledger as the filter decided."""

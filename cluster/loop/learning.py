@@ -11,6 +11,7 @@ rank is noticed at the next call.
     decompose    every rank                       recovery, then again                 the run ends
     save         every rank, disk                 recovery, then again                 the run ends
     beside       what it is given                 recovery, while that goes on
+    move         a new group, between two steps   recovery again                       the run ends
 
 A call that fails twice in a row with the same error, and no rank dead, has a cause that no new group mends: the run
 ends with that error. A rollout worker that is late with weights, or fails the checks on them, is replaced, unless the
@@ -34,6 +35,7 @@ calls `publish_remade`, and plays the tickets of every step that was not trained
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,10 +44,11 @@ from typing import Any, TypeVar
 from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
-from cluster.control.parties import Died, Failed, Payload, Refused, reason_of
+from cluster.control.parties import Died, Failed, PartyError, Payload, Refused, reason_of
 from cluster.fleet.delivery import SenderLost
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog
+from cluster.fleet.waiting import bounded
 from cluster.loop.archiving import Archiving
 from cluster.loop.journal import Journal
 from cluster.loop.playing import FETCH_TIMEOUT_S, PlayedGroup
@@ -56,6 +59,9 @@ from learner.decomposition.statistics import Decomposition
 from learner.metrics import publication_figures
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+ROOM_S = 30.0
+"""Seconds within which the cluster must say what is free."""
 
 
 class PlayAgain(Exception):
@@ -161,6 +167,20 @@ class Learning:
         except Died as error:
             self.recovery.lose(error)
         return bool(self.recovery.cause)
+
+    async def has_other_room(self) -> bool:
+        """Whether all ranks fit on nodes that will not be taken away; no if the cluster does not say."""
+        try:
+            return await bounded(self.fleet.parties.room_for_ranks(), ROOM_S) >= self.config.learner.ranks
+        except (PartyError, TimeoutError) as error:
+            log.warning("the cluster did not say where learner ranks have room: %s", error)
+            return False
+
+    async def move(self) -> None:
+        """Ends the ranks, which is no loss, and makes them again on nodes that stay. PlayAgain if that gave other
+        weights."""
+        self.recovery.leave("its node will be taken away")
+        await self._recover()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from actors.messages import Imitation, StepReport, WeightBundle
 from cluster.config import RunConfig
-from cluster.control.parties import Learner, Payload
+from cluster.control.parties import LEARNER, Learner, Payload
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Watchdog, poll_s
@@ -29,7 +29,6 @@ from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
 GRACE_S = 10.0
-NAME = "learner"
 ANSWERS = 6
 """Times that ranks which do not answer are asked within the limit: on a machine under load an answer takes seconds."""
 
@@ -130,7 +129,7 @@ class Ranks:
                         raise TimeoutError(f"{what}: {late}")
             return task.result()
         finally:
-            self.watchdog.forget(NAME)
+            self.watchdog.forget(LEARNER)
             if not task.cancel() and not task.cancelled():
                 task.exception()  # it may have failed while its ranks were asked for their progress
 
@@ -143,4 +142,4 @@ class Ranks:
             question.cancel()
             return
         watch.see(question.result(), now())
-        self.watchdog.see(NAME, watch, now())
+        self.watchdog.see(LEARNER, watch, now())

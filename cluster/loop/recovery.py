@@ -6,7 +6,8 @@ was trained on, in the archive, and the factor on its loss. A recovery takes the
 
     part              waits for                          unblocked by             on time-out
     end the ranks     nobody
-    back-off          the clock                          -                        at most a minute
+    back-off          the clock                          -                        at most a minute; none if no rank was
+                                                                                  lost, because a node will be
     resources         room for all `learner.ranks`       the cluster's scheduler  `learner.regroup_timeout_s`; then as
                                                                                   many as fit; none: the run ends
     start             every rank of the new group        the ranks                `learner.start_timeout_s`; again
@@ -15,7 +16,8 @@ was trained on, in the archive, and the factor on its loss. A recovery takes the
     train, publish    every rank                         the ranks                as in a step; again
 
 "Again" is another recovery: each counts against the budget of restarts (`cluster.control.restarts`), and without one
-left the run ends with the cause of the last loss. Bad input (`Refused`) ends the run at once.
+left the run ends with the cause of the last loss. Ranks that are moved because their node will be taken away (`leave`)
+count as no restart. Bad input (`Refused`) ends the run at once.
 
 The version that rollout workers were told last is gathered again and its checksum compared. If the two are equal, the
 loss cost nothing but time: the same version is offered to workers that join later. If they differ (fewer ranks add up
@@ -34,7 +36,7 @@ from pathlib import Path
 
 from actors.messages import StepReport, WeightBundle
 from cluster.config import RunConfig
-from cluster.control.parties import Died, Failed, Payload, Refused
+from cluster.control.parties import LEARNER, Died, Failed, Payload, Refused
 from cluster.fleet.fleet import Fleet
 from cluster.loop.archiving import Archiving
 from cluster.loop.journal import Journal
@@ -44,7 +46,6 @@ from cluster.loop.state import checkpoints
 log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)
 """Errors after which the ranks are of no more use, except `Refused`."""
-NAME = "learner"
 ROOM_POLL_S = 1.0
 
 
@@ -87,6 +88,8 @@ class Recovery:
         self.told: Told | None = None
         self.cause = ""
         """The cause of a loss that is not recovered yet; empty while the ranks are sound."""
+        self._planned = False
+        """Whether the ranks are ended in good order."""
         self.remade = False
         """Whether the weights differ from those told under the same number."""
         self._trained = clock
@@ -108,7 +111,11 @@ class Recovery:
 
     def lose(self, error: BaseException) -> None:
         """Notes that the ranks are lost."""
-        self.cause = str(error) or repr(error)
+        self.cause, self._planned = str(error) or repr(error), False
+
+    def leave(self, cause: str) -> None:
+        """Notes that the ranks are to be made again elsewhere, though nothing is lost yet."""
+        self.cause, self._planned = cause, True
 
     # -- the recovery ----------------------------------------------------------------------------------------------
 
@@ -119,10 +126,13 @@ class Recovery:
             RuntimeError: no restart is left, or no rank fits on the cluster; the message holds the cause.
         """
         started, cause = time.time(), self.cause
-        self.say(f"the learner is lost and made again: {_line(cause)}")
+        self.say(f"the learner is {'moved' if self._planned else 'lost and made again'}: {_line(cause)}")
+        self.fleet.weights.clear()
         await self.archiving.finish()
         while (made := await self._attempt()) is None:
             pass
+        if not self.remade:  # weights made again are there once they are published
+            self.fleet.weights.set()
         self._record(started, cause, *made)
 
     async def _attempt(self) -> tuple[int, int] | None:
@@ -140,7 +150,7 @@ class Recovery:
     async def _regroup(self) -> int:
         """Ends the ranks and starts a new group; returns its number of ranks."""
         self.ranks.learner.kill()
-        await asyncio.sleep(self.fleet.allow_restart(NAME, self.cause))
+        await asyncio.sleep(0.0 if self._planned else self.fleet.allow_restart(LEARNER, self.cause))
         count = await self._room()
         if count < self.config.learner.ranks:
             log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
@@ -205,7 +215,7 @@ class Recovery:
         outcome = "other weights than before" if self.remade else "the same weights"
         self.say(f"the learner is back after {ended - started:.1f} s: {ranks} ranks, {steps} steps again, {outcome}")
         facts = {"cause": cause, "ranks": ranks, "steps": steps, "same": not self.remade}
-        self.journal.event(NAME, "recovered", started, ended, **facts)
+        self.journal.event(LEARNER, "recovered", started, ended, **facts)
         carried = self.journal.carried
         carried["seconds/recovery"] = carried.get("seconds/recovery", 0.0) + ended - started
         carried["recovery/steps"] = carried.get("recovery/steps", 0.0) + steps

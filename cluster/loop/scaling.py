@@ -1,4 +1,5 @@
 """The run's side of scaling: takes requests, decides for `rollout.count: auto`, and notices nodes that are taken away.
+Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.loop.coordinator`).
 
     task        waits for                      unblocked by              on time-out or death
     requests    the desk's requests            `squelch scale`, POLL_S   it asks again; Ray starts a dead desk again
@@ -14,13 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cluster.config import RunConfig
 from cluster.control.autoscaling import Autoscaling, StepTimes
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import Desk, PartyError
+from cluster.control.parties import LEARNER, Desk, Learner, PartyError
 from cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
@@ -50,6 +53,8 @@ class Scaling:
         self._times: dict[int, StepTimes] = {}
         self._last: float | None = None
         self._deciding: asyncio.Task[None] | None = None
+        self._noticed: Learner | None = None
+        """The learner that was told that nodes of its ranks will be taken away."""
         self._one_at_a_time = asyncio.Lock()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -111,12 +116,26 @@ class Scaling:
         while True:
             await asyncio.sleep(NOTICE_S)
             try:
-                resizing.notice(await bounded(parties.leaving(), LACK_S))
+                learner = self.fleet.learner
+                leaving = await bounded(parties.leaving(), LACK_S)
+                resizing.notice(leaving)
+                if LEARNER in leaving and learner is not self._noticed:
+                    self._notice_learner(learner, leaving[LEARNER])
                 if resizing.wanted != asked and resizing.complete():
                     asked = dict(resizing.wanted)
                     await bounded(parties.settled(), LACK_S)
             except (PartyError, TimeoutError) as error:
                 log.warning("the cluster did not say which nodes will be taken away: %s", error)
+
+    def _notice_learner(self, learner: Learner | None, seconds: float) -> None:
+        self._noticed, now = learner, time.time()
+        left = f"in {seconds:.0f} s" if seconds < math.inf else "soon"
+        self.say(f"a node of learner ranks will be taken away {left}")
+        self.fleet.on_event(LEARNER, "preempted", now, now, seconds_left=seconds if seconds < math.inf else None)
+
+    def learner_leaves(self) -> bool:
+        """Whether a node of the present learner's ranks will be taken away."""
+        return self._noticed is not None and self._noticed is self.fleet.learner
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 

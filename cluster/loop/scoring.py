@@ -2,7 +2,8 @@
 end of the run.
 
 `ScoringPace` decides which steps are scored and reports a scorer that is behind or late. The death of the scorer is
-logged as an error; its successor continues from the state after the last finished scoring. The alarm
+logged as an error; its successor, which supervision starts at once, continues from the state after the last finished
+scoring. The alarm
 (`actors.diagnosis.alarm`) runs here, because it needs the rewards too.
 """
 
@@ -20,7 +21,7 @@ from actors.diagnosis.alarm import DependenceAlarm, scoring_of
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
-from cluster.control.parties import Archive, Died, PartyError, Refused, Scorer
+from cluster.control.parties import Archive, Died, PartyError, Refused, Scorer, reason_of
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 from cluster.loop.playing import PlayedGroup
@@ -38,6 +39,7 @@ class Scoring:
     def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
         self.say, self.alarm = say, DependenceAlarm()
         self.timeout_s, self.fleet, self.archive = config.scorer.timeout_s, fleet, archive
+        self.start_s = config.cluster.start_timeout_s
         self.pace = ScoringPace(config.scorer.interval, config.scorer.timeout_s)
         self.state: dict[str, Any] | None = None
         """The scorer's state after its last finished scoring."""
@@ -66,7 +68,7 @@ class Scoring:
             self.state, scores = await scorer.state(), await scorer.scores()
         except Died as error:
             self._failed(step, started, error)
-            await self._succeed(scorer, error)
+            await self.succeed(scorer, str(error))
         except PartyError as error:
             self._failed(step, started, error)
         else:
@@ -101,15 +103,24 @@ class Scoring:
             log.error("the fixed probe was not read after step %d: %s", step, cause)
             self.archive.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
             if isinstance(error, Died):
-                await self._succeed(scorer, error)
+                await self.succeed(scorer, str(error))
         else:
             self.archive.event("scorer", "probe", started, time.time(), step=step)
 
-    async def _succeed(self, dead: Scorer, error: Died) -> None:
-        """Puts a successor in the place of a dead scorer, with the state of the last finished scoring."""
-        if self.fleet.scorer is dead:
-            await self.fleet.replace_scorer(str(error))
-            await self.restore(self.state)
+    async def succeed(self, dead: Scorer, cause: str) -> None:
+        """Puts a successor in the place of a dead scorer, with the state of the last finished scoring. The first call
+        for `dead` does so, later calls do nothing. A successor that does not take the state is replaced too, as long as
+        restarts are left."""
+        while self.fleet.scorer is dead:
+            await self.fleet.replace_scorer(cause)
+            successor = self.fleet.scorer
+            if successor is None or self.state is None:
+                return
+            try:
+                await bounded(successor.restore(self.state), self.start_s)
+            except (PartyError, TimeoutError) as error:
+                dead, cause = successor, f"it did not take the state of the last scoring: {reason_of(error)}"
+                dead.kill()
 
     def spans(self, now: float) -> list[tuple[float, float]]:
         """The (start, end) of the last scoring, and of the scoring under way until `now`, unix seconds."""

@@ -530,6 +530,7 @@ class FakeParties:
 
     def learner(self, ranks: int) -> Learner:
         self.made["learner"] += 1
+        self.world.draining.pop("learner", None)
         return Learner(self.world, ranks, self.made["learner"])
 
     def desk(self) -> Desk:

@@ -63,10 +63,19 @@ def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_want
     words = ["learner.ranks=4", "learner.num_cpus=2", "learner.num_gpus=1"]
     parties = RayParties(load("frozenlake", words), Path("policy"), Path("log"))
     rooms = []
+    draining = {"leaves": 0}
+    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", lambda: draining)
     for free in ({"CPU": 16.0, "GPU": 9.0}, {"CPU": 5.0, "GPU": 9.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 16.0}):
-        monkeypatch.setattr("ray.available_resources", lambda free=free: free)
+        other = {"CPU": 1.0, "GPU": 9.0}  # a rank needs its resources on one node
+        nodes = {"stays": free, "narrow": other, "leaves": {"CPU": 16.0, "GPU": 9.0}}
+        monkeypatch.setattr(ray_parties.state, "available_resources_per_node", lambda nodes=nodes: nodes)
         rooms.append(asyncio.run(parties.room_for_ranks()))
     assert rooms == [4, 2, 1, 0]
+    group = SimpleNamespace(homes=[SimpleNamespace(node=node) for node in ("stays", "leaves")], kill=lambda: None)
+    parties._learner = RayLearner(group)
+    assert asyncio.run(parties.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
+    parties._learner.kill()
+    assert asyncio.run(parties.room_for_ranks()) == 0
 
 
 @pytest.mark.parametrize(("died", "kind"), [(True, Died), (False, Failed)])
@@ -140,5 +149,10 @@ def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeyp
         name: SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda id=id: id)) for name, id in handles.items()
     }
     assert asyncio.run(parties.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf}
+    ranks = [SimpleNamespace(node=node) for node in ("node-3", "node-2", "node-1")]
+    parties._learner = RayLearner(SimpleNamespace(homes=ranks, kill=lambda: None))
+    assert asyncio.run(parties.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf, "learner": 60.0}
+    parties._learner.kill()
+    assert "learner" not in asyncio.run(parties.leaving())
     monkeypatch.setattr(ray_parties.state, "get_draining_nodes", dict)
     assert asyncio.run(parties.leaving()) == {}

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.control.parties import Failed
 from cluster.loop.coordinator import Coordinator
 from cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
@@ -176,6 +177,53 @@ def test_rows_that_are_lost_with_a_host_are_played_again(tmp_path: Path, stalene
     outcome, _ = made(world)
     assert outcome.ledger.counts()["trained"] == 12 and set(outcome.fleet.restarts) == {"learner"}
     assert outcome.coordinator.admission.version == 4 and not world.lost_rows
+
+
+ALL_ROWS = {f"{step:06d}-{k:03d}" for step in range(1, 5) for k in range(3)}
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("call", ["filter.close", "learner.train", "learner.publish", "worker.update", "learner.save"])
+def test_rows_lost_with_a_host_at_any_moment_of_a_step_cost_no_step_and_no_rank(
+    tmp_path: Path, call: str, staleness: int
+) -> None:
+    """Every row that the object store holds is lost, kept or dropped, at each such call in turn."""
+    words = (f"loop.max_staleness={staleness}", "filter.rho=0.5")
+    whole = World(configured(tmp_path / "whole", *words))
+    reference, _ = made(whole)
+    for number in range(1, whole.calls[call] + 1):
+        world = World(configured(tmp_path / str(number), *words))
+
+        def lose(kind: str, _: int, world: World = world, number: int = number) -> None:
+            if kind == call and world.calls[kind] == number:
+                world.lost_rows |= ALL_ROWS - trained_on(world)
+
+        world.on_call = lose
+        outcome, _ = made(world)
+        assert outcome.fleet.restarts == {} or call == "learner.train", "only ranks that fetch lost rows are lost"
+        assert outcome.ledger.counts() == reference.ledger.counts(), f"{call} {number}"
+
+
+def trained_on(world: World) -> set[str]:
+    """Tickets of the step in training: the ranks have their rows."""
+    return set() if not world.reported else set(world.reported[max(world.reported)])
+
+
+def test_rows_that_are_lost_whenever_a_step_is_played_end_the_run_by_name_and_a_resume_goes_on(tmp_path: Path) -> None:
+    world, archive = World(configured(tmp_path, "loop.checkpoint_every=1"), **MIXED), FakeArchive()
+
+    def lose(kind: str, _: int) -> None:
+        if kind == "filter.close":
+            world.lost_rows |= {"000003-001"}
+
+    world.on_call = lose
+    with pytest.raises(Failed, match=r"rows of .*000003-001.* are lost"):
+        drive(world, archive)
+    world.on_call = None
+    world.lost_rows.clear()
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.ledger.counts()["trained"] == 12
 
 
 def test_a_rank_that_dies_while_groups_are_played_is_replaced_at_once_and_playing_goes_on(tmp_path: Path) -> None:

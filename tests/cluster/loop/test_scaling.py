@@ -30,7 +30,9 @@ CHANGES = st.lists(
 )
 """(number of the call before which it comes, kind, wanted number, at once)"""
 NOTICES = st.tuples(
-    st.integers(1, 60), st.sampled_from(("rollout-0", "rollout-1", "env-0")), st.sampled_from((0.0, 15.0, math.inf))
+    st.integers(1, 60),
+    st.sampled_from(("rollout-0", "rollout-1", "env-0", "learner")),
+    st.sampled_from((0.0, 15.0, math.inf)),
 )
 """(number of the call before which it comes, member, seconds until its node is taken away)"""
 DEATHS = st.lists(st.tuples(st.sampled_from(("player.play", "worker.update")), st.integers(3, 12)), max_size=2)
@@ -132,6 +134,52 @@ def test_nodes_that_are_taken_away_cost_no_ticket_if_they_are_told_of(
     outcome = drive(world, archive, scaled=True)
     check(outcome, world, archive)
     assert outcome.ledger.counts()["trained"] == 12 and not outcome.fleet.restarts
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("every", [1, 3, 9])
+def test_learner_ranks_move_with_a_checkpoint_before_their_node_is_taken_away(
+    tmp_path: Path, staleness: int, every: int
+) -> None:
+    words = (f"loop.max_staleness={staleness}", f"loop.checkpoint_every={every}", "cluster.max_restarts=0")
+    world, archive = World(configured(tmp_path, *words), **MIXED), FakeArchive()
+    order: list[str] = []
+
+    def on_call(kind: str, _: int) -> None:
+        order.append(kind)
+        if kind == "learner.train" and world.calls[kind] == 2:
+            world.draining["learner"] = 600.0
+
+    world.on_call = on_call
+    world.pace = lambda kind: 5.0 if kind == "learner.train" else 1.0
+    outcome = drive(world, archive, scaled=True)
+    check(outcome, world, archive)
+    assert world.calls["learner.start"] == 2 and outcome.ledger.counts()["trained"] == 12
+    moved = order.index("learner.load")
+    assert order[:moved].count("learner.train") == 2 and "learner.save" in order[:moved], "at the end of step 2"
+    (found,) = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "recovered"]
+    assert found["same"] and found["steps"] == 0 and found["cause"] == "its node will be taken away"
+    assert ("learner", "preempted") in archive.events and not outcome.fleet.restarts, "and that is no restart"
+
+
+def test_a_learner_that_has_no_other_room_stays_with_one_checkpoint_until_its_node_is_gone(tmp_path: Path) -> None:
+    words = ("loop.checkpoint_every=9", "loop.steps=6", "validation.every=0")
+    world, archive = World(configured(tmp_path, *words), **MIXED), FakeArchive()
+    coordinators: list[Coordinator] = []
+
+    def on_call(kind: str, _: int) -> None:
+        if kind == "learner.train" and world.calls[kind] == 1:
+            world.draining["learner"] = 600.0
+        if kind == "learner.train" and world.calls[kind] == 4:
+            coordinators[0].fleet.learner.kill()
+
+    world.on_call, world.room = on_call, lambda made: 0 if world.calls["learner.train"] < 4 else 1
+    world.pace = lambda kind: 5.0 if kind == "learner.train" else 1.0
+    outcome = drive(world, archive, coordinators.append, scaled=True)
+    check(outcome, world, archive)
+    assert world.calls["learner.save"] == 2, "after the notice, and at the end"
+    (found,) = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "recovered"]
+    assert found["steps"] == 2 and outcome.fleet.restarts == {"learner": 1}
 
 
 def test_a_request_is_checked_answered_and_granted(tmp_path: Path) -> None:

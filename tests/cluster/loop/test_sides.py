@@ -276,11 +276,8 @@ def test_a_part_is_on_disk_before_the_next_is_begun() -> None:
         time.sleep(0.05)
         written.append(step)
 
-    async def rows(groups: list[Any]) -> list[Any]:
-        return groups
-
     archive = SimpleNamespace(write_groups=write, event=lambda *_, **__: None)
-    archiving = Archiving(archive, SimpleNamespace(rows=rows))
+    archiving = Archiving(archive, SimpleNamespace())
 
     async def two_steps() -> None:
         for step in (1, 2):
@@ -300,16 +297,12 @@ def test_stored_groups_are_read_once_their_part_is_on_disk() -> None:
         time.sleep(0.05)
         written.append(step)
 
-    async def rows(groups: list[Any]) -> list[Any]:
-        return groups
-
     def groups(step: int, ids: list[str]) -> list[str]:
         assert written == [step]
         return [f"rows of {name}" for name in ids]
 
     archive = SimpleNamespace(write_groups=write, groups=groups, event=lambda *_, **__: None)
-    parties = SimpleNamespace(payloads=SimpleNamespace(put=lambda table: (table,)))
-    archiving = Archiving(archive, SimpleNamespace(rows=rows, fleet=SimpleNamespace(parties=parties)))
+    archiving = Archiving(archive, SimpleNamespace(put=lambda table: (table,)))
 
     async def write_and_read() -> list[Any]:
         await archiving.begin(SimpleNamespace(step=7, decisions=[], filter=""), [])

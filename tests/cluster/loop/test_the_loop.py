@@ -3,6 +3,7 @@ for, no task is trained on twice, and no group is staler than `max_staleness`.""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -322,6 +323,38 @@ def test_nothing_that_befalls_the_scorer_holds_back_training(tmp_path: Path, wha
     assert outcome.ledger.counts()["trained"] == 12 and sorted(archive.figures) == [0, 1, 2, 3, 4]
     counted = outcome.coordinator.scoring.pace.outcomes
     assert counted["skipped"] >= 1 if what == "hang" else counted["refused" if what == "refuse" else "failed"] == 1
+
+
+def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once_with_its_state(tmp_path: Path) -> None:
+    config, at = configured(tmp_path, "scorer.every=4", "scorer.probe.every=0"), dict[str, float]()
+    world = World(config, rewards=lambda t, i: i % 2)
+    coordinators: list[Coordinator] = []
+
+    def kill(kind: str, _: int) -> None:
+        now = asyncio.get_running_loop().time()
+        at.setdefault(f"{kind} {world.calls[kind]}", now)
+        if kind == "learner.train" and world.calls[kind] == 2:
+            coordinators[0].fleet.scorer.kill()
+
+    world.on_call = kill
+    outcome = drive(world, archive := FakeArchive(), coordinators.append)
+    check(outcome, world, archive)
+    assert at["scorer.restore 1"] - at["learner.train 2"] < 1 and "scorer.restore 2" not in at
+    assert at["scorer.restore 1"] < at["scorer.score 2"] and outcome.fleet.restarts == {"scorer": 1}
+    assert outcome.coordinator.scoring.pace.outcomes == {"done": 2}
+
+
+@pytest.mark.parametrize("what", ["die", "hang", "fail"])
+def test_a_scorer_that_does_not_take_the_state_is_replaced_until_restarts_are_used_up(
+    tmp_path: Path, what: str
+) -> None:
+    words = ("loop.steps=8", "cluster.max_restarts=2", "validation.every=0", "scorer.probe.every=0")
+    faults = (Fault("scorer.score", 2, "die"), *(Fault("scorer.restore", call, what) for call in (1, 2, 3)))
+    pace = {"learner.train": 100.0}
+    slow = World(configured(tmp_path, *words), faults, lambda kind: pace.get(kind, 1.0), rewards=lambda t, i: i % 2)
+    outcome, archive = made(slow)
+    assert outcome.fleet.scorer is None and outcome.fleet.restarts == {"scorer": 2}
+    assert outcome.ledger.counts()["trained"] == 24 and len(archive.scored) == 1
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
