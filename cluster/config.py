@@ -56,12 +56,22 @@ class ModelConfig(Settings):
     cache: str = ".cache/tiny"
     """Folder in which tiny policies are kept."""
     pretrained_cache: str = ".cache/models"
-    """Folder in which converted and warmed-up models are kept."""
+    """Folder in which converted and warmed-up models are kept, and those with a replaced chat template, as links."""
     warmup: WarmupConfig | None = None
     """Supervised warm-up of the model before the run, once: its result is kept. Unset: the model is trained as it is.
     The tiny policy has a warm-up of its own."""
     tiny_seed: int = Field(0, ge=0)
     """Seed of the tiny policy's initialisation and demonstrations."""
+    chat_template: str = ""
+    """Chat template in place of the model's own, for a model whose own one removes the reasoning of earlier turns
+    (Qwen3) or refuses a system message: `chatml`, `deepseek`, or the path of a Jinja file. It becomes part of the model
+    that the run exports."""
+
+    @model_validator(mode="after")
+    def _tiny_has_its_own_template(self) -> ModelConfig:
+        if self.chat_template and self.path == "tiny":
+            raise ValueError("model.chat_template is for pretrained models, not for model.path=tiny; drop it")
+        return self
 
 
 class LoopConfig(Settings):

@@ -6,8 +6,8 @@ Invariants:
   `first_turn | sampled | next_turn | sampled | ...`; each part is encoded once, separately.
 - X of a turn is all ids up to and including the opening of the reasoning, `<think>`, which the codec appends.
 - `next_turn` is rendered by the model's own chat template: the template is rendered with a placeholder for the sampled
-  text, and what follows it is the next turn. So a template that rewrites earlier turns (for example, one that strips
-  old reasoning) does not change the sequence. A template whose continuation depends on earlier turns is refused.
+  text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and so
+  is one that removes the reasoning of earlier turns: it would show the trained policy other text than it was fed.
 - Only the template's own text yields control tokens. The contents of messages are foreign (`actors/text`): a control
   token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a system
   message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 
 from actors.text.chat_template import Part, TemplateRefused, read_chat_template, read_chat_tokenizer
 from actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
+from actors.text.shipped_templates import SHIPPED, fitting
 from actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
 
 Message = dict[str, str]
@@ -74,6 +75,8 @@ def _reply_and(*start: str) -> list[Message]:
 
 
 _OPENING = ("system", "user")
+_REASONING, _ANSWER = "this reasoning stays where it is", "and this answer stays behind it"
+_THOUGHT = f"{THINK_OPEN} {_REASONING} {THINK_CLOSE} <answer> {_ANSWER} </answer>"
 _TURN, _LATER_TURN = _reply_and(*_OPENING), _reply_and(*_OPENING, "assistant", "user")
 
 
@@ -95,6 +98,7 @@ class ChatCodec:
         """Rows of the model's output head; at least the tokenizer's size."""
         check_vocabulary(self._dir / TOKENIZER_FILE, self._backend, self.vocab_size)
         self._template = read_chat_template(self._dir, self._tokenizer)
+        self._require_kept_reasoning()
         self._encoder = TextEncoder(self._backend, self._template.source)
         self._pieces: dict[int, bytes] = {}
         specials = set(self._tokenizer.all_special_ids)
@@ -182,6 +186,21 @@ class ChatCodec:
 
     # --- the template ---
 
+    def _require_kept_reasoning(self) -> None:
+        """Raises ValueError if the template leaves the reasoning of earlier turns out, or refuses the conversation."""
+        conversation = [dict(one) for one in _LATER_TURN]
+        for one in conversation:
+            one["content"] = _THOUGHT if one["role"] == "assistant" else "next"
+        try:
+            (text,) = self._template.render([conversation])
+        except TemplateRefused:
+            return  # `_turn_end` says which messages it refuses
+        if text.count(_REASONING) < text.count(_ANSWER):
+            raise ValueError(
+                f"the chat template of {self._dir} removes the reasoning of earlier turns, so a later turn would be "
+                f"shown other text than the policy was fed; {_remedy(self._template.source)}"
+            )
+
     def _turn_end(self) -> int:
         """The id with which the template ends an assistant turn. Raises ValueError if the template shows contents
         otherwise than as given, or if its continuation depends on earlier turns."""
@@ -190,7 +209,8 @@ class ChatCodec:
             _, turn, later = self._template.parts([opening, _TURN, _LATER_TURN], compare=True)
         except TemplateRefused as error:
             raise ValueError(
-                f"{error}; it must take a system message followed by user and assistant in turn"
+                f"{error}; it must take a system message followed by user and assistant in turn: "
+                f"{_remedy(self._template.source)}"
             ) from error
         after = self._after(turn, _TURN)
         if after != (deep := self._after(later, _LATER_TURN)):
@@ -301,6 +321,13 @@ def _as_array(ids: list[int]) -> np.ndarray:
     found = np.array(ids, dtype=np.int32)
     found.setflags(write=False)
     return found
+
+
+def _remedy(source: str) -> str:
+    """What to set in place of the template `source`."""
+    name = fitting(source)
+    fits = f"={name}, which Squelch ships and which fits this model" if name else f" (shipped are {', '.join(SHIPPED)})"
+    return f"set model.chat_template{fits}"
 
 
 def _shown(parts: Sequence[Part]) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from actors.pretrained.gguf_file import STAMP
 from actors.pretrained.source import resolved
+from actors.text.shipped_templates import with_template
 from cluster.config import RunConfig
 from cluster.control.parties import Failed, PartyError
 from cluster.errors import UserError
@@ -65,11 +66,16 @@ def prepare_model(config: RunConfig, say: Say) -> Path:
 
 
 def find_model(config: RunConfig, say: Say) -> Path:
-    """The local folder of `model.path`, which is not `tiny`."""
+    """The local folder of `model.path`, which is not `tiny`, with the chat template of `model.chat_template`."""
+    cache = Path(config.model.pretrained_cache)
     try:
-        return resolved(config.model.path, Path(config.model.pretrained_cache), say)
+        folder = resolved(config.model.path, cache, say)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
+    try:
+        return with_template(folder, config.model.chat_template, cache)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def warmed_up(config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, plays: bool, say: Say) -> None:

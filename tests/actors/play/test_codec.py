@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from actors.play.codec import ChatCodec
+from actors.text.shipped_templates import with_template
 from actors.text.tokenizer import byte_alphabet
 
 CHATML = (
@@ -23,6 +24,19 @@ STRIPS_REASONING = (
     "{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+QWEN3 = (
+    "{%- set ns = namespace(last=messages|length - 1) %}"
+    "{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for m in messages %}{%- set content = m.content %}{%- set thought = '' %}"
+    "{%- if m.role == 'assistant' and '</think>' in content %}"
+    "{%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if thought and loop.index0 > ns.last %}{{- '<think>\n' + thought + '\n</think>\n\n' }}{%- endif %}"
+    "{{- content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""What Qwen3's template does with reasoning: only that after the last user's message is kept."""
 COUNTS_TURNS = CHATML.replace("{{ m.role }}", "{{ m.role }}{{ loop.index }}")
 DROPS_ASSISTANT = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'assistant' %}")
 PLAIN_END = CHATML.replace("<|im_end|>", "[end]")
@@ -205,10 +219,17 @@ def test_stop_ids_hold_the_template_end_and_every_declared_end(codec: ChatCodec)
     assert codec.vocab_size == 384
 
 
-def test_a_template_that_strips_old_reasoning_changes_nothing(codec: ChatCodec, tmp_path: Path) -> None:
-    stripping = ChatCodec(save_model(tmp_path / "m", byte_level_bpe(), STRIPS_REASONING))
+@pytest.mark.parametrize("template", [STRIPS_REASONING, QWEN3])
+def test_a_template_that_strips_old_reasoning_is_refused_and_the_shipped_one_keeps_it(
+    codec: ChatCodec, tmp_path: Path, template: str
+) -> None:
+    folder = save_model(tmp_path / "m", byte_level_bpe(), template)
+    says = rf"{folder} removes the reasoning of earlier turns.*set model\.chat_template=chatml"
+    with pytest.raises(ValueError, match=says):
+        ChatCodec(folder)
+    replaced = with_template(folder, "chatml", tmp_path / "cache")
     for closed in (True, False):
-        assert stripping.next_turn(NEXT, closed).tolist() == codec.next_turn(NEXT, closed).tolist()
+        assert ChatCodec(replaced).next_turn(NEXT, closed).tolist() == codec.next_turn(NEXT, closed).tolist()
 
 
 def test_a_template_that_opens_the_reasoning_itself_is_not_opened_twice(tmp_path: Path) -> None:
@@ -224,7 +245,7 @@ def test_a_template_that_opens_the_reasoning_itself_is_not_opened_twice(tmp_path
         (COUNTS_TURNS, "depending on earlier turns"),
         (DROPS_ASSISTANT, "cannot be continued turn by turn"),
         (PLAIN_END, "not an added token"),
-        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ raise_exception('no system role') }}", r"no system role.*system message.*set model\.chat_template"),
     ],
 )
 def test_an_unfit_template_is_refused_by_name(tmp_path: Path, template: str | None, message: str) -> None:

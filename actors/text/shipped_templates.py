@@ -1,0 +1,62 @@
+"""The chat templates that Squelch ships, and the model folder that has one of them in place of its own.
+
+Some models' own templates remove the reasoning of earlier turns (Qwen3, DeepSeek-R1). A policy that is trained with one
+would be shown other text, when it is served, than it was trained on, so such a template is refused
+(`actors.play.codec`). `model.chat_template` names a shipped template, or the path of another one, which keeps it.
+
+Invariant: the folder with the replaced template holds links to the model's other files, so it costs no space; it is
+written whole or not at all, and its name holds a digest of the template and of the model's path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from actors.process.disk import put_in_place
+from actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
+from envs.untrusted.files import is_file, read_bytes
+
+FOLDER = Path(__file__).parent / "templates"
+SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
+SIGNS = {"chatml": "<|im_start|>", "deepseek": "<｜Assistant｜>"}
+"""What a model's own template writes, by the shipped one that fits the model."""
+TEMPLATE_FILE = "chat_template.jinja"
+_OTHERS = ("additional_chat_templates", "chat_template.json", "tokenizer_config.json")
+"""Files of a folder in which it can hold templates besides `TEMPLATE_FILE`. The last is linked, because a
+`chat_template.jinja` takes precedence over the template in it."""
+
+
+def fitting(source: str) -> str:
+    """The name of the shipped template that writes what a model's own template `source` writes; empty if none does."""
+    return next((name for name, sign in SIGNS.items() if sign in source), "")
+
+
+def template_text(name: str) -> str:
+    """The shipped template of that name, or the one in that file. Raises ValueError with the setting's key."""
+    path = FOLDER / f"{name}.jinja" if name in SHIPPED else Path(name)
+    if not is_file(path):
+        raise ValueError(
+            f"model.chat_template={name!r} is neither a file nor a shipped template; shipped are {', '.join(SHIPPED)}"
+        )
+    return read_bytes(path, MAX_TEMPLATE_CHARACTERS).decode()
+
+
+def with_template(model: Path, name: str, cache: Path) -> Path:
+    """The folder below `cache` that has the files of the folder `model` and the template `name`; `model` itself if no
+    template is named. Raises ValueError as `template_text`."""
+    if not name:
+        return model
+    text, model = template_text(name), model.resolve()
+    digest = hashlib.sha256(f"{model}\0{text}".encode()).hexdigest()[:12]
+    target = cache / f"{model.name}-template-{digest}"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=cache, prefix=f".{target.name}."))
+        for file in model.iterdir():
+            if file.is_file() and file.name not in (TEMPLATE_FILE, *_OTHERS[:2]):
+                (made / file.name).symlink_to(file)
+        (made / TEMPLATE_FILE).write_text(text)
+        put_in_place(made, target)
+    return target
