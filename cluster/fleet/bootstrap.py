@@ -154,8 +154,7 @@ def settled(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str
     scorer, saved = config.scorer, config.run_dir / "config.yaml"
     if not scorer.enabled or scorer.every is not None:
         return config
-    if resume and saved.exists():
-        before = load(str(saved)).scorer
+    if resume and saved.exists() and (before := load(str(saved)).scorer).every is not None:
         return _with_scorer(config, before.every, before.max_pairs)
     if config.model.path == "tiny":
         return _with_scorer(config, OFTEN, scorer.max_pairs)

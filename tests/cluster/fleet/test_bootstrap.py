@@ -103,4 +103,6 @@ def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started
     (tmp_path / "run/config.yaml").write_text(dump(kept))
     resumed = bootstrap.settled(counted, tiny_policy, True, said.append)
     assert (resumed.scorer.every, resumed.scorer.max_pairs) == (17, 99) and len(said) == 1
+    (tmp_path / "run/config.yaml").write_text(dump(counted))  # as a sweep writes it before the run's first start
+    assert bootstrap.settled(counted, tiny_policy, True, said.append).scorer.every == first.scorer.every
     assert bootstrap.weight_bytes(tiny_policy, counted) > 4 * 500_000
