@@ -40,11 +40,12 @@ def run(options: argparse.Namespace) -> int:
     tree: dict[str, Any] = read_recipe(options.recipe) if options.recipe else {}
     config = validated(tree, _overrides(options, tree), options.recipe or "of the warm-up")
     from cluster.fleet.bootstrap import check_model
-    from cluster.loop.initial_policy import find_model, warmed_up
+    from cluster.loop.initial_policy import check_source, find_model, warmed_up
     from cluster.runs.logs import quiet
 
     warmup = config.model.warmup
     assert warmup is not None, "the overrides set it"
+    check_source(config, warmup)
     with quiet() as output:
         told = output.aloud(say)
         folder = find_model(config, told)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from actors.pretrained.gguf_file import STAMP
 from actors.pretrained.source import resolved
+from actors.process.folders import file_digest
 from actors.text.shipped_templates import with_template
 from cluster.config import RunConfig
 from cluster.control.parties import Failed, PartyError
@@ -37,7 +38,7 @@ from cluster.runs.logs import log_folder, write_trace
 from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.file_lock import held
 from envs.registry import environment_class
-from envs.untrusted.files import MIB, read_bytes
+from envs.untrusted.files import MIB, Unreadable, read_bytes, require_regular
 from envs.untrusted.text import parse_object
 from learner.warmup.demonstrations import transcripts
 from learner.warmup.settings import WarmupConfig
@@ -56,6 +57,7 @@ def prepare_model(config: RunConfig, say: Say) -> Path:
     warmup = config.model.warmup
     if warmup is None:
         return check_model(folder, config, say)
+    check_source(config, warmup)
     check_model(folder, config, say)
     name = f"{folder.resolve().name}-{config.environment.name}-{warmup_digest(config, warmup, folder)}"
     target = Path(config.model.pretrained_cache) / name.replace("/", "_").replace(":", "_")
@@ -100,8 +102,6 @@ def _warm_up(
     from actors.play.codec import ChatCodec
     from learner.warmup.corpus import Limits, make_corpus
 
-    if not warmup.data:
-        _check_demonstrator(config.environment.name)
     bounds = {
         "rollout.max_model_len": config.rollout.max_model_len,
         "learner.token_budget": config.learner.token_budget,
@@ -111,7 +111,8 @@ def _warm_up(
     corpus = make_corpus(ChatCodec(folder), config.environment, warmup, limits)
     steps = corpus.num_steps(warmup)
     say(f"{len(corpus.trained)} demonstrations, {corpus.num_tokens} tokens, {steps} optimizer steps")
-    settings = learner_settings(config, warmup, steps)
+    place = {"runs_dir": str(work.parent), "name": work.name}  # not the run's: it has not begun
+    settings = learner_settings(config, warmup, steps).model_copy(update=place)
     digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
     try:
         connect(settings, say, weights=weight_bytes(folder, settings))
@@ -145,10 +146,16 @@ def summary(progress: Progress) -> list[str]:
     return [f"warmed up: {learned}", f"before  {before.words()}", f"after   {after.words()}"]
 
 
-def _check_demonstrator(name: str) -> None:
-    """Raises UserError if the environment has no demonstrations."""
+def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
+    """Raises UserError if there is nothing to learn from: no such file, or an environment without demonstrations."""
+    name = config.environment.name
     try:
-        require(name, environment_class(name), Demonstrator, "a warm-up on its demonstrations")
+        if warmup.data:
+            require_regular(Path(warmup.data))
+        else:
+            require(name, environment_class(name), Demonstrator, "a warm-up on its demonstrations")
+    except Unreadable as error:
+        raise UserError(f"model.warmup.data: {error}") from error
     except MissingCapabilityError as error:
         raise UserError(f"{error}; give a file of chat messages instead (model.warmup.data)") from error
 
@@ -163,7 +170,7 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
         mode="json", include={"betas", "epsilon", "weight_decay", "max_grad_norm"}
     )
     environment = config.environment.model_dump(mode="json", exclude={"train_seed", "validation_seed"})
-    data = hashlib.sha256(Path(warmup.data).read_bytes()).hexdigest() if warmup.data else ""
+    data = file_digest(Path(warmup.data)) if warmup.data else ""
     first = [] if warmup.data else itertools.islice(transcripts(config.environment, warmup.quality, 0), NUM_FINGERPRINT)
     texts = [one.texts() for one in first]
     content = [

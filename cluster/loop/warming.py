@@ -198,13 +198,13 @@ class Warming:
 
     async def _work(self) -> None:
         progress = self.progress
-        if not progress.checks:
-            await self._check()
-        while progress.step < self.steps and not self._enough():
-            await self._step(progress.step + 1)
+        while True:
             if self._check_due():
                 await self._check()
-            if self._signals or (progress.step % self.warmup.save_every == 0 and progress.step < self.steps):
+            if progress.step == self.steps or self._enough():
+                return
+            await self._step(progress.step + 1)
+            if self._signals or progress.step % self.warmup.save_every == 0:
                 await self._save()
             if self._signals:
                 raise Stopped(self._signals[0], progress.step)
@@ -224,8 +224,12 @@ class Warming:
         return wanted is not None and found is not None and found >= wanted
 
     def _check_due(self) -> bool:
-        step, checks = self.progress.step, self.plays and self.warmup.format_validity is not None
-        return step == self.steps or (checks and step % self.warmup.check_every == 0)
+        """Whether the present weights are to be checked and were not yet; a step is saved before it is checked."""
+        step, checks = self.progress.step, self.progress.checks
+        if checks and checks[-1].step == step:
+            return False
+        wanted = self.plays and self.warmup.format_validity is not None
+        return step in (0, self.steps) or (wanted and step % self.warmup.check_every == 0)
 
     async def _check(self) -> None:
         loss = await self.ranks.imitation_loss(self.corpus.held_out)

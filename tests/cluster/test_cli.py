@@ -44,6 +44,7 @@ def test_an_unknown_word_is_an_error_of_usage(words, capsys):
         (["warmup", "nowhere", "out", "--env", "FrozenLake"], ["nowhere", "GGUF"]),
         (["warmup", "nowhere", ".", "--env", "FrozenLake"], ["exists; give a new folder"]),
         (["warmup", "nowhere", "out", "--env", "FrozenLak"], ["FrozenLake"]),
+        (["warmup", "nowhere", "out", "--data", "gone.jsonl"], ["gone.jsonl does not exist"]),
         (["train", "frozenlake", "model.warmup.batch=2"], ["model.path=tiny has a warm-up of its own"]),
         (["filter", "nowhere.npz"], ["nowhere.npz"]),
         (["mi", "nowhere.npz"], ["nowhere.npz"]),

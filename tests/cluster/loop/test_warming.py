@@ -131,6 +131,16 @@ def test_a_signal_ends_it_after_the_step_under_way_which_is_saved(tmp_path: Path
     assert (again.losses, learned(tmp_path)) == (whole.losses, learned(tmp_path / "whole"))
 
 
+def test_a_check_that_fails_loses_no_step_and_is_made_again(tmp_path: Path, validity: list[float]) -> None:
+    validity += [0.0, 0.1, 0.9]
+    wanted = SMALL.model_copy(update={"format_validity": 0.8})
+    with pytest.raises(RuntimeError):
+        warm(tmp_path, wanted, faults=(Fault("learner.publish", 3, "fail"),))
+    assert [step for step, _ in checkpoints(tmp_path / "out.warmup")] == [4]
+    progress, world, _ = warm(tmp_path, wanted)
+    assert [check.step for check in progress.checks] == [0, 2, 4] and not world.calls["learner.imitate"]
+
+
 def test_the_checkpoint_of_another_warm_up_is_refused(tmp_path: Path) -> None:
     with pytest.raises((Died, RuntimeError)):
         warm(tmp_path, faults=(Fault("learner.imitate", 4),))

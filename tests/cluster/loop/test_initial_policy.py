@@ -1,0 +1,108 @@
+"""From `model.path` and `model.warmup` to the folder of the initial policy: what is made once, and what anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from actors.pretrained.gguf_file import STAMP
+from cluster.config import RunConfig, load
+from cluster.errors import UserError
+from cluster.loop import initial_policy
+from cluster.loop.initial_policy import prepare_model, warmed_up, warmup_digest
+from cluster.loop.warming import REPORT
+
+
+def quietly(_: str) -> None:
+    """Says nothing."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Stands in for a converted model."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / STAMP).write_text(json.dumps({"sha256": "0" * 64}))
+    return folder
+
+
+@pytest.fixture
+def warmed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Stands in for the warm-up; holds the folders that it wrote. Models are not checked."""
+    written: list[Path] = []
+
+    def warm_up(config: RunConfig, warmup: object, folder: Path, out: Path, *_: object) -> None:
+        written.append(out)
+        out.mkdir()
+        (out / REPORT).write_text("{}")
+
+    monkeypatch.setattr(initial_policy, "_warm_up", warm_up)
+    monkeypatch.setattr(initial_policy, "check_model", lambda folder, config, say: folder.resolve())
+    return written
+
+
+def recipe(model: Path, *overrides: str) -> RunConfig:
+    cache = model.parent / "cache"
+    return load("smollm2-countdown", [f"model.path={model}", f"model.pretrained_cache={cache}", *overrides])
+
+
+def test_a_model_without_a_warm_up_is_itself(model: Path, warmed: list[Path]) -> None:
+    assert prepare_model(recipe(model, "model.warmup=null"), quietly) == model
+    assert not warmed
+
+
+def test_a_warm_up_happens_once_for_runs_that_share_it(model: Path, warmed: list[Path]) -> None:
+    first = prepare_model(recipe(model), quietly)
+    again = prepare_model(
+        recipe(model, "seed=7", "loop.steps=3", "filter.rule=none", "model.warmup.save_every=9"), quietly
+    )
+    assert first == again == warmed[0] and len(warmed) == 1
+    assert first.parent == (model.parent / "cache").resolve() and first.name.startswith("model-Countdown-")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.warmup.format_validity=0.5",
+        "model.warmup.quality.grounded=0.5",
+        "environment.options.max_number=9",
+        "environment.prompt=tiny",
+        "learner.ranks=2",
+        "learner.lora={rank: 4}",
+        "learner.optimizer.weight_decay=0.1",
+    ],
+)
+def test_whatever_changes_the_weights_causes_another_warm_up(model: Path, change: str) -> None:
+    plain, changed = recipe(model), recipe(model, change)
+    digests = {warmup_digest(config, config.model.warmup, model) for config in (plain, changed)}
+    assert len(digests) == 2
+
+
+def test_another_model_or_file_causes_another_warm_up(model: Path) -> None:
+    chat = model.parent / "chat.jsonl"
+    chat.write_text("a")
+    config = recipe(model, f"model.warmup.data={chat}")
+    first = warmup_digest(config, config.model.warmup, model)
+    chat.write_text("b")
+    second = warmup_digest(config, config.model.warmup, model)
+    (model / STAMP).write_text(json.dumps({"sha256": "1" * 64}))
+    assert len({first, second, warmup_digest(config, config.model.warmup, model)}) == 3
+
+
+def test_a_folder_that_is_there_is_not_warmed_up_again(model: Path, warmed: list[Path]) -> None:
+    config, out = recipe(model), model.parent / "out"
+    warmed_up(config, config.model.warmup, model, out, True, quietly)
+    warmed_up(config, config.model.warmup, model, out, True, quietly)
+    assert warmed == [out]
+
+
+def test_a_model_that_cannot_be_had_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.path: 'nowhere': there is no such folder"):
+        prepare_model(load("smollm2-countdown", ["model.path=nowhere", f"model.pretrained_cache={tmp_path}"]), quietly)
+
+
+def test_a_missing_file_of_conversations_is_named(model: Path, warmed: list[Path]) -> None:
+    with pytest.raises(UserError, match=r"model\.warmup\.data: gone\.jsonl does not exist"):
+        prepare_model(recipe(model, "model.warmup.data=gone.jsonl"), quietly)
