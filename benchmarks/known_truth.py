@@ -5,9 +5,8 @@ python -m benchmarks.known_truth [--quick] [--json] [--write]
 Channels with finitely many prompts and strings are enumerated (actors/diagnosis/known_truth.py), so I(X;Z) is a sum.
 For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
 from the scorer's engine (actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the estimate's mean
-and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; the rate of
-false positives; and how often the regimes of Figure 1 are classified correctly. `--write` writes docs/known-truth.md
-and docs/known_truth.svg.
+and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; and the rate
+of false positives. `--write` writes docs/known-truth.md and docs/known_truth.svg.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 
 from actors.diagnosis.known_truth import Channel, draw, random_channel
 from actors.diagnosis.proxies import Scores, proxies_of_scores
-from actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge
 from actors.diagnosis.uncertainty import uncertainty
 from benchmarks.common import print_figures
 from cluster.figures import draw as drawing
@@ -39,12 +37,6 @@ CHANNELS: Mapping[str, Mapping[str, Any]] = {
     "strong": {"strength": 2.5},
     "short": {"strength": 1.0, "max_length": 2},
     "long": {"strength": 1.0, "max_length": 7},
-}
-REGIME_CHANNELS: Mapping[str, Mapping[str, Any]] = {
-    "diverse": {"strength": 2.0},
-    "compressed": {"strength": 12.0},
-    "template_collapse": {"strength": 0.0, "sharpness": 0.3},
-    "low_entropy_collapse": {"strength": 0.0, "sharpness": 9.0, "stop": 0.02},
 }
 LM_TOKENS, LM_LENGTH, LM_PROMPTS = 4, 4, 24
 
@@ -81,26 +73,6 @@ def false_positives(channel: Channel, prompts: int, samples: int, trials: int, s
     """Share of draws whose p-value is at most 0.05 although the strings do not depend on their prompts."""
     rng = np.random.default_rng((seed, prompts, samples, 1))
     return float(np.mean([_one(draw(channel, rng, prompts, samples, blind=True), t)[3] <= 0.05 for t in range(trials)]))
-
-
-def regimes_told(trials: int, seed: int, prompts: int = 8, samples: int = 8) -> dict[str, float]:
-    """By regime: share of runs that are classified correctly. A run starts diverse and then samples from the regime's
-    channel."""
-    rng = np.random.default_rng(seed)
-    channels = {name: random_channel(3, **options) for name, options in REGIME_CHANNELS.items()}
-    right = dict.fromkeys(channels, 0)
-    for trial in range(trials):
-        for name, channel in channels.items():
-            gauge = RegimeGauge()
-            for _ in range(BASELINE_SCORINGS):
-                gauge.read(_reading(draw(channels["diverse"], rng, prompts, samples, terminated=False), trial))
-            right[name] += gauge.read(_reading(draw(channel, rng, prompts, samples, terminated=False), trial)) == name
-    return {name: count / trials for name, count in right.items()}
-
-
-def _reading(scores: Scores, trial: int) -> Reading:
-    report = proxies_of_scores(scores)
-    return Reading.of(report.metrics() | uncertainty(scores, report, seed=(trial,)).metrics())
 
 
 def tiny_lm(seed: int = 0) -> tuple[Any, list[np.ndarray]]:
@@ -177,7 +149,7 @@ def measure(trials: int) -> dict[str, Any]:
     rows = table(trials) + language_model(trials)
     medium = random_channel(1, **CHANNELS["medium"])
     false = {f"N={n}, K={k}": false_positives(medium, n, k, 2 * trials, 0) for n, k in ((8, 8), (32, 1), (64, 8))}
-    return {"trials": trials, "rows": rows, "false_positives": false, "regimes": regimes_told(trials, 0)}
+    return {"trials": trials, "rows": rows, "false_positives": false}
 
 
 COLUMNS = ("channel", "Z ends", "length", "K", "N", "I(X;Z)", "mean", "bias", "half width", "covers mean", "covers I")
@@ -193,8 +165,7 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """The lines under the table."""
     false = ", ".join(f"{value:.3f} at {name}" for name, value in figures["false_positives"].items())
-    told = ", ".join(f"{name} {value:.2f}" for name, value in figures["regimes"].items())
-    return [f"false positives (p <= 0.05): {false}", f"regimes classified correctly at N=8, K=8: {told}"]
+    return [f"false positives (p <= 0.05): {false}"]
 
 
 HEAD = """# Estimates compared with known mutual information
@@ -220,10 +191,6 @@ FALSE_POSITIVES = """
 False positives: reasoning that does not depend on its prompt, scored by a model that expects dependence, is called
 dependent (p <= 0.05) at these rates. They should be near 0.05:
 """
-TOLD = """
-Regimes: runs that begin diverse and then move to another regime of Figure 1 are classified correctly in this share of
-cases (one scoring of 8 prompts with 8 reasonings each):
-"""
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
@@ -234,7 +201,6 @@ def markdown(figures: Mapping[str, Any]) -> str:
         texts = [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
         lines.append("| " + " | ".join(texts) + " |")
     lines += [FALSE_POSITIVES, *(f"- {name}: {value:.3f}" for name, value in figures["false_positives"].items())]
-    lines += [TOLD, *(f"- {name.replace('_', ' ')}: {value:.3f}" for name, value in figures["regimes"].items())]
     return "\n".join(lines) + "\n"
 
 

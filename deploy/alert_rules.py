@@ -77,12 +77,12 @@ class AlertRule:
 RULES = (
     AlertRule(
         "SquelchTemplateCollapseSuspected",
-        f"{series('squelch_reasoning_regime', scope='first_turn', regime='template_collapse')} == 1",
+        f"{series('squelch_reasoning_regime', scope='first_turn', regime='template')} == 1",
         "2m",
         "critical",
         "Reasoning has become a template",
-        "The last scoring finds texts that stay diverse and no longer depend on their input (section 2.2), while "
-        "entropy looks healthy. Read a few reasonings of different tasks; go back to the best checkpoint.",
+        "The last scoring cannot tell the reasoning from one that ignores its input (section 2.2), while entropy may "
+        "look healthy. Read a few reasonings of different tasks; go back to the best checkpoint.",
     ),
     AlertRule(
         "SquelchReasoningIgnoresInput",

@@ -7,8 +7,8 @@ from actors.metrics.specification import MetricSpec, Section, Table, gauge, prod
 SCOPES = ("first_turn", "trajectory")
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
 """Proxies with a null, see `actors.diagnosis.uncertainty`."""
-REGIMES = ("diverse", "compressed", "template_collapse", "low_entropy_collapse", "unknown")
-"""Regimes of section 2.2 and Figure 1, see `actors.diagnosis.regime`."""
+REGIMES = ("mute", "template", "decorative", "private_code", "grounded", "unknown")
+"""See `actors.diagnosis.regime`."""
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the reasoning in the truncation curve of `actors.diagnosis.links`."""
@@ -129,7 +129,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_reasoning_regime",
             "gauge",
-            "1 for the present regime (section 2.2), else 0",
+            "1 for the present regime of the reasoning (docs/reasoning.md), else 0",
             "{scope}/regime/{regime}",
             ("scope", "regime"),
             product(SCOPES, REGIMES),

@@ -1,17 +1,22 @@
-"""Classifies the reasoning into the four regimes of section 2.2 (Figure 1, right), relative to the run's own start.
+"""Classifies the reasoning of one scoring: is there any, does it depend on its input, does the answer follow from it,
+and is it true?
 
-    |                | depends on the input      | does not                   |
-    |----------------|---------------------------|----------------------------|
-    | H(Z|X) kept    | diverse                   | template_collapse          |
-    | H(Z|X) lost    | compressed                | low_entropy_collapse       |
+    mute            under half of the turns have reasoning
+    template        dependence on the input (MI) is not told from its null
+    decorative      MI is told, and the answer does not follow from the reasoning: D is not told
+    private_code    both are told, and where a judge exists its share of true statements, among the reasonings that
+                    state anything, is below half of the run's baseline
+    grounded        the rest
+    unknown         the figure that decides is not known
 
-Neither axis has an absolute scale, so each is compared with the run's own baseline: the median of the first
-`BASELINE_SCORINGS` scorings (or of all scorings so far, if there are fewer). Dependence is also compared with chance
-and with the null distribution. Both need no baseline, so a run that starts collapsed is reported at its first scoring.
-H(Z|X) is compared with the baseline only.
+The rules are read from top to bottom. MI is that of the scoring; D (`actors.diagnosis.links`) is that of the last
+reading of the fixed probe, whatever the scope, and the judge reads first turns only. H(Z|X) is no part of the regime:
+in each regime the reasoning may be varied or always the same.
 
-Invariants: without an estimate, or without a null (fewer than 4 distinct prompts), the regime is `unknown` and the
-baseline does not change. Pure; plain JSON state.
+The judge's baseline is the median of the first `BASELINE_SCORINGS` shares (or of all so far, if there are fewer). The
+other rules need no baseline, so a run that starts in a regime is reported at its first scoring.
+
+Invariants: an unknown figure never changes the baseline. Pure; plain JSON state.
 """
 
 from __future__ import annotations
@@ -24,16 +29,18 @@ from typing import Any
 
 from actors.diagnosis.metrics import REGIMES
 
-DIVERSE, COMPRESSED, TEMPLATE, LOW_ENTROPY, UNKNOWN = REGIMES
+MUTE, TEMPLATE, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
 BASELINE_SCORINGS = 3
 P_VALUE = 0.05
 """Largest p-value at which dependence is significant."""
 ABOVE_CHANCE = 0.1
 """Smallest (accuracy - chance) / (1 - chance) of retrieval that counts as dependence."""
-DEPENDENCE_SHARE = 0.5
-"""Smallest share of the baseline's MI-Seq-Est at which dependence counts as kept."""
-ENTROPY_SHARE = 0.5
-"""Smallest share of the baseline's H(Z|X) at which the variety of reasoning counts as kept."""
+REASONED_SHARE = 0.5
+"""Share of turns with reasoning below which a policy is mute."""
+TRUE_SHARE = 0.5
+"""Smallest share of the baseline's true statements at which the reasoning counts as true."""
+FEWEST_JUDGED = 8
+"""Fewest reasonings that state anything for a share of true ones."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +53,27 @@ class Reading:
     """Of MI-Seq-Est under permuted prompts."""
     retrieval_accuracy: float
     retrieval_chance: float
-    conditional_entropy: float
-    """H(Z|X), nats per token."""
     low: float = math.nan
     """Lower end of MI-Seq-Est's 95% interval."""
+    reasoned: float = math.nan
+    """Share of the turns that have reasoning."""
+    follows: float = math.nan
+    """1 if the answer follows from the reasoning, 0 if not (`LinksReading.follows`)."""
+    true_share: float = math.nan
+    """Share of true ones among the reasonings that state anything."""
 
     @classmethod
-    def of(cls, figures: Mapping[str, float]) -> Reading:
+    def of(cls, figures: Mapping[str, float], follows: float = math.nan, true_share: float = math.nan) -> Reading:
         """The reading in a scope's metrics, whose keys do not contain the scope."""
-        names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "conditional_entropy")
-        return cls(*(figures.get(name, math.nan) for name in (*names, "mi_seq_est_low")))
+        names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "mi_seq_est_low")
+        found = [figures.get(name, math.nan) for name in (*names, "reasoned")]
+        return cls(*found, follows=follows, true_share=true_share)
 
     @property
     def known(self) -> bool:
-        """Whether all metrics but the interval are known; with few prompts there is no interval."""
-        return not any(math.isnan(value) for name, value in vars(self).items() if name != "low")
+        """Whether dependence on the input can be judged: there is an estimate, with a p-value or an interval."""
+        needed = (self.mi_seq_est, self.retrieval_accuracy, self.retrieval_chance)
+        return not any(map(math.isnan, needed)) and not (math.isnan(self.p_value) and math.isnan(self.low))
 
     @property
     def told_from_null(self) -> bool:
@@ -76,30 +89,39 @@ class Reading:
 class RegimeGauge:
     """Classifies one scope's scorings, which must come in order of their steps."""
 
-    mi: list[float] = field(default_factory=list)
-    """MI-Seq-Est of the first scorings."""
-    entropy: list[float] = field(default_factory=list)
+    true: list[float] = field(default_factory=list)
+    """The judge's shares of the first scorings."""
 
     def read(self, reading: Reading) -> str:
-        """The regime, one of REGIMES; the first scorings define the baseline."""
+        """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
+        if not math.isnan(reading.true_share) and len(self.true) < BASELINE_SCORINGS:
+            self.true.append(reading.true_share)
+        if reading.reasoned < REASONED_SHARE:
+            return MUTE
         if not reading.known:
             return UNKNOWN
-        if len(self.mi) < BASELINE_SCORINGS:
-            self.mi.append(reading.mi_seq_est)
-            self.entropy.append(reading.conditional_entropy)
-        kept = reading.mi_seq_est >= DEPENDENCE_SHARE * statistics.median(self.mi)
-        varied = reading.conditional_entropy >= ENTROPY_SHARE * statistics.median(self.entropy)
-        if reading.told_from_null and kept:
-            return DIVERSE if varied else COMPRESSED
-        return TEMPLATE if varied else LOW_ENTROPY
+        if not reading.told_from_null:
+            return TEMPLATE
+        if math.isnan(reading.follows):
+            return UNKNOWN
+        if not reading.follows:
+            return DECORATIVE
+        false = bool(self.true) and reading.true_share < TRUE_SHARE * statistics.median(self.true)
+        return PRIVATE_CODE if false else GROUNDED
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {"mi": self.mi, "entropy": self.entropy}
+        return {"true": self.true}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the baseline from a checkpoint."""
-        self.mi, self.entropy = list(state["mi"]), list(state["entropy"])
+        """Restores the baseline from a checkpoint; one of an earlier release has none."""
+        self.true = list(state.get("true", ()))
+
+
+def true_share(names: float, right: float, judged: int) -> float:
+    """Share of true ones among the reasonings that state anything; NaN if fewer than `FEWEST_JUDGED` do, or without a
+    judge. `names`, `right`: shares of the `judged` reasonings (`actors.diagnosis.grounding`)."""
+    return right / names if names * judged >= FEWEST_JUDGED else math.nan
 
 
 def one_hot(regime: str) -> dict[str, float]:

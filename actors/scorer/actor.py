@@ -119,7 +119,9 @@ class ScorerActor:
         with self._working(step, bundle):
             groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
             version = max(newest_version(groups), 0) if self._fixed else bundle.version
-            return self._probe.read(step, version, groups)
+            figures = self._probe.read(step, version, groups)
+            self._scorer.follows = figures["probe/link/follows"]
+            return figures
 
     @contextmanager
     def _working(self, step: int, bundle: WeightBundle) -> Iterator[None]:

@@ -19,6 +19,7 @@ Pure: imports neither torch, Ray nor vLLM.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,6 +156,14 @@ def refuse_pictures(step: int, groups: Groups) -> None:
                 f"step {step} is not scored: group {name} shows pictures, and the scorer's model is fed token ids "
                 "alone; set scorer.enabled=false for this environment"
             )
+
+
+def reasoned_share(groups: Groups, first_turns: bool) -> float:
+    """Share of turns that have reasoning, among the turns of the window that closed it; NaN if none did. A turn that
+    never closed its reasoning may have been cut within it, and counts for neither."""
+    turns = [t for ts in groups.values() for one in ts for t in (one.turns[:1] if first_turns else one.turns)]
+    closed = [turn.reasoning_end > turn.reasoning_start for turn in turns if turn.reasoning_start < turn.sample_end]
+    return sum(closed) / len(closed) if closed else math.nan
 
 
 def unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:

@@ -199,6 +199,11 @@ METRICS: Table = {
             "mi_saturated",
             "1 while MI-Seq-Est is within 0.25 nats of its upper bound: too few prompts to see more",
         ),
+        scoped(
+            "squelch_reasoned_turns_ratio",
+            "reasoned",
+            "Share of the turns that have reasoning, among those that closed it",
+        ),
         scoped("squelch_scored_prompts", "num_prompts", "Distinct prompts in the score matrix"),
         scoped("squelch_excluded_reasonings", "num_excluded", "Reasonings left out, for any reason"),
         scoped(

@@ -9,7 +9,7 @@ Invariants:
   excluded and counted.
 - Every scoring has every key of every scope; unknown metrics are NaN, and excluded reasonings are counted by reason.
 - Metrics depend on the step, the seed, the window and the scorer's state only. The state is the moving averages, the
-  regime's baseline, and the set of turns and environments reported so far.
+  regime's baseline, the set of turns and environments reported so far, and `follows`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from actors.diagnosis.fixed_probe import saturated
 from actors.diagnosis.grounding import JUDGED, judge_of, shares
 from actors.diagnosis.metrics import SCOPES
 from actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
-from actors.diagnosis.regime import Reading, RegimeGauge, one_hot
+from actors.diagnosis.regime import Reading, RegimeGauge, one_hot, true_share
 from actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
 from actors.scorer.drawing import (
     Draw,
@@ -38,6 +38,7 @@ from actors.scorer.drawing import (
     draw_first_turn,
     draw_trajectory,
     newest_version,
+    reasoned_share,
     refuse_pictures,
     subset,
     version_mismatch,
@@ -92,6 +93,8 @@ class Scorer:
         """Turns and environments reported so far; each is reported again, as NaN, if a window does not have it."""
         self.matrices: dict[str, ScoreMatrix] = {}
         """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
+        self.follows = math.nan
+        """1 if the answers of the last reading of the fixed probe follow from their reasoning, 0 if not."""
 
     def score(
         self, step: int, version: int, groups: Groups, environments: Mapping[str, str] | None = None
@@ -112,9 +115,11 @@ class Scorer:
         refuse_pictures(step, groups)
         figures = {"scorer/version": float(version)}
         self.matrices = {}
-        for index, (scope, draw) in enumerate(self._draws(step, version, groups).items()):
+        draws = self._draws(step, version, groups)
+        for index, (scope, draw) in enumerate(draws.items()):
             seed = (self.seed, step, len(SCOPES) + index)
             figures |= self._scope(scope, draw, version, seed, environments or {})
+        figures |= self._regimes(groups, figures, len(draws["first_turn"].reasonings))
         figures["seconds/score"] = time.perf_counter() - started
         return figures | {"scorer/cpu_seconds": time.thread_time() - cpu}
 
@@ -142,11 +147,25 @@ class Scorer:
             self.matrices[scope] = _with_places(matrix, draw)
             figures |= self._measure(matrix, draw, self._ema[scope], seed)
             excluded["non_finite"] += int(figures["num_excluded"])
-        figures |= one_hot(self._regime[scope].read(Reading.of(figures)))
         figures |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
         figures["num_excluded"] = float(excluded.total())
         flat = {f"{scope}/{key}": value for key, value in figures.items()}
         return flat | self._parts_of(scope, matrix, draw, seed, environments)
+
+    def _regimes(self, groups: Groups, figures: Mapping[str, float], judged: int) -> dict[str, float]:
+        """The regime of each scope, and the share of its turns with reasoning. `judged`: first-turn reasonings."""
+        flat: dict[str, float] = {}
+        for scope, gauge in self._regime.items():
+            own = {
+                key.removeprefix(f"{scope}/"): value for key, value in figures.items() if key.startswith(f"{scope}/")
+            }
+            first = scope == "first_turn"
+            own["reasoned"] = reasoned_share(groups, first)
+            true = true_share(figures["judge/names"], figures["judge/right"], judged) if first else math.nan
+            regime = gauge.read(Reading.of(own, self.follows, true))
+            flat |= {f"{scope}/{key}": value for key, value in one_hot(regime).items()}
+            flat[f"{scope}/reasoned"] = own["reasoned"]
+        return flat
 
     def _parts_of(
         self,
@@ -254,6 +273,7 @@ class Scorer:
             "ema": {scope: ema.state() for scope, ema in self._ema.items()},
             "regime": {scope: gauge.state() for scope, gauge in self._regime.items()},
             "parts": sorted(self._parts),
+            "follows": None if math.isnan(self.follows) else self.follows,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -262,6 +282,8 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
+        follows = state.get("follows")  # unknown in a checkpoint of an earlier release
+        self.follows = math.nan if follows is None else follows
 
 
 def _with_places(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:

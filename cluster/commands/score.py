@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from actors.diagnosis.templates import Template
     from actors.diagnosis.uncertainty import Uncertainty
     from actors.scorer.cross_scoring import CrossScorer
+    from cluster.commands.score_answers import Answers
     from cluster.commands.score_files import Reasonings
 
 SCORE_HELP = """\
 Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
 prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) with intervals, and lists the reasonings that fit
-every prompt (templates).
+every prompt (templates). If rows have answers, it also says whether they follow from the reasoning.
 
 FILE is a JSONL or Parquet file with one reasoning per row, all of one training step:
   as text   `prompt` (or `input`; text up to where the answer begins, or a list of messages), with
             `reasoning`, or `completion` (or `output`, `response`) that closes its reasoning with </think>
   as ids    `prompt_ids`, up to and including the opening of the reasoning, with `reasoning_ids`
+            (and `answer_ids`, from the closing of the reasoning to the end of the answer)
   optional  `prompt_id` (or `group_id`): rows of one id must have one prompt; `step`: see --step
 Other columns are ignored. More prompts, and several reasonings of each, narrow the intervals."""
 
@@ -62,6 +64,15 @@ class ScoreReport:
     templates: list[Template]
     fits_any: int
     notes: list[str]
+    answers: Answers | None = None
+    """The links from reasoning to answer; None if the file has no answers, or with `--no-links`."""
+
+    @property
+    def regime(self) -> str:
+        """The regime, one of `actors.diagnosis.metrics.REGIMES`."""
+        from cluster.commands.score_answers import regime_of
+
+        return regime_of(self.proxies, self.uncertainty, self.answers.links if self.answers else None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="markers around the reasoning in a completion (default: <think> </think>)",
     )
     parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
+    parser.add_argument(
+        "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
+    )
     parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
     parser.add_argument(
         "--templates",
@@ -108,9 +122,14 @@ def run(args: argparse.Namespace) -> int:
         _check_output(args.out)
     found, engine = load(args)
     matrix = engine.matrix(found.prompts, found.ids)
+    answers = None
+    if args.links and any(answer is not None for answer in found.answers):
+        from cluster.commands.score_answers import read_answers
+
+        answers = read_answers(engine, engine.context_length, found, args.seed)
     if args.out is not None:
         write_npz(args.out, matrix, found)
-    report = measure(args, found, matrix, engine.model.config.get_text_config().vocab_size)
+    report = replace(measure(args, found, matrix, engine.model.config.get_text_config().vocab_size), answers=answers)
     say(json.dumps(score_json(report, args), allow_nan=False) if args.json else score_text(report, args))
     return 0
 
@@ -230,11 +249,14 @@ def _notes(report: Proxies, vocab_size: int) -> list[str]:
 def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
     from cluster.commands.mi import mi_json
+    from cluster.commands.score_answers import answers_json
 
     return {
         **report.facts,
         **mi_json(report.proxies, report.uncertainty, args.half_width),
         "fits_any_prompt": report.fits_any,
+        "links": answers_json(report.answers),
+        "regime": report.regime,
         "templates": [asdict(template) for template in report.templates[: args.templates]],
         "notes": report.notes,
     }
@@ -246,6 +268,10 @@ def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
 
     head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
     lines = [mi_table(report.proxies, report.uncertainty, args.half_width, head), *report.notes]
+    if report.answers is not None:
+        from cluster.commands.score_answers import answers_text
+
+        lines += ["", *answers_text(report.answers, report.regime)]
     total = report.proxies.num_samples
     lines += ["", f"{report.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
     rows = [("gap", "times", "prompts", "row", "reasoning")]

@@ -37,10 +37,13 @@ NAMES = {
     "reasoning": ("reasoning",),
     "prompt_ids": ("prompt_ids",),
     "reasoning_ids": ("reasoning_ids",),
+    "answer_ids": ("answer_ids",),
     "prompt_id": ("prompt_id", "group_id"),
     "step": ("step", "global_step"),
 }
 """Accepted names of each column; the first name that a row has is used."""
+ANSWER_CLOSE = "</answer>"
+"""An answer ends with this text if it has it, else with the completion."""
 EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"
 TEXT_BEFORE = "text before the reasoning"
@@ -60,7 +63,8 @@ Row = dict[str, Any]
 class Reasonings:
     """The reasonings of a file and their prompts. `prompts`: the distinct prompts, one id sequence X_j each; `ids`: the
     reasonings Z_s; `texts`: their text; `source`: (num_samples,), index of the prompt under which each was sampled;
-    `rows`: (num_samples,), row number in the file, from 1; `excluded`: number of rows left out, by reason;
+    `rows`: (num_samples,), row number in the file, from 1; `answers`: the ids from the closing of each reasoning to the
+    end of its answer, None for a row without an answer; `excluded`: number of rows left out, by reason;
     `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text."""
 
     prompts: list[np.ndarray]
@@ -68,6 +72,7 @@ class Reasonings:
     texts: list[str]
     source: np.ndarray
     rows: np.ndarray
+    answers: list[np.ndarray | None] = field(default_factory=list)
     excluded: Counter[str] = field(default_factory=Counter)
     control_tokens: Counter[str] = field(default_factory=Counter)
 
@@ -83,6 +88,7 @@ class Reasonings:
             [self.texts[s] for s in left],
             np.searchsorted(columns, self.source[left]),
             self.rows[left],
+            [self.answers[s] for s in left],
             excluded,
             self.control_tokens,
         )
@@ -146,7 +152,7 @@ def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
     wrong type."""
     row = {key: next((raw[name] for name in names if raw.get(name) is not None), None) for key, names in NAMES.items()}
     where = f"{path}, row {number}"
-    for key in ("prompt_ids", "reasoning_ids"):
+    for key in ("prompt_ids", "reasoning_ids", "answer_ids"):
         if row[key] is not None and not _is_ids(row[key]):
             raise UserError(f"{where}: `{key}` must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
     if row["reasoning"] is not None and not isinstance(row["reasoning"], str):
@@ -174,6 +180,14 @@ def _is_messages(value: Any) -> bool:
         return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content") or "", str)
 
     return isinstance(value, list) and bool(value) and all(map(whole, value))
+
+
+def answer_text(text: str, closing: str) -> str | None:
+    """The end of a completion from the closing of its reasoning on, through `</answer>` if it has that; None if nothing
+    follows the closing."""
+    _, closed, rest = text.partition(closing)
+    answer, ended, _ = rest.partition(ANSWER_CLOSE)
+    return closed + answer + ended if closed and answer.strip() else None
 
 
 def split_completion(text: str, opening: str, closing: str) -> tuple[str | None, str | None]:
@@ -212,7 +226,7 @@ class Reader:
         self._rendered = self._render(rows)
         column: dict[str, int] = {}
         prompts: list[np.ndarray] = []
-        ids, texts, source, numbers, excluded = [], [], [], [], Counter[str]()
+        ids, texts, source, numbers, answers, excluded = [], [], [], [], [], Counter[str]()
         named: dict[str, tuple[int, str]] = {}
         for number, row in rows:
             found, why = self._sample(number, row)
@@ -228,11 +242,23 @@ class Reader:
             source.append(column[key])
             ids.append(reasoning)
             texts.append(text)
+            answers.append(self._answer(number, row))
             numbers.append(number)
         control = sum(self._counted.values(), Counter[str]())
-        return Reasonings(
-            prompts, ids, texts, np.array(source, np.int64), np.array(numbers, np.int64), excluded, control
-        )
+        where = np.array(source, np.int64), np.array(numbers, np.int64)
+        return Reasonings(prompts, ids, texts, *where, answers, excluded, control)
+
+    def _answer(self, number: int, row: Row) -> np.ndarray | None:
+        """The ids of a row's answer, with the closing of the reasoning; None if it has none that the tokenizer can
+        express."""
+        ids: list[int] = []
+        if _has_ids(row):
+            ids = row["answer_ids"] or []
+        elif row["reasoning"] is None and self._markers is not None:
+            text = answer_text(self._completion(row["completion"]), self._markers[1])
+            ids = self._encoder.encode(self._said(row, text)) if text else []
+        self._check_vocabulary(number, max(ids, default=0))
+        return np.array(ids, dtype=np.int64) if len(ids) and self._unknown not in ids else None
 
     def _sample(self, number: int, row: Row) -> tuple[tuple[np.ndarray, np.ndarray, str] | None, str | None]:
         """((X, Z, Z's text), None), or (None, the reason why the row has no sample)."""

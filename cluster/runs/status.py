@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.diagnosis.alarm import alarm_text
+from actors.diagnosis.metrics import REGIMES
 from cluster.metrics import LEDGER_STATES, PARTS
 from cluster.runs.folder import RunFolder
 from cluster.terminal import one_line
@@ -57,6 +58,10 @@ class RunStatus:
     conditional_entropy: float | None
     dependence: str | None
     """The alarm in words while it is raised; else None."""
+    regime: str | None
+    """Regime of the first turn at the step scored last."""
+    probe: dict[str, float | None]
+    """Figures of the fixed probe's last reading (`last_probe`); empty before the first."""
     staleness_max: float | None
     no_signal_streak: float | None
     members: dict[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -106,6 +111,8 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         mi_est=_latest(lines, "first_turn/mi_est"),
         conditional_entropy=_latest(lines, "first_turn/conditional_entropy"),
         dependence=dependence(last),
+        regime=_regime(lines),
+        probe=last_probe(lines),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
         members=_members(last),
@@ -120,6 +127,26 @@ def dependence(line: Line) -> str | None:
     if line.get("alarm/raised") != 1:
         return None
     return alarm_text(line.get("alarm/since"), max(-1.0, min(1.0, line.get("alarm/reward_trend") or 0.0)))
+
+
+PROBED = (
+    *("step", "mi", "mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "mi_change", "mi_change_low"),
+    *("mi_change_high", "link/dependence", "link/dependence_low", "link/dependence_high", "link/information"),
+    *("link/information_upper", "link/past_reasoning", "link/follows"),
+)
+"""Figures of `last_probe`."""
+
+
+def last_probe(lines: Sequence[Line]) -> dict[str, float | None]:
+    """The figures of the last reading of the fixed probe, None for unknown ones; empty if none was recorded."""
+    read = [line for line in lines if line.get("probe/mi") is not None]
+    return {name.replace("/", "_"): read[-1].get(f"probe/{name}") for name in PROBED} if read else {}
+
+
+def _regime(lines: Sequence[Line]) -> str | None:
+    """The first turn's regime in the newest line that has one."""
+    keys = {f"first_turn/regime/{name}": name for name in REGIMES}
+    return next((name for line in reversed(lines) for key, name in keys.items() if line.get(key) == 1), None)
 
 
 def _state(lines: Sequence[Line], summary: Line | None) -> str:

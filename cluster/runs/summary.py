@@ -17,6 +17,8 @@ from actors.process.disk import write_whole
 from cluster.config import RunConfig
 from cluster.control.ledger import Ledger
 from cluster.runs.ending import Ending
+from cluster.runs.status import last_probe
+from cluster.runs.words import link_words, probe_words
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 
@@ -75,7 +77,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "kept_groups_mean": _mean(metrics, "kept_groups"),
         "success": _success(outcome),
         "reasoning": _reasoning(metrics),
-        "probe": _probe(metrics),
+        "probe": last_probe(metrics),
         "scorer": dict(outcome.scorings),
         "ledger": _ledger(config.run_dir, outcome.ledger),
     }
@@ -133,20 +135,11 @@ def _success(outcome: Outcome) -> dict[str, Any]:
     return result
 
 
-def _probe(metrics: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The figures of the last reading of the fixed probe, None for unknown ones; empty if none was recorded."""
-    read = [m for m in metrics if m.get("probe/mi") is not None]
-    names = ("step", "mi", "mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "mi_change", "mi_change_low")
-    return {name: read[-1].get(f"probe/{name}") for name in (*names, "mi_change_high")} if read else {}
-
-
 def _probe_lines(probe: dict[str, float | None]) -> list[str]:
     if not probe:
         return []
-    change, full = probe["mi_change"], "  SATURATED" if probe["saturated"] else ""
-    interval = f"[{_text(probe['mi_low'])}, {_text(probe['mi_high'])}]"
-    since = "" if change is None else f", {change:+.2f} since the first reading"
-    return [f"probe MI       {_text(probe['mi'])}  {interval} of {_text(probe['ceiling'])} nats{full}{since}"]
+    linked = [f"answer         {link_words(probe)}"] if probe["link_dependence"] is not None else []
+    return [f"probe MI       {probe_words(probe)}", *linked]
 
 
 def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.runs.status import Line, RunStatus, dependence, duration
@@ -57,6 +57,9 @@ def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
         Figure("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
         Figure("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
         Figure("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
+        Figure("regime", (status.regime or "-").replace("_", " ")),
+        Figure("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
+        Figure("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
         *([Figure("ALARM", status.dependence)] if status.dependence else []),
         Figure("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
         Figure("throughput", _throughput(status), history("tokens/per_second"), 0),
@@ -89,6 +92,27 @@ def _retrieval(status: RunStatus) -> str:
     if accuracy is None or not chance:
         return "-"
     return f"{accuracy:.3f}  chance {chance:.3f}  ({accuracy / chance:.1f} x)"
+
+
+def probe_words(probe: Mapping[str, float | None]) -> str:
+    """MI of the fixed probe's last reading (`cluster.runs.status.last_probe`) in words."""
+    if not probe:
+        return "-"
+    text = f"{_number(probe['mi'], '.2f')}  [{_number(probe['mi_low'], '.2f')}, {_number(probe['mi_high'], '.2f')}]"
+    text += f" of {_number(probe['ceiling'], '.2f')} nats  step {_number(probe['step'], '.0f')}"
+    change = probe["mi_change"]
+    since = "" if change is None else f"  ({change:+.2f} since the first)"
+    return text + since + ("  SATURATED" if probe["saturated"] else "")
+
+
+def link_words(probe: Mapping[str, float | None]) -> str:
+    """D of the fixed probe's last reading in words: whether the answer follows from the reasoning."""
+    if probe.get("link_dependence") is None:
+        return "-"
+    low, high = _number(probe["link_dependence_low"], ".2f"), _number(probe["link_dependence_high"], ".2f")
+    follows = probe["link_follows"]
+    verdict = "" if follows is None else "  follows" if follows else "  DOES NOT FOLLOW"
+    return f"D {_number(probe['link_dependence'], '.2f')}  [{low}, {high}] nats{verdict}"
 
 
 def _members(status: RunStatus) -> str:

@@ -248,14 +248,15 @@ REGIME = Row(
         ),
         Panel(
             "Regime",
-            "The regime of reasoning (section 2.2) over time, judged against the run's own baseline, chance and null.",
+            "mute: hardly any reasoning. template: it does not depend on its input. decorative: the answer does not "
+            "follow from it. private_code: it does, but the judge finds it untrue. grounded: none of these.",
             (_q("squelch_reasoning_regime", "{{regime}}", scope="first_turn"),),
             kind="state-timeline",
         ),
         Panel(
             "Entropy and mutual information",
             "The plane of Figure 1: H(Z|X) across, MI-Est upwards, one colour for each regime. In template collapse "
-            "the points sink at high entropy; in low-entropy collapse they also move to the left.",
+            "the points sink at high entropy; where reasoning becomes one text for every input they also move left.",
             (
                 _q("squelch_conditional_entropy_nats", "H(Z|X)", scope="first_turn"),
                 *(Query(_in_regime(regime), regime, "the run was in another regime") for regime in REGIMES),
@@ -337,6 +338,7 @@ SCORER = Row(
             (
                 _q("squelch_excluded_reasonings", f"all, {SCOPE}"),
                 _q("squelch_unscored_reasonings", f"{{{{reason}}}}, {SCOPE}"),
+                _q("squelch_reasoned_turns_ratio", f"share of turns with reasoning, {SCOPE}"),
             ),
             low=0,
         ),

@@ -47,12 +47,12 @@ FREE = "squelch_disk_free_bytes"
 CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
     "SquelchTemplateCollapseSuspected": [
         (
-            {f'squelch_reasoning_regime{{{FIRST},regime="template_collapse"}}': "0 1 1 1"},
+            {f'squelch_reasoning_regime{{{FIRST},regime="template"}}': "0 1 1 1"},
             "3m",
-            {"scope": "first_turn", "regime": "template_collapse"},
+            {"scope": "first_turn", "regime": "template"},
         ),
-        ({f'squelch_reasoning_regime{{{FIRST},regime="template_collapse"}}': "0 1 0 1"}, "3m", None),
-        ({f'squelch_reasoning_regime{{{FIRST},regime="low_entropy_collapse"}}': "1+0x9"}, "5m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="template"}}': "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "1+0x9"}, "5m", None),
     ],
     "SquelchReasoningIgnoresInput": [
         ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "10m", {"scope": "first_turn"}),
@@ -212,15 +212,15 @@ def impatient(folder: Path) -> Path:
 HEALTHY = {
     "first_turn/retrieval_accuracy": 0.7,
     "first_turn/retrieval_chance": 0.125,
-    "first_turn/regime/diverse": 1.0,
-    "first_turn/regime/template_collapse": 0.0,
+    "first_turn/regime/grounded": 1.0,
+    "first_turn/regime/template": 0.0,
     "no_signal_streak": 0.0,
     "total_steps": 100.0,
 }
 COLLAPSED = {
     "first_turn/retrieval_accuracy": 0.13,
-    "first_turn/regime/diverse": 0.0,
-    "first_turn/regime/template_collapse": 1.0,
+    "first_turn/regime/grounded": 0.0,
+    "first_turn/regime/template": 1.0,
 }
 
 

@@ -1,57 +1,80 @@
-"""The four regimes of Figure 1 against a run's own start, chance and null."""
+"""The five regimes: their rules, the order in which they are read, and the judge's baseline."""
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from actors.diagnosis.metrics import REGIMES
-from actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge, one_hot
+from actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge, one_hot, true_share
 
-HEALTHY = Reading(1.5, 0.001, 0.7, 0.125, 0.8)
+HEALTHY = Reading(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
+UNTOLD = replace(HEALTHY, p_value=0.2)
 
 
 def begun() -> RegimeGauge:
     gauge = RegimeGauge()
-    assert [gauge.read(HEALTHY) for _ in range(BASELINE_SCORINGS)] == ["diverse"] * BASELINE_SCORINGS
+    assert [gauge.read(HEALTHY) for _ in range(BASELINE_SCORINGS)] == ["grounded"] * BASELINE_SCORINGS
     return gauge
 
 
 @pytest.mark.parametrize(
     ("reading", "regime"),
     [
-        (Reading(1.4, 0.001, 0.65, 0.125, 0.9), "diverse"),
-        (Reading(1.4, 0.001, 0.65, 0.125, 0.3), "compressed"),
-        (Reading(0.6, 0.001, 0.5, 0.125, 0.9), "template_collapse"),  # below half of the baseline
-        (Reading(1.4, 0.2, 0.65, 0.125, 0.9), "template_collapse"),  # not told from the null
-        (Reading(1.4, 0.001, 0.15, 0.125, 0.9), "template_collapse"),  # at chance
-        (Reading(0.0, 0.6, 0.125, 0.125, 0.05), "low_entropy_collapse"),
-        (Reading(math.nan, 0.001, 0.7, 0.125, 0.8), "unknown"),
-        (Reading(1.5, math.nan, 0.7, 0.125, 0.8), "unknown"),
+        (HEALTHY, "grounded"),
+        (replace(HEALTHY, reasoned=0.49), "mute"),
+        (replace(UNTOLD, reasoned=0.49, follows=0.0), "mute"),
+        (replace(HEALTHY, mi_seq_est=math.nan, reasoned=0.1), "mute"),
+        (UNTOLD, "template"),
+        (replace(UNTOLD, follows=math.nan), "template"),
+        (replace(HEALTHY, retrieval_accuracy=0.15), "template"),  # at chance
+        (replace(HEALTHY, follows=0.0), "decorative"),
+        (replace(HEALTHY, follows=0.0, true_share=0.1), "decorative"),
+        (replace(HEALTHY, true_share=0.29), "private_code"),
+        (replace(HEALTHY, true_share=0.31), "grounded"),
+        (replace(HEALTHY, true_share=math.nan), "grounded"),  # there is no judge
+        (replace(HEALTHY, follows=math.nan), "unknown"),
+        (replace(HEALTHY, mi_seq_est=math.nan), "unknown"),
+        (replace(HEALTHY, p_value=math.nan, low=math.nan), "unknown"),
+        (replace(HEALTHY, reasoned=math.nan), "grounded"),
     ],
 )
 def test_each_regime_is_told_by_its_reading(reading: Reading, regime: str) -> None:
     assert begun().read(reading) == regime
 
 
-def test_a_run_that_starts_collapsed_is_told_so_without_a_baseline() -> None:
-    assert RegimeGauge().read(Reading(0.01, 0.4, 0.13, 0.125, 2.0)) == "template_collapse"
+def test_a_run_that_starts_without_dependence_is_told_so_without_a_baseline() -> None:
+    assert RegimeGauge().read(UNTOLD) == "template"
+    assert RegimeGauge().read(replace(HEALTHY, follows=0.0)) == "decorative"
 
 
-def test_the_baseline_is_the_first_scorings_and_outlives_a_restart() -> None:
+def test_the_judges_baseline_is_of_the_first_scorings_and_outlives_a_restart() -> None:
     gauge = begun()
     for _ in range(20):
-        gauge.read(Reading(0.8, 0.001, 0.5, 0.125, 0.8))
+        gauge.read(replace(HEALTHY, true_share=0.35))
     again = RegimeGauge()
     again.restore(json.loads(json.dumps(gauge.state())))
-    low = Reading(0.7, 0.001, 0.5, 0.125, 0.8)
-    assert again.read(low) == gauge.read(low) == "template_collapse", "a slow fall does not lower the bar"
+    low = replace(HEALTHY, true_share=0.25)
+    assert again.read(low) == gauge.read(low) == "private_code", "a slow fall does not lower the bar"
+
+
+def test_a_checkpoint_of_an_earlier_release_has_no_baseline_and_is_read() -> None:
+    gauge = RegimeGauge()
+    gauge.restore({"mi": [1.0], "entropy": [0.5]})
+    assert gauge.state() == RegimeGauge().state()
 
 
 def test_an_unknown_reading_leaves_no_trace_in_the_baseline() -> None:
     gauge = RegimeGauge()
-    gauge.read(Reading(math.nan, math.nan, math.nan, math.nan, math.nan))
+    gauge.read(Reading(math.nan, math.nan, math.nan, math.nan))
     assert gauge.state() == RegimeGauge().state()
+
+
+def test_a_share_of_true_statements_needs_statements() -> None:
+    assert true_share(0.5, 0.2, 16) == pytest.approx(0.4)
+    assert math.isnan(true_share(0.4, 0.2, 16)) and math.isnan(true_share(math.nan, math.nan, 16))
+    assert math.isnan(true_share(0.0, 0.0, 64))
 
 
 def test_exactly_one_regime_is_set() -> None:
@@ -62,8 +85,8 @@ def test_exactly_one_regime_is_set() -> None:
 
 def test_where_pairs_were_left_out_the_interval_tells_dependence_from_none() -> None:
     """A part of the pairs has no p-value."""
-    part = {"p_value": math.nan, "retrieval_accuracy": 0.7, "retrieval_chance": 0.125, "conditional_entropy": 0.8}
-    assert Reading(1.5, **part, low=0.4).told_from_null
-    assert not Reading(1.5, **part, low=-0.1).told_from_null
-    assert not Reading(1.5, **part).told_from_null
-    assert not Reading(1.5, **part | {"retrieval_accuracy": 0.15}, low=0.4).told_from_null
+    part = replace(HEALTHY, p_value=math.nan)
+    assert replace(part, low=0.4).told_from_null
+    assert not replace(part, low=-0.1).told_from_null
+    assert not replace(part, low=math.nan).told_from_null
+    assert not replace(part, retrieval_accuracy=0.15, low=0.4).told_from_null

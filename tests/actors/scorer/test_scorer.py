@@ -103,7 +103,7 @@ def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_averag
         t.turns[0].reasoning_end = t.turns[0].reasoning_start
     empty = scorer.score(2, 0, groups)
     assert empty["first_turn/num_samples"] == 0 and math.isnan(empty["first_turn/mi_est"])
-    assert empty["first_turn/regime/unknown"] == 1.0 and empty.keys() == figures.keys()
+    assert empty["first_turn/regime/mute"] == 1.0 and empty.keys() == figures.keys()
     assert scorer.state() == state
 
 
@@ -210,15 +210,33 @@ def test_a_context_too_small_for_any_pair_leaves_counts_not_silence() -> None:
     assert math.isnan(figures["first_turn/retrieval_accuracy"])
 
 
-def test_the_regime_falls_with_the_dependence_and_outlives_a_restart() -> None:
-    scorer, figures = Scorer(Oracle(30.0), CONFIG, seed=1), {}
-    for step in (1, 2, 3):
-        figures = scorer.score(step, 0, window())
-    assert figures["first_turn/regime/diverse"] == 1.0
+def test_the_regime_falls_with_the_dependence_and_what_the_probe_said_outlives_a_restart() -> None:
+    scorer = Scorer(Oracle(30.0), CONFIG, seed=1)
+    assert scorer.score(1, 0, window())["first_turn/regime/unknown"] == 1.0, "before the probe was read"
+    scorer.follows = 1.0
+    assert scorer.score(2, 0, window())["first_turn/regime/grounded"] == 1.0
     template = Scorer(Oracle(0.0), CONFIG, seed=1)
     template.restore(json.loads(json.dumps(scorer.state())))
     fallen = template.score(4, 0, window())
-    assert fallen["first_turn/regime/template_collapse"] == 1.0 and fallen["first_turn/regime/diverse"] == 0.0
+    assert template.follows == 1.0
+    assert fallen["first_turn/regime/template"] == 1.0 and fallen["first_turn/regime/grounded"] == 0.0
+    scorer.follows = 0.0
+    assert scorer.score(5, 0, window())["trajectory/regime/decorative"] == 1.0
+
+
+def test_a_window_of_turns_without_reasoning_is_mute_and_cut_turns_count_for_nothing() -> None:
+    groups = window()
+    for trajectories in groups.values():
+        for played in trajectories[:3]:
+            played.turns[0].reasoning_end = played.turns[0].reasoning_start
+    found = Scorer(Oracle(30.0), CONFIG, seed=1).score(1, 0, groups)
+    assert found["first_turn/reasoned"] == 0.25 and found["first_turn/regime/mute"] == 1.0
+    for trajectories in groups.values():
+        for played in trajectories[:3]:
+            turn = played.turns[0]
+            turn.reasoning_start = turn.reasoning_end = turn.sample_end
+    found = Scorer(Oracle(30.0), CONFIG, seed=1).score(1, 0, groups)
+    assert found["first_turn/reasoned"] == 1.0 and found["first_turn/regime/mute"] == 0.0
 
 
 def test_the_judge_reads_the_very_reasonings_that_are_scored() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from actors.diagnosis.metrics import REGIMES
 from actors.diagnosis.templates import gaps, ranked
 from cluster.cli import main
 from cluster.commands.score_files import EMPTY, TEXT_BEFORE, TOO_LONG, UNCLOSED, split_completion
@@ -114,6 +115,46 @@ def test_text_in_either_form_and_ids_score_the_same(tmp_path, tiny_policy, rows,
     for one in found:
         assert one["mi_est"] == found[0]["mi_est"]
         assert [t["rows"] for t in one["templates"]] == [t["rows"] for t in found[0]["templates"]]
+
+
+def test_answers_are_linked_to_their_reasonings_from_text_and_from_ids(tmp_path, tiny_policy, rows, words, capsys):
+    tokenizer = Tokenizer.from_file(str(tiny_policy / "tokenizer.json"))
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    said = [{**row, "completion": str(row["completion"]) + words[i % 5]} for i, row in enumerate(rows)]
+    parts = [(row["prompt"], row["completion"].split("<think>")[1].partition("</think>")) for row in rows]
+    exact = {
+        "prompt_ids": [ids(f"{x}<think>") for x, _ in parts],
+        "reasoning_ids": [ids(z) for _, (z, _, _) in parts],
+        "answer_ids": [ids(close + answer) for _, (_, close, answer) in parts],
+    }
+    pq.write_table(pa.table(exact), tmp_path / "ids.parquet")
+    model = ("--model", str(tiny_policy))
+    text = output(capsys, "score", jsonl(tmp_path / "a.jsonl", said), *model)
+    plain = output(capsys, "score", str(tmp_path / "ids.parquet"), *model)
+    assert text["links"]["answers"] == 21 and text["links"].keys() == plain["links"].keys()
+    for key, value in text["links"].items():
+        assert plain["links"][key] == pytest.approx(value, abs=1e-3), f"{key}: what follows the answer is no part of it"
+    assert text["links"]["information"] <= text["links"]["ceiling"] and text["regime"] in REGIMES
+    assert main(["score", str(tmp_path / "a.jsonl"), *model]) == 0
+    table = capsys.readouterr().out
+    assert "answers: 21; regime without a judge: " in table and "X to A past Z" in table
+
+
+def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, rows, capsys):
+    model = ("--model", str(tiny_policy))
+    bare = [
+        {"prompt": r["prompt"], "reasoning": r["completion"].split("<think>")[1].split("</think>")[0]} for r in rows
+    ]
+    for file, flags in (("b", ()), ("a", ("--no-links",))):
+        path = jsonl(tmp_path / f"{file}.jsonl", bare if file == "b" else rows)
+        found = output(capsys, "score", path, *model, *flags)
+        assert found["links"] is None and found["regime"] in ("template", "unknown")
+    one = [row if i < 3 else bare[i] | {"step": 4} for i, row in enumerate(rows)]
+    one = [{**row, "prompt": str(row["prompt"]) + ("<think>" if "reasoning" in row else "")} for row in one]
+    assert output(capsys, "score", jsonl(tmp_path / "c.jsonl", one), *model)["links"] is None
 
 
 def test_messages_are_rendered_by_the_models_template(tmp_path, tiny_policy, rows, capsys):

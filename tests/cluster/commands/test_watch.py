@@ -249,3 +249,27 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     assert "the run continues" in follow(tmp_path, False, interrupt)
+
+
+def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 1)
+    assert "regime               -\n  fixed probe          -\n" in status(tmp_path)
+    probe = {
+        "step": 1.0,
+        "mi": 2.5,
+        "mi_low": 2.25,
+        "mi_high": 2.75,
+        "ceiling": 3.47,
+        "saturated": 0.0,
+        "mi_change": -0.5,
+    }
+    link = {"dependence": 0.005, "dependence_low": -0.01, "dependence_high": 0.02, "follows": 0.0}
+    flat = {f"probe/{key}": value for key, value in probe.items()}
+    flat |= {f"probe/link/{key}": value for key, value in link.items()} | {"first_turn/regime/private_code": 1.0}
+    archive.metrics(2, step_figures(2) | flat)
+    text = status(tmp_path)
+    assert "2.50  [2.25, 2.75] of 3.47 nats  step 1  (-0.50 since the first)" in text
+    assert "D 0.01  [-0.01, 0.02] nats  DOES NOT FOLLOW" in text and "private code" in text
+    assert json.loads(status(tmp_path, as_json=True))["probe"]["link_follows"] == 0.0
+    archive.metrics(3, step_figures(3) | flat | {"probe/link/follows": None, "probe/saturated": 1.0})
+    assert "nats\n" in status(tmp_path) and "SATURATED" in status(tmp_path)
