@@ -25,6 +25,9 @@ import numpy as np
 from actors.diagnosis.metrics import SHARES
 from actors.scorer.token_trees import Path
 
+PROMPTS_AT_ONCE = 8
+"""Prompts whose continuations are in memory at once; the ids that all prompts share are fed once for each such set."""
+
 
 class PathEngine(Protocol):
     """The part of `actors.scorer.cross_scoring.CrossScorer` that scores continuations."""
@@ -117,9 +120,15 @@ def score_links(
     found = LinkScores(
         *(np.full(shape, np.nan) for shape in ((num, columns), (num, columns), (num, num), (num, len(SHARES))))
     )
-    plans = [_plan(j, pairs, wanted[:, j], past[:, j], references[j], found) for j in range(columns)]
-    for plan, values in zip(plans, engine.path_sums(prompts, [plan.paths() for plan in plans]), strict=True):
-        plan.fill(values)
+    for first in range(0, columns, PROMPTS_AT_ONCE):
+        chosen = range(first, min(first + PROMPTS_AT_ONCE, columns))
+        plans = {j: _plan(j, pairs, wanted[:, j], past[:, j], references[j], found) for j in chosen}
+        plans = {j: plan for j, plan in plans.items() if plan.rows}
+        values = (
+            engine.path_sums([prompts[j] for j in plans], [plan.paths() for plan in plans.values()]) if plans else []
+        )
+        for plan, sums in zip(plans.values(), values, strict=True):
+            plan.fill(sums)
     found.truncated[:, -1] = np.where(pairs.answered, np.diag(found.swapped), np.nan)
     return found
 
