@@ -207,11 +207,13 @@ FOREIGN_PACKAGES = {"ReasoningGym": "reasoning_gym", "TextArena": "textarena"}
 class ScriptedPolicy:
     """Answers the requests of one ticket by the scripts; records what it was fed."""
 
-    def __init__(self, codec: ChatCodec, config: EnvironmentConfig, ticket: Ticket) -> None:
+    def __init__(
+        self, codec: ChatCodec, config: EnvironmentConfig, ticket: Ticket, kinds: tuple[str, ...] = SCRIPTS
+    ) -> None:
         self.codec, self.fed = codec, {}
         self.scripts = [
             Script(make(config.name, "train", config.options), kind, index, config, random.Random(index))
-            for index, kind in enumerate(SCRIPTS)
+            for index, kind in enumerate(kinds)
         ]
         for index, script in enumerate(self.scripts):
             script.start(ticket.task.seed, noise_seed(ticket, index, script.env.shared_noise))
