@@ -19,6 +19,8 @@ from actors.archive.reader import read_events, read_metrics
 REPOSITORY = Path(__file__).parents[2]
 POLL_S = 0.1
 LAST_LINES = 40
+KILL_S = 90.0
+"""Seconds in which a killed process must be gone: on a machine under load 20 were not enough."""
 
 
 class Hung(Exception):
@@ -107,4 +109,4 @@ class Session:
         """Ends the run's own process at once; Ray ends its actors."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(20)
+            self.process.wait(KILL_S)
