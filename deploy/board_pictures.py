@@ -39,7 +39,8 @@ def main() -> None:
     with given or prometheus_over(lines, settings, folder.name) as prometheus:
         chosen = prometheus.chosen(".*", span)
         for name, board in boards.shipped().items():
-            answered = panels.ask(board, prometheus, span, chosen)
+            wanted = [one.expr for one in boards.expressions(board, chosen)]
+            answered = panels.ask(prometheus, wanted, span, chosen)
             rows = panels.rows_with_data(board, answered)
             _write(args.out / f"dashboard-{name}.svg", panels.picture(board, answered, rows))
             if name == README:

@@ -8,14 +8,14 @@ The table of `cluster.figures.panel_drawings` says how each type of panel is dra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.figures import draw
 from cluster.figures.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
 from cluster.figures.style import FONT_PT, WIDTH, render
-from cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row, expressions
+from cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row
 from envs.untrusted.files import shortened
 
 if TYPE_CHECKING:
@@ -79,17 +79,9 @@ class Answered:
         return [(time - self.span.start) / 60 for time, value in zip(one.times, one.values, strict=True) if value > 0]
 
 
-def ask(
-    board: Board, prometheus: Prometheus, span: Span, chosen: Chosen = EVERYTHING, panel: Panel | None = None
-) -> Answered:
-    """The answers of a Prometheus to every expression of the board, or to those of one panel and the marks. UserError
-    if no Prometheus answers."""
-    if panel is None:
-        wanted = [one.expr for one in expressions(board, chosen)]
-    else:
-        wanted = [chosen.fill(one.expr) for one in (*panel.targets, *board.marks)]
-    series = {expr: prometheus.over(expr, span) for expr in wanted}
-    return Answered(series, chosen, span)
+def ask(prometheus: Prometheus, wanted: Iterable[str], span: Span, chosen: Chosen = EVERYTHING) -> Answered:
+    """The answers of a Prometheus to these expressions, in which `chosen` is filled in. UserError if none answers."""
+    return Answered({expr: prometheus.over(expr, span) for expr in wanted}, chosen, span)
 
 
 def one_panel(board: Board, panel: Panel, answered: Answered) -> str:

@@ -17,11 +17,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.errors import UserError
-from cluster.figures.panels import ask, one_panel
-from cluster.grafana.boards import Board, Chosen, Panel, shipped
+from cluster.figures.panels import Answered, ask, one_panel
+from cluster.grafana.boards import Board, Panel, shipped
 from cluster.grafana.prometheus import Prometheus, Span
 from envs.untrusted.files import brief
 
@@ -56,7 +56,7 @@ class Boards:
         self.boards = dict(sorted(shipped().items(), key=lambda item: item[0] != FIRST))
         self._lock = threading.Lock()
         self._drawings: OrderedDict[tuple[object, ...], str] = OrderedDict()
-        self._chosen: tuple[Span, Chosen] | None = None
+        self._marks: Answered | None = None
         self._down: tuple[float, str] = (0.0, "")
 
     def board(self, name: str) -> Board:
@@ -97,23 +97,30 @@ class Boards:
         if self.now() - since < REFRESH_S:
             raise UserError(said)
         try:
-            answered = ask(board, self.prometheus, span, self._variables(self.prometheus, span), panel)
+            shared = self._shared(self.prometheus, board, span)
+            wanted = [shared.chosen.fill(target.expr) for target in panel.targets]
+            answered = ask(self.prometheus, wanted, span, shared.chosen)
         except UserError as error:
             self._down = self.now(), str(error)
             raise
-        return one_panel(board, panel, answered)
+        return one_panel(board, panel, replace(answered, series={**shared.series, **answered.series}))
 
-    def _variables(self, prometheus: Prometheus, span: Span) -> Chosen:
-        """Grafana's variables for this run: the addresses at which Prometheus saw it. UserError if it saw none."""
-        if self._chosen is None or self._chosen[0] != span:
-            name = self.run.replace("\\", "\\\\").replace('"', '\\"')
-            found = prometheus.over(f'squelch_run_info{{run="{name}"}}', span)
-            addresses = sorted({series.labels.get("instance", "") for series in found})
-            if not addresses:
-                raise UserError(
-                    f"the Prometheus at {prometheus.url} has nothing of a run named {brief(self.run)} from this time; "
-                    "does it scrape the run's metrics (deploy/prometheus.yml)?"
-                )
-            instance = "|".join(re.escape(address) for address in addresses).replace("\\", "\\\\")
-            self._chosen = span, prometheus.chosen(instance, span)
-        return self._chosen[1]
+    def _shared(self, prometheus: Prometheus, board: Board, span: Span) -> Answered:
+        """What all panels of a stretch of time share: Grafana's variables for this run, and the marks, which each board
+        has alike. UserError if Prometheus saw no such run."""
+        if self._marks is None or self._marks.span != span:
+            chosen = prometheus.chosen(self._instance(prometheus, span), span)
+            self._marks = ask(prometheus, [chosen.fill(mark.expr) for mark in board.marks], span, chosen)
+        return self._marks
+
+    def _instance(self, prometheus: Prometheus, span: Span) -> str:
+        """Regular expression of the addresses at which Prometheus saw the run."""
+        name = self.run.replace("\\", "\\\\").replace('"', '\\"')
+        found = prometheus.over(f'squelch_run_info{{run="{name}"}}', span)
+        addresses = sorted({series.labels.get("instance", "") for series in found})
+        if not addresses:
+            raise UserError(
+                f"the Prometheus at {prometheus.url} has nothing of a run named {brief(self.run)} from this time; "
+                "does it scrape the run's metrics (deploy/prometheus.yml)?"
+            )
+        return "|".join(re.escape(address) for address in addresses).replace("\\", "\\\\")

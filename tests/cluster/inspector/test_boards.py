@@ -34,8 +34,8 @@ def test_a_panel_is_asked_for_the_runs_own_addresses_and_drawn_once_for_all_read
     assert panel.title in first and questions == 1 + len(panel.targets) + len(shipped()["reasoning"].marks)
     assert r'instance=~"127\\.0\\.0\\.1:9464|gpu7:9464"' in asked.expressions[1]
     assert page.panel("reasoning", 0, OVER) == first and len(asked.expressions) == questions
-    page.panel("reasoning", 1, OVER)
-    assert sum(expr.startswith("squelch_run_info") for expr in asked.expressions) == 1
+    page.panel("system", 1, OVER)
+    assert len(asked.expressions) == questions + len(shipped()["system"].panels[1].targets), "marks are shared"
 
 
 def test_a_live_panel_is_drawn_again_after_a_while_and_old_drawings_are_forgotten(
