@@ -170,9 +170,11 @@ class VllmEngine:
         """What reports vLLM's own metrics, labelled with this worker's name, to the Ray of this process."""
         if not self._config.engine_metrics:
             return None
-        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+        from ray.util import metrics
+        from vllm.v1.metrics import ray_wrappers
 
-        return [RayPrometheusStatLogger]
+        ray_wrappers.ray_metrics = metrics  # vLLM leaves it empty where Ray Serve is not installed
+        return [ray_wrappers.RayPrometheusStatLogger]
 
     async def stop(self) -> None:
         """Shut the engine down and end all its processes."""

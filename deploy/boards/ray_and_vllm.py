@@ -11,6 +11,7 @@ from deploy.boards.panel import Panel, Query, Row
 NO_RAY = "Prometheus does not scrape Ray"
 NO_GPU = f"{NO_RAY}, or its nodes have no GPU"
 NO_VLLM = f"{NO_RAY}, or rollout.engine_metrics is off"
+NO_PREEMPTION = f"{NO_VLLM}, or no request was preempted"
 
 
 def _engines(how: str, name: str, rate: bool = False) -> str:
@@ -135,7 +136,7 @@ VLLM = Row(
         Panel(
             "Preemptions",
             "Requests per second that an engine interrupted because its KV cache was full.",
-            (Query(_engines("sum", "num_preemptions_total", rate=True), "{{model_name}}", NO_VLLM),),
+            (Query(_engines("sum", "num_preemptions_total", rate=True), "{{model_name}}", NO_PREEMPTION),),
             low=0,
         ),
     ),
