@@ -33,7 +33,6 @@ from envs.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
 
 MOST_LABELS = 6
 """Lines of a panel that are labelled; a panel of more labels the highest."""
@@ -211,16 +210,18 @@ def _heat_map(axes: Axes, panel: Panel, series: list[Named]) -> None:
     counts = [cumulative[0], *([b - a for a, b in zip(x, y, strict=True)] for x, y in pairwise(cumulative))]
     step = (times[-1] - times[0]) / max(1, len(times) - 1) or 1.0
     edges = [minute - step / 2 for minute in (*times, times[-1] + step)]
-    axes.pcolormesh(edges, range(len(counts) + 1), counts, cmap=_sequential(), vmin=0)
+    most = max(max(row) for row in counts) or 1.0
+    for row, values in enumerate(counts):
+        at = 0
+        for value, equal in groupby(values):  # equal neighbours are one bar: a tenth of the elements
+            until = at + len(list(equal))
+            if value > 0:
+                bar = [(edges[at], edges[until] - edges[at])]
+                axes.broken_barh(bar, (row, 1), color=BLUE, alpha=min(1.0, value / most), linewidth=0)
+            at = until
+    axes.set_ylim(0, len(counts))
     axes.set_yticks([i + 1 for i in range(len(ordered))], [one.name for one in ordered])
     axes.grid(False)
-
-
-def _sequential() -> Colormap:
-    """From the page's colour to a strong one: nothing is drawn where nothing is."""
-    from matplotlib.colors import LinearSegmentedColormap, to_rgba
-
-    return LinearSegmentedColormap.from_list("counts", [to_rgba(BLUE, 0.0), to_rgba(BLUE, 1.0)])
 
 
 def _state_timeline(axes: Axes, panel: Panel, series: list[Named]) -> None:

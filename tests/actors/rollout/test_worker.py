@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from actors.messages import Completion, GroupSeat
+from actors.rollout.engine import VllmEngine
 from actors.rollout.worker import Engine
 from actors.weight_group import WeightGroup
 from tests.actors.rollout import vllm_support as support
@@ -291,6 +292,13 @@ def test_aborted_requests_are_not_delivered_and_leave_the_engine(loop, engine):
 
 def test_collect_comes_back_empty_when_nothing_has_finished(loop, engine):
     assert loop.run(engine.collect("nobody", 0.05)) == []
+
+
+def test_vllms_metrics_can_be_reported_to_ray_where_ray_serve_is_not_installed():
+    config = support.CONFIG.model_copy(update={"engine_metrics": True})
+    (reporter,) = VllmEngine("rollout-0", "no-folder", config, [])._reporters()
+    reporter._counter_cls("vllm:seen", "help", ["model_name"]).labels("rollout-0").inc(1)
+    reporter._gauge_cls("vllm:now", "help", ["model_name"]).labels("rollout-0").set(1)
 
 
 def test_parity_bound_follows_the_type_of_the_weights_unless_given():
