@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import ray
 import torch
-from actors.archive.rows import from_table, unpacked
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from actors.archive.rows import from_table, unpacked
