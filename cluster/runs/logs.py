@@ -100,7 +100,7 @@ def quiet() -> Iterator[Output]:
                 _logging(stream, screen),
             ):
                 yield taken
-        except (UserError, KeyboardInterrupt):
+        except (UserError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
             screen.write(visible(taken.text()))

@@ -63,11 +63,12 @@ def test_a_resumed_run_appends(tmp_path: Path) -> None:
     assert (tmp_path / "log" / "driver.log").read_text() == "first\nsecond\n"
 
 
-def test_bad_input_shows_nothing_and_an_unexpected_error_shows_what_was_held_back(capfd) -> None:
-    with pytest.raises(UserError), quiet():
-        print("a library's remark", file=sys.stderr)
-        raise UserError("wrong key")
-    assert capfd.readouterr().err == ""
+def test_bad_input_or_a_stop_shows_nothing_and_an_unexpected_error_shows_what_was_held_back(capfd) -> None:
+    for ending in (UserError("wrong key"), SystemExit(143)):
+        with pytest.raises(type(ending)), quiet():
+            print("a library's remark", file=sys.stderr)
+            raise ending
+        assert capfd.readouterr().err == ""
     with pytest.raises(KeyError), quiet():
         print("a library's remark", file=sys.stderr)
         raise KeyError
