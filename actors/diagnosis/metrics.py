@@ -137,8 +137,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_judge_ratio",
             "gauge",
-            "Grid worlds, first turns: share of reasonings that name coordinates, that name only true ones, and whose "
-            "coordinates are true for another task of the step",
+            "Environments with a judge, first turns: share of reasonings that make claims about the task, that make "
+            "only true ones, and whose claims are all true of another task of the step",
             "judge/{figure}",
             ("figure",),
             product(("names", "right", "right_elsewhere")),

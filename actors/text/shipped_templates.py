@@ -16,7 +16,7 @@ from pathlib import Path
 
 from actors.process.disk import put_in_place
 from actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
-from envs.untrusted.files import is_file, read_bytes
+from envs.untrusted.files import is_file, is_folder, read_bytes
 
 FOLDER = Path(__file__).parent / "templates"
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
@@ -45,8 +45,8 @@ def template_text(name: str) -> str:
 
 def with_template(model: Path, name: str, cache: Path) -> Path:
     """The folder below `cache` that has the files of the folder `model` and the template `name`; `model` itself if no
-    template is named. Raises ValueError as `template_text`."""
-    if not name:
+    template is named, or if there is no such folder. Raises ValueError as `template_text`."""
+    if not name or not is_folder(model):
         return model
     text, model = template_text(name), model.resolve()
     digest = hashlib.sha256(f"{model}\0{text}".encode()).hexdigest()[:12]

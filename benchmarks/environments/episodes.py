@@ -13,18 +13,20 @@ from envs.config import FormatConfig
 from envs.episode import Episode, Message
 from envs.format import THINK_OPEN, well_formed
 from envs.registry import environment_names, make
-from envs.wording import DemonstrationQuality
+from envs.wording import DemonstrationQuality, PromptName
 
 BEGIN, END = "<!-- episodes: begin -->", "<!-- episodes: end -->"
 GOOD = DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.0)
 MAX_SEED = 200
+NATURAL = ("FrozenLake", "Countdown")
+"""Environments of which the page shows an episode in natural English, too."""
 
 
-def episode_text(name: str) -> str:
+def episode_text(name: str, prompt: PromptName = "tiny") -> str:
     """The first validation episode that the demonstrator solves at its best quality, as the policy sees it."""
     last = ""
     for seed in range(MAX_SEED):
-        last, solved = play(make(name, "validation"), seed)
+        last, solved = play(make(name, "validation", None, prompt), seed)
         if solved:
             break
     return last
@@ -55,5 +57,9 @@ def write_episodes(document: Path) -> None:
         raise ValueError(f"{document} holds no {BEGIN} and {END}, between which the episodes belong")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    parts = [f"### {name}\n\n````text\n{episode_text(name)}\n````\n" for name in environment_names()]
+    episodes = [(name, "tiny") for name in environment_names()] + [(name, "natural") for name in NATURAL]
+    parts = [
+        f"### {name}{'' if prompt == 'tiny' else ', natural'}\n\n````text\n{episode_text(name, prompt)}\n````\n"
+        for name, prompt in episodes
+    ]
     document.write_text(before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after)

@@ -307,8 +307,8 @@ PARTS = Row(
         ),
         Panel(
             "Judge",
-            "Grid worlds: shares of reasonings that name coordinates, name true ones, and would be true elsewhere.",
-            (_q("squelch_judge_ratio", "{{figure}}", "tasks have no coordinates"),),
+            "Shares of reasonings that make claims, make only true ones, and would be true of another task.",
+            (_q("squelch_judge_ratio", "{{figure}}", "environments without a judge"),),
             unit="percentunit",
             low=0,
             high=1,

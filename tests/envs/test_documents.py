@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.environments.episodes import BEGIN, END, episode_text, write_episodes
+from benchmarks.environments.episodes import BEGIN, END, NATURAL, episode_text, write_episodes
 from envs.registry import environment_names
 
 DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
@@ -19,10 +19,13 @@ def test_every_environment_has_its_rows_without_gaps_and_an_episode(name):
     assert f"### {name}\n" in episodes
 
 
-@pytest.mark.parametrize("name", ["Countdown", "FrozenLake", "Sokoban"])
-def test_the_documented_episode_is_what_the_environment_plays(name):
+SHOWN = [("Countdown", "tiny"), ("FrozenLake", "tiny"), ("Sokoban", "tiny"), *((name, "natural") for name in NATURAL)]
+
+
+@pytest.mark.parametrize(("name", "prompt"), SHOWN)
+def test_the_documented_episode_is_what_the_environment_plays(name, prompt):
     """Rewrite them with `python -m benchmarks.environments --write`."""
-    text = episode_text(name)
+    text = episode_text(name, prompt)
     assert text in DOCUMENT.read_text() and text.endswith("success") and "no success" not in text
 
 

@@ -1,0 +1,159 @@
+"""Precision and recall of the judges against reasonings that were labelled by hand.
+
+A label is one claim that a reader found in a reasoning, in the notation of `written`, and whether it is true. The
+reader saw the text alone, not what the judge found in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from actors.diagnosis.grounding import judge_of, right
+from envs.countdown.claims import Given, Sum, Target, Uses
+from envs.grid_worlds.claims import Claim
+
+LABELLED = Path(__file__).parent / "labelled.json"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One reasoning of a model, and the claims that a reader found: (claim, whether it is true)."""
+
+    environment: str
+    state: str
+    reasoning: str
+    claims: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts over reasonings of one environment."""
+
+    reasonings: int
+    read: int
+    """Claims that the reader found."""
+    found: int
+    """Claims that the judge found."""
+    both: int
+    agreed: int
+    """Claims that both found, with the same verdict."""
+    right: int
+    """Reasonings with a claim and none that is false, by the reader."""
+    judged_right: int
+    both_right: int
+
+    def figures(self) -> dict[str, float]:
+        """Shares, each in [0, 1]; NaN where there is nothing to count."""
+        return {
+            "reasonings": self.reasonings,
+            "claims": self.read,
+            "precision": _share(self.both, self.found),
+            "recall": _share(self.both, self.read),
+            "same_verdict": _share(self.agreed, self.both),
+            "right": _share(self.right, self.reasonings),
+            "right_precision": _share(self.both_right, self.judged_right),
+            "right_recall": _share(self.both_right, self.right),
+        }
+
+
+def labelled(path: Path = LABELLED) -> list[Labelled]:
+    """The labelled reasonings of a file."""
+    return [
+        Labelled(
+            one["environment"],
+            one["state"],
+            one["reasoning"],
+            tuple((text.removesuffix("!"), not text.endswith("!")) for text in one["claims"]),
+        )
+        for one in json.loads(path.read_text())["reasonings"]
+    ]
+
+
+def counted(reasonings: Sequence[Labelled]) -> Counts:
+    """The counts of reasonings of one environment."""
+    totals: Counter[str] = Counter(reasonings=len(reasonings))
+    for one in reasonings:
+        totals.update(_counts_of(one))
+    return Counts(**{name: totals[name] for name in Counts.__dataclass_fields__})
+
+
+def _counts_of(one: Labelled) -> dict[str, int]:
+    judge = judge_of(one.environment)
+    if judge is None:
+        raise ValueError(f"{one.environment} has no judge")
+    facts, claims = judge.facts(one.state), judge.claims(one.reasoning)
+    found = Counter((written(claim), judge.holds(claim, facts)) for claim in claims)
+    read = Counter(one.claims)
+    texts, others = _texts(found), _texts(read)
+    is_right, judged = bool(one.claims) and all(true for _, true in one.claims), right(judge, claims, facts)
+    return {
+        "read": read.total(),
+        "found": found.total(),
+        "both": (texts & others).total(),
+        "agreed": (found & read).total(),
+        "right": is_right,
+        "judged_right": judged,
+        "both_right": is_right and judged,
+    }
+
+
+def _texts(claims: Counter[tuple[str, bool]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for (text, _), count in claims.items():
+        found[text] += count
+    return found
+
+
+def written(claim: Any) -> str:
+    """A claim in short notation, without regard to its truth.
+
+    `goal 0 3` (a cell), `goal -1 +2 from player` (rows and columns, exactly), `goal - ? from player` (a direction),
+    `no hole 1 2`; `12 / 6 = 2` and `12 / 6 != 3` by value (`2 = 2`), `uses 6 12`, `given 6 9 12`, `target 7`.
+    """
+    match claim:
+        case Claim():
+            return _written_place(claim)
+        case Sum():
+            return f"{_number(claim.left)} {'!=' if claim.denied else '='} {_number(claim.right)}"
+        case Uses():
+            return f"uses {_numbers(claim.numbers)}"
+        case Given():
+            return f"given {_numbers(claim.numbers)}"
+        case Target():
+            return f"{'no ' if claim.denied else ''}target {_number(claim.value)}"
+        case _:
+            raise TypeError(f"no notation for {claim!r}")
+
+
+def _written_place(claim: Claim) -> str:
+    denied = "no " if claim.denied else ""
+    if claim.cell is not None:
+        return f"{denied}{claim.fact} {claim.cell[0]} {claim.cell[1]}"
+    if claim.offset is None:
+        raise TypeError(f"{claim!r} has neither cell nor offset")
+    way = [_way(count, claim.offset.exact) for count in (claim.offset.rows, claim.offset.columns)]
+    return f"{denied}{claim.fact} {' '.join(way)} from {claim.reference}"
+
+
+def _way(count: int | None, exact: bool) -> str:
+    if count is None:
+        return "0" if exact else "?"
+    return f"{count:+d}" if exact else "+" if count > 0 else "-"
+
+
+def _number(value: Fraction | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, sorted(numbers)))
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else float("nan")
