@@ -1,40 +1,40 @@
 """Precision and recall of the judges on 100 reasonings of SmolLM2-135M-Instruct that were labelled by hand.
 
-python -m benchmarks.judge [--quick] [--json] [--sample MODEL_FOLDER]
+python -m benchmarks.judge [--quick] [--json] [--sample MODEL_FOLDER --write FILE]
 
 A claim is found if judge and reader state the same claim; `same verdict` is the share of those on whose truth they
 agree. `right` is the share of reasonings with a claim and none that is false, by the reader; its precision and recall
-are the judge's. The reasonings, their states and the labels are in benchmarks/judge/labelled.json. `--sample` prints
-fresh reasonings of a model as JSON, to be labelled.
+are the judge's. The reasonings, their states and the labels are in benchmarks/judge/labelled.json. `--sample`
+writes fresh reasonings of a model as JSON, to be labelled.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from benchmarks.common import print_figures
 from benchmarks.judge.measure import counted, labelled
 
-SAMPLES = 17
+SAMPLES = 34
 
 
 def main() -> None:
-    """Prints the figures, or fresh reasonings."""
+    """Prints the figures, or writes fresh reasonings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the same: it takes a second")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--sample", metavar="MODEL_FOLDER", help="print fresh reasonings of this model instead")
+    parser.add_argument("--sample", metavar="MODEL_FOLDER", help="sample fresh reasonings of this model instead")
+    parser.add_argument("--write", metavar="FILE", type=Path, default=Path("sampled.json"), help="their file")
     arguments = parser.parse_args()
     if arguments.sample:
-        from benchmarks.judge.sample import ENVIRONMENTS, TEMPERATURES, Sampler  # imports torch
+        from benchmarks.judge.sample import sampled  # imports vLLM
 
-        sampler = Sampler(arguments.sample)
-        cases = [(name, k) for name in ENVIRONMENTS for k in range(len(TEMPERATURES))]
-        fresh = [one for name, k in cases for one in sampler.sample(name, TEMPERATURES[k], SAMPLES * k, SAMPLES)]
-        json.dump([asdict(one) for one in fresh], sys.stdout, indent=1)
+        fresh = asyncio.run(sampled(arguments.sample, SAMPLES))
+        arguments.write.write_text(json.dumps([asdict(one) for one in fresh], indent=1) + "\n")
         return
     reasonings = labelled()
     names = sorted({one.environment for one in reasonings})

@@ -113,7 +113,7 @@ def _texts(claims: Counter[tuple[str, bool]]) -> Counter[str]:
 def written(claim: Any) -> str:
     """A claim in short notation, without regard to its truth.
 
-    `goal 0 3` (a cell), `goal -1 +2 from player` (rows and columns, exactly), `goal - ? from player` (a direction),
+    `goal 0 3` (a cell; `goal ? 3`: its column), `goal -1 +2 from player` (rows and columns, exactly), `goal - ? from player` (a direction),
     `no hole 1 2`; `12 / 6 = 2` and `12 / 6 != 3` by value (`2 = 2`), `uses 6 12`, `given 6 9 12`, `target 7`.
     """
     match claim:
@@ -134,7 +134,8 @@ def written(claim: Any) -> str:
 def _written_place(claim: Claim) -> str:
     denied = "no " if claim.denied else ""
     if claim.cell is not None:
-        return f"{denied}{claim.fact} {claim.cell[0]} {claim.cell[1]}"
+        row, column = ("?" if part is None else part for part in claim.cell)
+        return f"{denied}{claim.fact} {row} {column}"
     if claim.offset is None:
         raise TypeError(f"{claim!r} has neither cell nor offset")
     way = [_way(count, claim.offset.exact) for count in (claim.offset.rows, claim.offset.columns)]

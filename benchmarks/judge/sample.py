@@ -1,20 +1,19 @@
 """Samples reasonings of a language model in the prompt style `natural`, for labelling by hand.
 
-Each reasoning is sampled after a few demonstrated turns of other tasks, because a model that was not warmed up hardly
-follows the turn format without them. The prompts of an environment have all but their state in common, so that part is
-computed once for all of them.
+The rollout engine samples them, at two temperatures. Each is sampled after a few demonstrated turns of other tasks,
+because a model that was not warmed up hardly follows the turn format without them.
 """
 
 from __future__ import annotations
 
-import copy
+import asyncio
 import random
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-
+from actors.config import RolloutConfig
+from actors.messages import GenerationRequest
+from actors.play.codec import ChatCodec
+from actors.rollout.engine import VllmEngine
 from envs.config import FormatConfig
 from envs.episode import Episode, Message
 from envs.format import THINK_CLOSE, THINK_OPEN, well_formed
@@ -23,11 +22,12 @@ from envs.wording import QUALITIES
 
 ENVIRONMENTS = ("FrozenLake", "Sokoban", "Countdown")
 TEMPERATURES = (0.7, 1.0)
-SHOWN = 4
+SHOWN = 3
 """Demonstrated turns before a reasoning."""
 MAX_TOKENS = 48
 FIRST_SEED = 3_000_000_000
 SHOWN_SEED = 4_000_000_000
+CONFIG = RolloutConfig(max_model_len=1536, max_num_seqs=64, kv_cache_gib=0.5, num_threads=2)
 
 
 @dataclass(frozen=True)
@@ -39,67 +39,35 @@ class Sampled:
     reasoning: str
 
 
-class Sampler:
-    """A model of a folder, in bfloat16."""
+async def sampled(model_dir: str, each: int) -> list[Sampled]:
+    """`each` reasonings of every environment, about the first validation tasks; half of them at each temperature."""
+    codec = ChatCodec(model_dir)
+    engine = VllmEngine("judge", model_dir, CONFIG, codec.stop_ids)
+    await engine.start()
+    try:
+        tasks = [(name, k) for name in ENVIRONMENTS for k in range(each)]
+        return await asyncio.gather(*(_sampled(codec, engine, name, k) for name, k in tasks))
+    finally:
+        await engine.stop()
 
-    def __init__(self, model_dir: str) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16).eval()
 
-    def sample(self, name: str, temperature: float, first: int, count: int) -> list[Sampled]:
-        """`count` reasonings about the validation tasks of an environment from the one numbered `first` on."""
-        torch.manual_seed(first)
-        opening = demonstrated(name)
-        states = [asked(name, FIRST_SEED + k) for k in range(first, first + count)]
-        texts = [self._rendered([*opening, state]) for state in states]
-        cut = texts[0].rindex(states[0]["content"])
-        prefix = self._ids(texts[0][:cut])
-        rows = [self._ids(text[cut:]) for text in texts]
-        said = self._continued(prefix, rows, temperature)
-        return [
-            Sampled(name, state["content"], text.partition(THINK_CLOSE)[0].strip())
-            for state, text in zip(states, said, strict=True)
-        ]
-
-    @torch.inference_mode()
-    def _continued(self, prefix: list[int], rows: list[list[int]], temperature: float) -> list[str]:
-        """What the model says after the prefix and each row."""
-        cache = DynamicCache()
-        self._model(torch.tensor([prefix]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = copy.deepcopy(cache)
-        cache.batch_repeat_interleave(len(rows))
-        longest = max(map(len, rows))
-        pads = [longest - len(row) for row in rows]
-        ids = torch.tensor([[*prefix, *[0] * pad, *row] for pad, row in zip(pads, rows, strict=True)])
-        mask = torch.ones_like(ids)
-        for row, pad in zip(mask, pads, strict=True):
-            row[len(prefix) : len(prefix) + pad] = 0
-        settings: dict[str, Any] = {
-            "do_sample": True,
-            "temperature": temperature,
-            "top_k": 0,
-            "max_new_tokens": MAX_TOKENS,
-        }
-        out = self._model.generate(ids, attention_mask=mask, past_key_values=cache, pad_token_id=0, **settings)
-        return self._tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
-
-    def _rendered(self, messages: list[Message]) -> str:
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return text + THINK_OPEN
-
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+async def _sampled(codec: ChatCodec, engine: VllmEngine, name: str, k: int) -> Sampled:
+    state = asked(name, FIRST_SEED + k)
+    ids = codec.first_turn([*demonstrated(name), state])
+    temperature = TEMPERATURES[k % len(TEMPERATURES)]
+    completion = await engine.complete(GenerationRequest(f"{name} {k}", ids, MAX_TOKENS, temperature, k))
+    reasoning = codec.text(completion.token_ids).partition(THINK_CLOSE)[0]
+    return Sampled(name, state["content"], reasoning.strip())
 
 
 def demonstrated(name: str) -> list[Message]:
     """The system message, and `SHOWN` demonstrated turns of other tasks."""
     env, rng = make(name, "train", {}, "natural"), random.Random(name)
-    system, _ = Episode(env, SHOWN_SEED, 0, FormatConfig()).start()
-    messages: list[Message] = [system]
+    messages: list[Message] = []
     for k in range(SHOWN):
-        _, user = Episode(env, SHOWN_SEED + k, 0, FormatConfig()).start()
+        system, user = Episode(env, SHOWN_SEED + k, 0, FormatConfig()).start()
         turn = THINK_OPEN + well_formed(*env.demonstrate(rng, QUALITIES["natural"]))
-        messages += [user, {"role": "assistant", "content": turn}]
+        messages += [*([] if messages else [system]), user, {"role": "assistant", "content": turn}]
     return messages
 
 

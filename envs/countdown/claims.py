@@ -85,9 +85,9 @@ class Given:
 
 @dataclass(frozen=True)
 class Target:
-    """A value that is said to be the target, or not to be it; None: there was no result to speak of."""
+    """A value that is said to be the target, or not to be it."""
 
-    value: Fraction | None
+    value: Fraction
     denied: bool = False
 
     def holds(self, puzzle: Puzzle) -> bool:
@@ -126,8 +126,8 @@ class CountdownJudge:
                 found.append(Given(tuple(_numbers(match["list"]))))
             elif match["target"]:
                 found.append(Target(Fraction(match["value"])))
-            else:
-                found.append(Target(results[-1] if results else None, match["denied"] is not None))
+            elif results:  # without a result before it, "that" is nothing
+                found.append(Target(results[-1], match["denied"] is not None))
         return found
 
     def holds(self, claim: Claim, facts: Puzzle) -> bool:

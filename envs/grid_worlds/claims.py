@@ -2,7 +2,7 @@
 
 The facts are the cells of the last board in the prompt. A claim says where a fact is, in one of two forms:
 
-    a cell       "the goal is at row 1, column 2", "hole at (1, 2)", "goal at 1 2" (the tiny style)
+    a cell       "the goal is at row 1, column 2", "hole at (1, 2)", "goal at 1 2" (the tiny style); "I am in row 3"
     an offset    "the goal is 2 rows up and 1 column to the right", "there is a hole to my left", "the box is above me"
 
 The tiny style is closed, so its phrases are recognised exactly. In English a sentence is read from left to right: a
@@ -42,6 +42,7 @@ _CELL = re.compile(
     r"\(?\brow:? (?P<r1>\d{1,3})(?: ?,? ?(?:and )?)(?:the )?col(?:umn)?:? (?P<c1>\d{1,3})\b\)?"
     r"|\(?\bcol(?:umn)?:? (?P<c2>\d{1,3})(?: ?,? ?(?:and |of )?)(?:the )?row:? (?P<r2>\d{1,3})\b\)?"
     r"|[(\[] ?(?P<r3>\d{1,3}) ?, ?(?P<c3>\d{1,3}) ?[)\]]"
+    r"|\brow:? (?P<r4>\d{1,3})\b|\bcol(?:umn)?:? (?P<c4>\d{1,3})\b"
 )
 _OFFSET = re.compile(rf"\b{_PIECE}(?: ?(?:,|and|, and) {_PIECE})?(?: (?:of|from)\b)?(?: (?:the |me\b))?")
 _DENIAL = re.compile(r"\b(?:no|not|isn't|aren't|without|never)\b")
@@ -70,10 +71,11 @@ class Offset:
 
 @dataclass(frozen=True)
 class Claim:
-    """`fact` is at `cell`, or at `offset` from `reference`; `denied`: it is not."""
+    """`fact` is at `cell`, of which row or column can be unsaid, or at `offset` from `reference`; `denied`: it is
+    not."""
 
     fact: str
-    cell: Cell | None = None
+    cell: tuple[int | None, int | None] | None = None
     offset: Offset | None = None
     reference: str = PLAYER
     denied: bool = False
@@ -114,8 +116,11 @@ class GridJudge:
     def holds(self, claim: Claim, facts: Facts) -> bool:
         """Whether the claim is true of the board."""
         cells = facts.get(claim.fact, frozenset())
+        if claim.cell is not None:
+            row, column = claim.cell
+            return any(row in (None, at[0]) and column in (None, at[1]) for at in cells) != claim.denied
         if claim.offset is None:
-            return (claim.cell in cells) != claim.denied
+            raise RuntimeError(f"{claim} has neither cell nor offset")
         starts = facts.get(claim.reference, frozenset())
         return any(claim.offset.fits(start, end) for start in starts for end in cells) != claim.denied
 
@@ -165,13 +170,16 @@ class GridJudge:
                 fact, denied = None, False
             elif fact is not None:
                 claim, position = self._placed(fact, sentence, match.start())
-                yield replace(claim, denied=denied)
+                if claim.cell is not None or claim.fact != claim.reference:  # nothing is left or right of itself
+                    yield replace(claim, denied=denied)
 
     def _placed(self, fact: str, sentence: str, start: int) -> tuple[Claim, int]:
         """The claim whose cell or offset begins at `start`, and where it ends."""
         if cell := _CELL.match(sentence, start):
-            row, column = (next(cell[f"{axis}{form}"] for form in "123" if cell[f"{axis}{form}"]) for axis in "rc")
-            return Claim(fact, (int(row), int(column))), cell.end()
+            row, column = (
+                next((int(cell[f"{axis}{form}"]) for form in "1234" if cell[f"{axis}{form}"]), None) for axis in "rc"
+            )
+            return Claim(fact, (row, column)), cell.end()
         found = _OFFSET.match(sentence, start)
         if found is None:
             raise RuntimeError(f"no place begins at {start} in {sentence!r}")

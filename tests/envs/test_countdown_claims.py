@@ -65,7 +65,7 @@ def test_a_stated_sum_is_true_as_arithmetic_is(a: int, b: int, error: int, data)
         ("12 / 9 = 1.33", [True, True]),
         ("12 / (9 - 9) = 7", [False, False]),
         ("I want 8", [False]),
-        ("That is the target.", [False]),
+        ("That is the target.", []),
         ("Let me think. The large ones may help. So I try this.", []),
         ("I go step by step, in 3 steps.", []),
     ],
