@@ -113,7 +113,8 @@ def _texts(claims: Counter[tuple[str, bool]]) -> Counter[str]:
 def written(claim: Any) -> str:
     """A claim in short notation, without regard to its truth.
 
-    `goal 0 3` (a cell; `goal ? 3`: its column), `goal -1 +2 from player` (rows and columns, exactly), `goal - ? from player` (a direction),
+    `goal 0 3` (a cell; `goal ? 3`: its column), `goal -1 +2 from player` (rows and columns, exactly), and
+    `goal - ? from player` (a direction),
     `no hole 1 2`; `12 / 6 = 2` and `12 / 6 != 3` by value (`2 = 2`), `uses 6 12`, `given 6 9 12`, `target 7`.
     """
     match claim:
