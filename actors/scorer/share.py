@@ -5,10 +5,12 @@ happen; attention's part, which grows with the context, is left out on both side
 
     step      (1 + passes) N (opening + G sampled)      each token is generated once and trained on in `passes` passes
     scoring   pairs * turn + prefixes                   for each scope; a prefix is computed once for all its pairs
+    probe     pairs * turn + prefixes + answers         a reading of the fixed probe, and of the links from its answers
 
-with N groups of G trajectories a step. A trajectory is taken to last half of its most turns, and each turn to reach its
-limit. Rollout workers decode with less than a processor's full speed, so the scorer's share of the run's time is
-smaller than its share of the passes; `python -m benchmarks.scorer_share` measures it.
+with N groups of G trajectories a step. Scoring and the probe may take half of the share each. A trajectory is taken to
+last half of its most turns, and each turn to reach its limit. Rollout workers decode with less than a processor's full
+speed, so the scorer's share of the run's time is smaller than its share of the passes;
+`python -m benchmarks.scorer_share` measures it.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from actors.config import ScorerConfig
+from actors.config import ProbeConfig, ScorerConfig
 from actors.diagnosis.budget import MIN_OTHERS
+from actors.diagnosis.metrics import SHARES
 
 OFTEN, SELDOM = 5, 10
 """Steps between two scorings: never fewer than OFTEN; pairs are dropped before they are more than SELDOM."""
 FEWEST_PAIRS = 64
 """As the lower bound of `scorer.max_pairs`."""
+PART = 0.5
+"""Of the share, for each of scoring and the probe."""
+TASKS, OTHERS = 32, 7
+"""Tasks of the probe if they are not set, and other prompts under a budget."""
+ANSWER = 0.25
+"""Tokens of an answer in those of its turn."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +71,42 @@ def token_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) ->
     return pairs * work.turn + prefixes
 
 
+def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
+    """Forward passes of one token in a reading of the fixed probe."""
+    tasks = probe.tasks or TASKS
+    samples, answer = tasks * probe.samples, work.turn * ANSWER
+    others = min(tasks - 1, probe.max_others or tasks - 1)
+    rows = samples * others
+    answers = 0.0
+    if probe.links:
+        references = tasks * (tasks - 1) * min(probe.samples, probe.answer_references or probe.samples)
+        prompts = min(tasks - 1, probe.answer_prompts or tasks - 1)
+        rows = max(rows, references)
+        answers = (references + samples) * probe.samples + samples * (1 + prompts) + samples * len(SHARES)
+    return (samples + rows) * work.turn + answers * answer + tasks * work.opening
+
+
 def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """The settings with `every`, and if need be `max_pairs`, such that a scoring takes at most the share `scorer.share`
-    of the passes between two scorings. What the user has set stays; below the fewest pairs only `every` grows."""
-    if scorer.every is not None:
-        return scorer
-    allowed = scorer.share * work.token_passes
+    """The settings of the scorings and of the fixed probe such that together they take at most the share `scorer.share`
+    of the passes of a run. Unless `scorer.every` is set: then everything stays as the user has set it."""
+    return scorer if scorer.every is not None else _probed(work, _scored(work, scorer))
+
+
+def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
+    """With fewer other prompts a reasoning, and at last without links, if a reading of the probe takes too much."""
+    allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
+    fewer = {"max_others": probe.max_others or OTHERS}
+    linked = {"answer_references": probe.answer_references or 1, "answer_prompts": probe.answer_prompts or OTHERS}
+    for update in ({}, fewer | linked, {"links": False}, fewer | {"links": False}):
+        tried = probe.model_copy(update=update)
+        if probe.every == 0 or probe_passes(work, tried) <= allowed:
+            break
+    return scorer.model_copy(update={"probe": tried})
+
+
+def _scored(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
+    """With `every`, and if need be `max_pairs`. Below the fewest pairs only `every` grows."""
+    allowed = PART * scorer.share * work.token_passes
     pairs = scorer.max_pairs
     if pairs is None and scorer.compat == "paper" and token_passes(work, scorer, None) > SELDOM * allowed:
         most = max(scorer.max_prompts * scorer.max_prompts * scorer.samples_per_prompt, scorer.trajectory_draws**2)
@@ -80,7 +119,13 @@ def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
 
 def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     """The chosen settings and their counted share, for the user."""
-    assert scorer.every is not None, "chosen before"
-    share = token_passes(work, scorer, scorer.max_pairs) / (scorer.every * work.token_passes)
+    share = token_passes(work, scorer, scorer.max_pairs) / (scorer.interval * work.token_passes)
     pairs = "all pairs" if scorer.max_pairs is None else f"at most {scorer.max_pairs} pairs"
-    return f"scoring every {scorer.every} steps, {pairs}: {share:.0%} of the model's passes, by count (scorer.share)"
+    text = f"scoring every {scorer.interval} steps, {pairs}"
+    probe = scorer.probe
+    if probe.every:
+        share += probe_passes(work, probe) / (probe.every * work.token_passes)
+        others = "all other" if probe.max_others is None else f"{probe.max_others} other"
+        links = "with" if probe.links else "without"
+        text += f", the probe every {probe.every} under {others} prompts, {links} links to answers"
+    return f"{text}: {share:.0%} of the model's passes, by count (scorer.share)"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from actors.config import ScorerConfig
 from actors.process.preparation import HOOK
 from actors.scorer.share import OFTEN, StepWork, chosen, in_words
 from cluster.config import RunConfig, load
@@ -155,18 +156,17 @@ def settled(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := load(str(saved)).scorer).every is not None:
-        return _with_scorer(config, before.every, before.max_pairs)
+        found = {"every": before.every, "max_pairs": before.max_pairs, "probe": before.probe}
+        return _with_scorer(config, scorer.model_copy(update=found))
     if config.model.path == "tiny":
-        return _with_scorer(config, OFTEN, scorer.max_pairs)
+        return _with_scorer(config, scorer.model_copy(update={"every": OFTEN}))
     work = _step_work(config, model_dir)
-    found = chosen(work, scorer)
-    say(in_words(work, found))
-    return _with_scorer(config, found.every, found.max_pairs)
+    say(in_words(work, found := chosen(work, scorer)))
+    return _with_scorer(config, found)
 
 
-def _with_scorer(config: RunConfig, every: int | None, max_pairs: int | None) -> RunConfig:
-    update = {"every": every, "max_pairs": max_pairs}
-    return config.model_copy(update={"scorer": config.scorer.model_copy(update=update)})
+def _with_scorer(config: RunConfig, scorer: ScorerConfig) -> RunConfig:
+    return config.model_copy(update={"scorer": scorer})
 
 
 def _step_work(config: RunConfig, model_dir: Path) -> StepWork:

@@ -4,8 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.config import ScorerConfig
-from actors.scorer.share import FEWEST_PAIRS, OFTEN, SELDOM, StepWork, chosen, in_words, token_passes
+from actors.config import ProbeConfig, ScorerConfig
+from actors.scorer.share import (
+    FEWEST_PAIRS,
+    OFTEN,
+    PART,
+    SELDOM,
+    StepWork,
+    chosen,
+    in_words,
+    probe_passes,
+    token_passes,
+)
 
 COUNTDOWN = StepWork(prompts=8, group_size=8, opening=120, turn=48, turns=1, passes=4)
 WORK = st.builds(
@@ -23,7 +33,7 @@ WORK = st.builds(
 def test_a_scoring_takes_at_most_its_share_of_the_passes_between_two(work: StepWork, share: float) -> None:
     found = chosen(work, ScorerConfig(share=share))
     used = token_passes(work, found, found.max_pairs) / (found.interval * work.token_passes)
-    assert used <= share * (1 + 1e-9)
+    assert used <= PART * share * (1 + 1e-9)
     assert found.interval >= OFTEN and (found.max_pairs is None or found.max_pairs >= FEWEST_PAIRS)
     if found.interval > SELDOM:
         assert found.max_pairs == FEWEST_PAIRS, "pairs are dropped before a scoring becomes rare"
@@ -41,8 +51,22 @@ def test_a_larger_share_never_scores_less(work: StepWork) -> None:
 
 def test_a_language_model_on_countdown_is_scored_every_tenth_step_with_a_part_of_the_pairs() -> None:
     found = chosen(COUNTDOWN, ScorerConfig())
-    assert found.interval == SELDOM and 150 < (found.max_pairs or 0) < 256
-    assert in_words(COUNTDOWN, found).startswith(f"scoring every 10 steps, at most {found.max_pairs} pairs: 10% ")
+    assert found.interval >= SELDOM and FEWEST_PAIRS <= (found.max_pairs or 0) < 256
+    assert in_words(COUNTDOWN, found).startswith(f"scoring every {found.interval} steps, at most {found.max_pairs} ")
+
+
+@given(work=WORK, share=st.floats(0.01, 1.0))
+def test_a_reading_of_the_probe_is_cut_before_it_takes_more_than_its_share(work: StepWork, share: float) -> None:
+    whole, found = ScorerConfig(share=share).probe, chosen(work, ScorerConfig(share=share)).probe
+    used = probe_passes(work, found) / (found.every * work.token_passes)
+    assert used <= PART * share or (found.max_others == 7 and not found.links), "the least reading remains"
+    if probe_passes(work, whole) <= PART * share * whole.every * work.token_passes:
+        assert found == whole
+
+
+def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts() -> None:
+    found = chosen(COUNTDOWN, ScorerConfig(probe=ProbeConfig(every=30, samples=2))).probe
+    assert found.max_others == 7 and not found.links
 
 
 def test_what_the_user_has_set_stays() -> None:
