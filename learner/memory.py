@@ -9,8 +9,10 @@ hundreds of MiB. The tests compare the estimate with a step's measured peak; `sq
 recipe.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -53,9 +55,15 @@ class Estimate:
 
 
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model on torch's meta device, without storage."""
+    """The model on torch's meta device, without storage; not to be changed, because it is made once for equal
+    configurations."""
+    return _skeleton(type(config), config.to_json_string(use_diff=False))
+
+
+@lru_cache(maxsize=4)
+def _skeleton(kind: type[PreTrainedConfig], described: str) -> PreTrainedModel:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(kind.from_dict(json.loads(described)))
 
 
 def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> Estimate:

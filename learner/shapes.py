@@ -29,6 +29,9 @@ LLAMA_SHAPES = {
     "SmolLM2-135M": (576, 1536, 30, 9, 3, 49152, True),
 }
 
+PACKAGED = {"smollm2": "SmolLM2-135M"}
+"""Shapes of the models that `model.path` knows by a short name."""
+
 
 def published(name: str) -> PreTrainedConfig:
     """The configuration of a model in the tables, with its published shape. Raises KeyError for other names."""

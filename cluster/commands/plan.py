@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 GIB, MIB = 2**30, 2**20
 DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
+RANK_RUNTIME_GIB = 1.0
+"""Libraries, contexts and the allocator's overhead of a learner rank: an allowance, not counted in its estimate."""
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,23 @@ def _plain(config: RunConfig, needs: list[Need], timing: Timing | None, store: s
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+def needs_of(config: RunConfig, devices: Sequence[float]) -> list[Need]:
+    """What the parties of a recipe need; empty for the tiny policy."""
+    shape = _shape(config)
+    return [] if shape is None else list(_needs(config, shape, _size(shape), devices))
+
+
 def _shape(config: RunConfig) -> PreTrainedConfig | None:
     """The model's configuration; None for the tiny policy, which has none before it is built."""
     if config.model.path == "tiny":
         return None
     from actors.model_folder import model_config
-    from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
+    from learner.shapes import LLAMA_SHAPES, PACKAGED, QWEN2_SHAPES, published
 
     path = Path(config.model.path)
-    if path.name in QWEN2_SHAPES or path.name in LLAMA_SHAPES:
-        return published(path.name)
+    name = PACKAGED.get(path.name, path.name)
+    if name in QWEN2_SHAPES or name in LLAMA_SHAPES:
+        return published(name)
     try:
         return model_config(path)
     except ValueError as error:
@@ -168,12 +177,14 @@ def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float
 
     learner, decomposes = config.learner, config.gradients.every > 0
     needed = memory.estimate(shape, learner, learner.ranks, decomposes)
-    parts = needed.line().partition("(")[2].rstrip(")")
+    total = needed.total / GIB + RANK_RUNTIME_GIB
+    parts = needed.line().partition("(")[2].rstrip(")") + f", runtime {RANK_RUNTIME_GIB:.2f}"
     for device in devices:
         has = _share(device, learner.num_gpus)
-        fits = has is None or needed.total <= has * GIB
-        advice = "" if fits or has is None else memory.advice(shape, learner, learner.ranks, decomposes, int(has * GIB))
-        yield Need("learner rank", learner.ranks, needed.total / GIB, has, parts, advice)
+        left = 0 if has is None else int((has - RANK_RUNTIME_GIB) * GIB)
+        fits = has is None or needed.total <= left
+        advice = "" if fits else memory.advice(shape, learner, learner.ranks, decomposes, left)
+        yield Need("learner rank", learner.ranks, total, has, parts, advice)
 
 
 def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:

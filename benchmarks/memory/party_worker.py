@@ -1,0 +1,148 @@
+"""Runs one party of `benchmarks.memory` in this process, and prints its peak and its estimate, GiB.
+
+python -m benchmarks.memory.party_worker '{"role": "rank" | "scorer" | "engine", "quick": false, ...}'
+
+The other keys are settings of the party.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.config import RolloutConfig, ScorerConfig
+from actors.messages import GenerationRequest
+from actors.model_size import ModelSize, model_size
+from benchmarks.gpu.common import GIB, SMOLLM, alone, shape_of, write_model
+
+GROUPS, GROUP_SIZE, PROMPT, ANSWER = 4, 8, 100, 48
+"""Work like that of Countdown; lengths in tokens."""
+TOKEN_BUDGET = 1024
+RANK = {"token_budget": TOKEN_BUDGET, "minibatches": 2, "num_threads": 2}
+ENGINE = {"max_model_len": 512, "max_num_seqs": 32, "kv_cache_gib": 0.5, "num_threads": 2}
+IN_FLIGHT = 32
+
+
+def status_gib(name: str, pid: int | str = "self") -> float:
+    """A figure of /proc/PID/status, GiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) * 1024 / GIB
+
+
+def figures(before: float, measured: float, net_estimate: float, allowance: float) -> dict[str, float]:
+    """The printed figures, GiB. `before`: resident memory before the party's model was made."""
+    net = measured - before
+    return {"measured": measured, "estimate": net_estimate + allowance, "net": net, "net_estimate": net_estimate}
+
+
+def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
+    """Two training steps of a learner rank."""
+    from benchmarks.learner.random_work import random_groups
+    from cluster.commands.plan import RANK_RUNTIME_GIB
+    from learner import memory
+    from learner.config import LearnerConfig
+    from learner.trainer import Trainer
+
+    alone("cpu")
+    config = LearnerConfig.model_validate(RANK | settings)
+    shape = json.loads((folder / "config.json").read_text())
+    groups = random_groups(GROUPS, GROUP_SIZE, PROMPT, ANSWER, shape["vocab_size"])
+    gc.collect()
+    before = status_gib("VmRSS")
+    trainer = Trainer(folder, config)
+    for step in range(2):
+        if not trainer.train_step(step, groups).updated:
+            raise RuntimeError(f"step {step} was refused")
+    estimate = memory.estimate(trainer.policy.model.config, config, 1).total / GIB
+    return figures(before, status_gib("VmHWM"), estimate, RANK_RUNTIME_GIB)
+
+
+def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
+    """Eight prompts with eight reasonings each, scored by the actor's own model."""
+    from actors.scorer import memory
+    from actors.scorer.actor import load_model
+    from actors.scorer.cross_scoring import CrossScorer
+    from benchmarks.cross_scoring.work import random_rows
+
+    config = ScorerConfig.model_validate(settings)
+    gc.collect()
+    before = status_gib("VmRSS")
+    model = load_model(folder, config)
+    size = size_of(model)
+    prompts, reasonings = (random_rows(count, tokens, size.vocabulary, 0) for count, tokens in ((8, 100), (64, 40)))
+    CrossScorer(model, config.token_budget).matrix(prompts, reasonings)
+    allowance = memory.RUNTIME / GIB
+    return figures(before, status_gib("VmHWM"), memory.estimate(size, config) / GIB - allowance, allowance)
+
+
+def size_of(model: torch.nn.Module) -> ModelSize:
+    """The size of a model of transformers."""
+    config: Any = model.config
+    return model_size(config, sum(parameter.numel() for parameter in model.parameters()))
+
+
+def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
+    """32 sequences that fill their context, by vLLM behind the rollout worker's adapter."""
+    from transformers import AutoConfig
+
+    from actors.rollout import memory
+    from actors.rollout.engine import VllmEngine
+    from learner.memory import skeleton
+
+    config = RolloutConfig.model_validate(ENGINE | settings)
+    size = size_of(skeleton(AutoConfig.from_pretrained(folder)))
+    before = status_gib("VmRSS")
+    measured = asyncio.run(sampled(VllmEngine("memory", folder, config, []), config, size.vocabulary))
+    estimate, allowance = memory.estimate(size, config), memory.RUNTIME[False] / GIB
+    net = (estimate.weights + estimate.working) / GIB + config.kv_cache_gib
+    return figures(before, measured, net, allowance)
+
+
+async def sampled(engine: Any, config: RolloutConfig, vocabulary: int) -> float:
+    """Peak of the engine's processes together with this one, GiB, after sequences that fill the context."""
+    await engine.start()
+    prompts = np.random.default_rng(0).integers(2, vocabulary, (IN_FLIGHT, config.max_model_len - ANSWER - 2))
+    requests = [
+        GenerationRequest(str(index), ids.astype(np.int32), ANSWER, 1.0, index) for index, ids in enumerate(prompts)
+    ]
+    await asyncio.gather(*(engine.complete(request) for request in requests))
+    measured = sum(status_gib("VmHWM", pid) for pid in ("self", *engine.process_ids))
+    await engine.stop()
+    return measured
+
+
+def main() -> None:
+    """Runs the party that the argument names."""
+    case = json.loads(sys.argv[1])
+    role, quick = case.pop("role"), case.pop("quick")
+    parties = {"rank": rank, "scorer": scorer, "engine": engine}
+    with tempfile.TemporaryDirectory() as folder:
+        write_apart(Path(folder), quick)
+        print(json.dumps(parties[role](Path(folder), case)), flush=True)
+
+
+def write_apart(folder: Path, quick: bool) -> None:
+    """Writes the model in a child, so that its memory does not count."""
+    import multiprocessing
+
+    child = multiprocessing.get_context("spawn").Process(target=_write, args=(folder, quick))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise RuntimeError(f"writing the model ended with {child.exitcode}")
+
+
+def _write(folder: Path, quick: bool) -> None:
+    write_model(shape_of(SMOLLM, quick), folder)
+
+
+if __name__ == "__main__":
+    main()
