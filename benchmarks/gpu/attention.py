@@ -83,14 +83,14 @@ def times(place: Place) -> Iterator[dict[str, Any]]:
         by_kernel(inputs, layout)
         place.synchronize()
         first_s = time.perf_counter() - start
-        kernel_s = place.median_s(partial(by_kernel, inputs, layout), 10)
+        kernel_s = place.median_s(partial(by_kernel, inputs, layout), 1 if place.quick else 10)
         row = {"tokens": forest.num_tokens, "first_call_s": first_s, "kernel_ms": 1e3 * kernel_s}
         rows[name] = row | {"kernel_share_of_peak": share_of_peak(operations / kernel_s, place)}
         yield {f"time, {name}": rows[name]}
     mask = seen(layout, 0)
     for name, row in rows.items():
         inputs = heads(place, name, forest.num_tokens, torch.bfloat16, place.quick)
-        dense_ms = 1e3 * place.median_s(partial(by_dense, inputs, mask), 3)
+        dense_ms = 1e3 * place.median_s(partial(by_dense, inputs, mask), 1 if place.quick else 3)
         yield {f"time, {name}": row | {"dense_ms": dense_ms, "ratio": dense_ms / row["kernel_ms"]}}
 
 

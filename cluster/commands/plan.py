@@ -141,7 +141,8 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
     from learner.shapes import LLAMA_SHAPES, PACKAGED, QWEN2_SHAPES, published
 
     path = Path(config.model.path)
-    name = PACKAGED.get(path.name, path.name)
+    named = PACKAGED.get(path.name, path.name)
+    name = named if named in QWEN2_SHAPES else named.removesuffix("-Instruct")
     if name in QWEN2_SHAPES or name in LLAMA_SHAPES:
         return published(name)
     try:
