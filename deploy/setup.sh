@@ -43,7 +43,7 @@ setup_environment() {
 }
 
 create_environment() {
-    echo "setup: installing into $venv ($kind); about two minutes"
+    echo "setup: installing into $venv ($kind); some minutes"
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
         || fail "python venv failed; on Debian and Ubuntu install python3-venv"
 }

@@ -85,3 +85,8 @@ def test_rank_correlation_over_a_runs_lines() -> None:
     assert found["first_turn/mi_est"] == pytest.approx(1.0) and math.isnan(found["flat"])
     assert spearman([1, 2, 2, 4], [4, 2, 3, 1]) == pytest.approx(-0.9486833)
     assert ranks([5, 1, 5, 0]).tolist() == [2.5, 1.0, 2.5, 0.0]
+
+
+def test_an_environment_that_this_host_lacks_is_not_judged_and_is_said_once(caplog) -> None:
+    assert judge_of("absent.module:Game") is None and judge_of("absent.module:Game") is None
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["reasonings are not judged"]
