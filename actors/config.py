@@ -265,10 +265,10 @@ class ScorerConfig(Settings):
 
     @property
     def interval(self) -> int:
-        """`every`, once it has been chosen; ValueError before."""
-        if self.every is None:
+        """`every`, once it has been chosen; ValueError before, unless the scorer is off."""
+        if self.every is None and self.enabled:
             raise ValueError("scorer.every is not chosen yet (cluster.fleet.bootstrap.settled)")
-        return self.every
+        return self.every or 1
 
     @model_validator(mode="after")
     def _budget_is_of_equation_1(self) -> "ScorerConfig":

@@ -46,7 +46,7 @@ def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> flo
     products (two forward, five backward) over the pairs that a causal mask leaves, padding included.
     """
     rows = batching.to_rows(groups, trainer.config.objective)
-    plan = trainer._plan(rows, trainer.config.minibatches, step)
+    plan = trainer.plan(rows, trainer.config.minibatches, step)
     config = trainer.policy.model.config
     head_size = config.hidden_size // config.num_attention_heads
     linear = sum(m.weight.numel() for m in trainer.policy.model.base_model.modules() if isinstance(m, torch.nn.Linear))
@@ -66,7 +66,7 @@ def tokens_fed(trainer: Trainer, groups: Groups, steps: Iterable[int]) -> float:
     rows = batching.to_rows(groups, trainer.config.objective)
     sizes = [
         sum(fed([rows[i].token_ids for i in micro], False)[0] for part in plan for micro in part.micro_batches[0])
-        for plan in (trainer._plan(rows, trainer.config.minibatches, step) for step in steps)
+        for plan in (trainer.plan(rows, trainer.config.minibatches, step) for step in steps)
     ]
     return float(np.mean(sizes))
 

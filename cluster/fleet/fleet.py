@@ -369,8 +369,8 @@ class Fleet:
                     await within({member.name: update}, self.config.rollout.update_timeout_s, "late join")
                 break
             except (RuntimeError, TimeoutError):
-                if self.weights.is_set():
-                    raise
+                if self.weights.is_set() and bundle is self.bundle:
+                    raise  # else the learner was made again meanwhile, and its weights have another owner
         if bundle is self.bundle and member.state is State.STALE:
             self.workers.move(member, State.HEALTHY)
 

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.process import compile_cache
 from actors.process.compile_cache import VARIABLE, own_compile_cache
 
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(compile_cache, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
     return tmp_path
 
 

@@ -79,3 +79,4 @@ def test_what_the_user_has_set_stays() -> None:
 def test_an_interval_that_nobody_chose_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"scorer\.every is not chosen yet"):
         _ = ScorerConfig().interval
+    assert ScorerConfig(enabled=False).interval == 1, "a scorer that is off needs none"

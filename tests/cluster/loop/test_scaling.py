@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.control.scaling import By, Kind, Request
@@ -116,6 +116,7 @@ def test_a_run_that_is_scaled_and_stopped_or_killed_is_completed_when_resumed(
 
 
 @QUICK
+@example(seed=9578365, staleness=2, notices=[(1, "rollout-0", 15.0), (1, "learner", 0.0)])
 @given(
     seed=st.integers(0, 10**9),
     staleness=st.integers(0, 3),
