@@ -66,11 +66,11 @@ def run(work: Work, sides: tuple[str, ...], python: Path) -> dict[str, Any]:
 
 def floor(work: Work, config: Any, kept: int) -> dict[str, float]:
     """Seconds of the parts of a step that trains on `kept` groups, by count."""
-    from actors.model_size import model_size
+    from actors.model_size import BYTES, model_size
 
     size = model_size(config, PARAMETERS)
-    rate, bandwidth = rates(work.num_threads)
-    length, weights = work.prompt_tokens + work.new_tokens, 4 * size.parameters
+    rate, bandwidth = rates(work.num_threads, work.dtype)
+    length, weights = work.prompt_tokens + work.new_tokens, BYTES[work.dtype] * size.parameters
     fed, sampled = work.num_prompts * work.prompt_tokens, work.num_sequences * work.new_tokens
     decode = max(sampled * size.operations(length) / rate, work.new_tokens * weights / bandwidth)
     packed = kept * (work.prompt_tokens + work.num_samples * work.new_tokens)
@@ -85,17 +85,20 @@ def floor(work: Work, config: Any, kept: int) -> dict[str, float]:
 PARAMETERS = 134_515_008
 
 
-def rates(threads: int) -> tuple[float, float]:
-    """(FLOP/s of the model's largest product, bytes copied per second), the best of several."""
+def rates(threads: int, dtype: str) -> tuple[float, float]:
+    """(FLOP/s of the model's largest product in `dtype`, bytes copied per second), the best of several."""
     import torch
+    from torch.nn.functional import linear
 
     from learner.kernels.linear import product
 
     torch.set_num_threads(threads)
-    x, weight = torch.randn(1024, 576), torch.randn(1536, 576)
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    x, weight = torch.randn(1024, 576, dtype=kind), torch.randn(1536, 576, dtype=kind)
+    multiply = product if kind == torch.float32 else linear
     source = torch.empty(64 << 20)
     target = torch.empty_like(source)
-    fastest = min(_seconds(lambda: product(x, weight)) for _ in range(30))
+    fastest = min(_seconds(lambda: multiply(x, weight)) for _ in range(30))
     copied = min(_seconds(lambda: target.copy_(source)) for _ in range(10))
     return 2 * 1024 * 576 * 1536 / fastest, source.nbytes / copied
 
