@@ -192,6 +192,10 @@ class FilterConfig(Settings):
         return self
 
 
+PROBE_TASKS = 32
+"""Tasks of the fixed probe if they are not set."""
+
+
 class ProbeConfig(Settings):
     """The fixed probe: the same validation tasks, sampled and scored again and again (docs/reasoning.md)."""
 
@@ -212,6 +216,10 @@ class ProbeConfig(Settings):
     least 2 are needed to correct the estimate for their number."""
     answer_prompts: int | None = Field(None, ge=2)
     """Other prompts under which each answer is scored after its own reasoning, drawn at random; unset: all of them."""
+
+    def num_tasks(self, available: int) -> int:
+        """N, out of `available` fixed validation tasks."""
+        return self.tasks or min(PROBE_TASKS, available)
 
 
 class ScorerConfig(Settings):
@@ -267,7 +275,7 @@ class ScorerConfig(Settings):
     def interval(self) -> int:
         """`every`, once it has been chosen; ValueError before, unless the scorer is off."""
         if self.every is None and self.enabled:
-            raise ValueError("scorer.every is not chosen yet (cluster.fleet.bootstrap.settled)")
+            raise ValueError("scorer.every is not chosen yet (cluster.fleet.bootstrap.choose_scoring)")
         return self.every or 1
 
     @model_validator(mode="after")

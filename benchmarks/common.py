@@ -79,22 +79,13 @@ def random_smollm2(folder: Path, seed: int) -> PreTrainedConfig:
     """Writes a random float32 model of SmolLM2-135M's shape (Llama, tied head) as `random_qwen2` does; returns its
     configuration."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
+
+    from learner.shapes import published
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-        max_position_embeddings=2048,
-        pad_token_id=PAD_ID,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
+    config = published("SmolLM2-135M")
+    config.pad_token_id, config.eos_token_id, config.bos_token_id = PAD_ID, None, None
     LlamaForCausalLM(config).save_pretrained(folder)
     word_tokenizer(folder, config.vocab_size)
     return config

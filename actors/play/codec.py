@@ -32,12 +32,10 @@ from actors.text.chat_template import Part, TemplateRefused, read_chat_template,
 from actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
 from actors.text.shipped_templates import SHIPPED, fitting
 from actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
+from envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 Message = dict[str, str]
 
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
-ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 MARKERS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)

@@ -19,7 +19,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from actors.config import ProbeConfig, ScorerConfig
+from actors.config import PROBE_TASKS, ProbeConfig, ScorerConfig
 from actors.diagnosis.budget import MIN_OTHERS
 from actors.diagnosis.metrics import SHARES
 
@@ -29,8 +29,8 @@ FEWEST_PAIRS = 64
 """As the lower bound of `scorer.max_pairs`."""
 PART = 0.5
 """Of the share, for each of scoring and the probe."""
-TASKS, OTHERS = 32, 7
-"""Tasks of the probe if they are not set, and other prompts under a budget."""
+OTHERS = 7
+"""Other prompts under which the probe is scored under a budget."""
 ANSWER = 0.25
 """Tokens of an answer in those of its turn."""
 
@@ -38,7 +38,7 @@ ANSWER = 0.25
 @dataclass(frozen=True)
 class StepWork:
     """What a step does. `opening`: tokens of a first prompt; `turn`: most sampled tokens of a turn; `turns`: most turns
-    of a trajectory; `passes`: forward passes' worth of training on a token."""
+    of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe."""
 
     prompts: int
     group_size: int
@@ -46,6 +46,7 @@ class StepWork:
     turn: int
     turns: int
     passes: int
+    tasks: int = PROBE_TASKS
 
     @property
     def sampled(self) -> float:
@@ -58,7 +59,7 @@ class StepWork:
         return (1 + self.passes) * self.prompts * (self.opening + self.group_size * self.sampled)
 
 
-def token_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> float:
+def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> float:
     """Forward passes of one token in a scoring of both scopes."""
     prompts = min(scorer.max_prompts, work.prompts)
     samples = prompts * min(scorer.samples_per_prompt, work.group_size)
@@ -73,7 +74,7 @@ def token_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) ->
 
 def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
     """Forward passes of one token in a reading of the fixed probe."""
-    tasks = probe.tasks or TASKS
+    tasks = work.tasks
     samples, answer = tasks * probe.samples, work.turn * ANSWER
     others = min(tasks - 1, probe.max_others or tasks - 1)
     rows = samples * others
@@ -108,18 +109,18 @@ def _scored(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     """With `every`, and if need be `max_pairs`. Below the fewest pairs only `every` grows."""
     allowed = PART * scorer.share * work.token_passes
     pairs = scorer.max_pairs
-    if pairs is None and scorer.compat == "paper" and token_passes(work, scorer, None) > SELDOM * allowed:
+    if pairs is None and scorer.compat == "paper" and scoring_passes(work, scorer, None) > SELDOM * allowed:
         most = max(scorer.max_prompts * scorer.max_prompts * scorer.samples_per_prompt, scorer.trajectory_draws**2)
         sizes = range(FEWEST_PAIRS, most + 1)
-        fitting = bisect_right(sizes, SELDOM * allowed, key=lambda size: token_passes(work, scorer, size))
+        fitting = bisect_right(sizes, SELDOM * allowed, key=lambda size: scoring_passes(work, scorer, size))
         pairs = sizes[max(0, fitting - 1)]
-    every = max(OFTEN, math.ceil(token_passes(work, scorer, pairs) / allowed))
+    every = max(OFTEN, math.ceil(scoring_passes(work, scorer, pairs) / allowed))
     return scorer.model_copy(update={"every": every, "max_pairs": pairs})
 
 
 def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     """The chosen settings and their counted share, for the user."""
-    share = token_passes(work, scorer, scorer.max_pairs) / (scorer.interval * work.token_passes)
+    share = scoring_passes(work, scorer, scorer.max_pairs) / (scorer.interval * work.token_passes)
     pairs = "all pairs" if scorer.max_pairs is None else f"at most {scorer.max_pairs} pairs"
     text = f"scoring every {scorer.interval} steps, {pairs}"
     probe = scorer.probe

@@ -24,6 +24,7 @@ import numpy as np
 
 from actors.content import content_key
 from cluster.errors import UserError, bad_files_are_the_users
+from envs.format import ANSWER_CLOSE
 from envs.untrusted.files import brief, decoding, open_file, shortened, state
 from envs.untrusted.memory import memory_of_at_most
 from envs.untrusted.text import lines_of, parse_object
@@ -42,8 +43,6 @@ NAMES = {
     "step": ("step", "global_step"),
 }
 """Accepted names of each column; the first name that a row has is used."""
-ANSWER_CLOSE = "</answer>"
-"""An answer ends with this text if it has it, else with the completion."""
 EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"
 TEXT_BEFORE = "text before the reasoning"

@@ -124,7 +124,7 @@ def disconnect() -> None:
 
 def build_tiny_policy(config: RunConfig, say: Callable[[str], None]) -> Path:
     """Returns the folder of the tiny policy, which is built unless the cache holds it."""
-    _check_demonstrator(config.environment.name)
+    check_demonstrator(config.environment.name, "set model.path to the folder of a trained model instead")
     # imports transformers, which no other model needs here
     from learner.warmup.tiny import build_digest, build_tiny
     from learner.warmup.tiny_recipe import recipe_for
@@ -148,7 +148,7 @@ def weight_bytes(model_dir: Path, config: RunConfig) -> int:
     return BYTES[config.rollout.dtype] * sum(math.prod(header.shape) for header in weight_headers(model_dir).values())
 
 
-def settled(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None]) -> RunConfig:
+def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None]) -> RunConfig:
     """The configuration with the scorer's interval and pairs: those with which a resumed run was started, or those that
     `scorer.share` allows. The tiny policy's steps are spent outside of the model, so that its passes say nothing: it is
     scored every `OFTEN` steps."""
@@ -177,15 +177,19 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     turns = config.environment.format.max_turns or 1
     opening = len(_opening(config, ChatCodec(model_dir)))
     sampling = config.sampling
-    return StepWork(config.loop.prompts, sampling.group_size, opening, sampling.max_tokens_per_turn, turns, passes)
+    tasks = config.scorer.probe.num_tasks(config.validation.tasks)
+    return StepWork(
+        config.loop.prompts, sampling.group_size, opening, sampling.max_tokens_per_turn, turns, passes, tasks
+    )
 
 
-def _check_demonstrator(name: str) -> None:
-    """Raises UserError if the environment has no demonstrations, which the warm-up of a tiny policy needs."""
+def check_demonstrator(name: str, instead: str) -> None:
+    """Raises UserError if the environment has no demonstrations, from which a warm-up learns. `instead`: what the user
+    can do then."""
     try:
         require(name, environment_class(name), Demonstrator, "a warm-up on its demonstrations")
     except MissingCapabilityError as error:
-        raise UserError(f"{error}; set model.path to the folder of a trained model instead") from error
+        raise UserError(f"{error}; {instead}") from error
 
 
 def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> Path:
@@ -227,8 +231,7 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
 
     positions = read_config(folder).get("max_position_embeddings")
     codec = ChatCodec(folder)
-    environment = make(config.environment.name, "train", config.environment.options, config.environment.prompt)
-    codec.check(phrases(type(environment), config.environment.format))
+    codec.check(phrases(environment_class(config.environment.name), config.environment.format))
     first_turn = _opening(config, codec)
     needed = len(first_turn) + config.sampling.max_tokens_per_turn
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
@@ -246,7 +249,8 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
 
 def _opening(config: RunConfig, codec: ChatCodec) -> np.ndarray:
     """The ids of the first prompt of the first training task; ValueError for words that the tokenizer lacks."""
-    environment = make(config.environment.name, "train", config.environment.options)
-    messages = Episode(environment, 0, 0, config.environment.format).start()
+    chosen = config.environment
+    environment = make(chosen.name, "train", chosen.options, chosen.prompt)
+    messages = Episode(environment, 0, 0, chosen.format).start()
     codec.check([message["content"] for message in messages])
     return codec.first_turn(messages)

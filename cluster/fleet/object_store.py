@@ -48,7 +48,7 @@ def local_mib(weights: int, chosen: int | None) -> int:
             f"{SHARED_MEMORY} has {free} MiB free and Ray's object store needs {need} MiB for {_versions(weights)}; "
             "enlarge it (docker run --shm-size, or mount -o remount,size=...)"
         )
-    return min(size, max(need, free))
+    return min(size, free)
 
 
 def check_joined(weights: int, nodes: Iterable[Mapping[str, Any]]) -> None:

@@ -31,13 +31,18 @@ from actors.text.shipped_templates import with_template
 from cluster.config import RunConfig
 from cluster.control.parties import Failed, PartyError
 from cluster.errors import UserError
-from cluster.fleet.bootstrap import build_tiny_policy, check_model, connect, disconnect, weight_bytes
+from cluster.fleet.bootstrap import (
+    build_tiny_policy,
+    check_demonstrator,
+    check_model,
+    connect,
+    disconnect,
+    weight_bytes,
+)
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
 from cluster.runs.logs import log_folder, write_trace
-from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.file_lock import held
-from envs.registry import environment_class
 from envs.untrusted.files import MIB, Unreadable, read_bytes, require_regular
 from envs.untrusted.text import parse_object
 from learner.warmup.demonstrations import transcripts
@@ -58,10 +63,10 @@ def prepare_model(config: RunConfig, say: Say) -> Path:
     if warmup is None:
         return check_model(folder, config, say)
     check_source(config, warmup)
-    check_model(folder, config, say)
     name = f"{folder.resolve().name}-{config.environment.name}-{warmup_digest(config, warmup, folder)}"
     target = Path(config.model.pretrained_cache) / name.replace("/", "_").replace(":", "_")
     if not (target / REPORT).is_file():
+        check_model(folder, config, say)
         say(f"warming up {config.model.path} for {config.environment.name} in {target} (once)")
     warmed_up(config, warmup, folder, target, True, say)
     return check_model(target, config, say)
@@ -148,16 +153,13 @@ def summary(progress: Progress) -> list[str]:
 
 def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
     """Raises UserError if there is nothing to learn from: no such file, or an environment without demonstrations."""
-    name = config.environment.name
+    if not warmup.data:
+        check_demonstrator(config.environment.name, "give a file of chat messages instead (model.warmup.data)")
+        return
     try:
-        if warmup.data:
-            require_regular(Path(warmup.data))
-        else:
-            require(name, environment_class(name), Demonstrator, "a warm-up on its demonstrations")
+        require_regular(Path(warmup.data))
     except Unreadable as error:
         raise UserError(f"model.warmup.data: {error}") from error
-    except MissingCapabilityError as error:
-        raise UserError(f"{error}; give a file of chat messages instead (model.warmup.data)") from error
 
 
 def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:

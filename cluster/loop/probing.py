@@ -20,8 +20,6 @@ from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.loop.playing import Play, PlayedGroup
 
-DEFAULT_TASKS = 32
-
 
 class Probing:
     """When the probe is read, and the play of its tasks."""
@@ -45,7 +43,7 @@ def _tickets(config: RunConfig) -> list[Ticket]:
         environment.name,
         environment.options,
         environment.validation_seed,
-        probe.tasks or min(DEFAULT_TASKS, config.validation.tasks),
+        probe.num_tasks(config.validation.tasks),
         config.seed,
         config.sampling.temperature,
     )

@@ -42,7 +42,7 @@ from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
 from cluster.control.parties import Failed, Refused
 from cluster.errors import UserError
-from cluster.fleet.bootstrap import check_address, connect, disconnect, settled, weight_bytes
+from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
@@ -101,7 +101,7 @@ def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable
         notes = _notes_of_environment(config)
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
-        config = settled(config, model_dir, resume, say)
+        config = choose_scoring(config, model_dir, resume, say)
         try:
             connect(config, say, weights=weight_bytes(model_dir, config))
             create_run(config, say)

@@ -3,8 +3,7 @@ end of the run.
 
 `ScoringPace` decides which steps are scored and reports a scorer that is behind or late. The death of the scorer is
 logged as an error; its successor, which supervision starts at once, continues from the state after the last finished
-scoring. The alarm
-(`actors.diagnosis.alarm`) runs here, because it needs the rewards too.
+scoring. The alarm (`actors.diagnosis.alarm`) runs here, because it needs the rewards too.
 """
 
 from __future__ import annotations

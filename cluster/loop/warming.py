@@ -43,7 +43,7 @@ from actors.process.disk import partial_path, put_in_place
 from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
-from cluster.control.parties import Parties
+from cluster.control.parties import LEARNER, Parties
 from cluster.errors import UserError
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Supervisor, Watchdog
@@ -194,7 +194,7 @@ class Warming:
             await self.fleet.start()
             return
         learner = self.fleet.learner = self.fleet.parties.learner(self.config.learner.ranks)
-        await within({"learner": learner.start()}, self.config.cluster.start_timeout_s, "start")
+        await within({LEARNER: learner.start()}, self.config.cluster.start_timeout_s, "start")
 
     async def _work(self) -> None:
         progress = self.progress

@@ -56,7 +56,7 @@ class OwnProcess(Environment):
         self._check_installed()
         settings = self.options
         number = next(_CONSTRUCTED) % settings.processes
-        target = Target(self._target(), settings.timeout_s, int(settings.memory_gib * GIB), number)
+        target = Target(self.inside, settings.timeout_s, int(settings.memory_gib * GIB), number)
         self._session = Session(shared_process(target), split, self._inner_options())
         try:
             self._rules = self._session.rules()
@@ -84,9 +84,6 @@ class OwnProcess(Environment):
         """As `Environment.step`."""
         observation, reward, terminated, truncated, success = self._session.step(action)
         return observation, reward, terminated, truncated, {"success": success}
-
-    def _target(self) -> str:
-        return self.inside
 
     def _inner_options(self) -> dict[str, Any]:
         """The options without those of the process, as plain data."""

@@ -14,11 +14,9 @@ from typing import Any
 
 from envs.contract import Environment
 from envs.registry import make
-from envs.remote.server import Description, EnvironmentServer
+from envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
 from envs.splits import SPLITS, Split
 from envs.untrusted.text import parse_object
-
-TOKEN_VARIABLE = "SQUELCH_ENVIRONMENT_TOKEN"
 
 
 class ServedEnvironment:

@@ -26,7 +26,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from envs.remote.server import Description, EnvironmentServer
+from envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
 
 HIDDEN = {"done", "reward", "metadata"}
 """Fields of an observation that are no part of what the policy reads."""
@@ -114,7 +114,7 @@ def main() -> int:
     try:
         classes = found(given.environment), found(given.action)
         bridged = Bridged(*classes, given.field, given.observation, given.success_reward)
-        token = os.environ.get("SQUELCH_ENVIRONMENT_TOKEN") or None
+        token = os.environ.get(TOKEN_VARIABLE) or None
         bridge(bridged, given.rules, given.max_turns, token).serve(given.host, given.port)
     except ValueError as error:
         sys.stderr.write(f"openenv_bridge: {error}\n")

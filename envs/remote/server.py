@@ -56,6 +56,8 @@ MAX_BODY = 2**20
 MAX_TEXT = 100_000
 """Characters of an observation."""
 MAX_NAME = 200
+TOKEN_VARIABLE = "SQUELCH_ENVIRONMENT_TOKEN"
+"""The variable that holds the token on both ends, unless the client is told another name."""
 T = TypeVar("T")
 
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.play.codec import THINK_OPEN, Message
+from actors.play.codec import Message
+from envs.format import THINK_OPEN
 from envs.untrusted.files import Unreadable, brief, decoding, open_file
 from envs.untrusted.memory import memory_of_at_most
 from envs.untrusted.text import lines_of, parse_object

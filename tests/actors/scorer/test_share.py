@@ -14,7 +14,7 @@ from actors.scorer.share import (
     chosen,
     in_words,
     probe_passes,
-    token_passes,
+    scoring_passes,
 )
 
 COUNTDOWN = StepWork(prompts=8, group_size=8, opening=120, turn=48, turns=1, passes=4)
@@ -32,14 +32,14 @@ WORK = st.builds(
 @given(work=WORK, share=st.floats(0.01, 1.0))
 def test_a_scoring_takes_at_most_its_share_of_the_passes_between_two(work: StepWork, share: float) -> None:
     found = chosen(work, ScorerConfig(share=share))
-    used = token_passes(work, found, found.max_pairs) / (found.interval * work.token_passes)
+    used = scoring_passes(work, found, found.max_pairs) / (found.interval * work.token_passes)
     assert used <= PART * share * (1 + 1e-9)
     assert found.interval >= OFTEN and (found.max_pairs is None or found.max_pairs >= FEWEST_PAIRS)
     if found.interval > SELDOM:
         assert found.max_pairs == FEWEST_PAIRS, "pairs are dropped before a scoring becomes rare"
     if found.max_pairs is not None and found.max_pairs > FEWEST_PAIRS:
-        more = token_passes(work, found, found.max_pairs + 1)
-        assert found.interval <= SELDOM and more >= token_passes(work, found, found.max_pairs)
+        more = scoring_passes(work, found, found.max_pairs + 1)
+        assert found.interval <= SELDOM and more >= scoring_passes(work, found, found.max_pairs)
 
 
 @given(work=WORK)

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from actors.play.codec import ChatCodec
 from cluster.config import dump, load
 from cluster.errors import UserError
 from cluster.fleet import bootstrap
 from cluster.fleet.bootstrap import check_address
+from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 
 @pytest.mark.parametrize(
@@ -91,18 +93,24 @@ def test_a_head_answers_as_every_server_of_grpc_does() -> None:
         head.stop(None)
 
 
+def test_the_first_prompt_is_measured_in_the_words_that_the_run_uses(tmp_path) -> None:
+    codec = ChatCodec(save_model(tmp_path / "model", byte_level_bpe()))
+    tiny, natural = (load("frozenlake", [f"environment.prompt={prompt}"]) for prompt in ("tiny", "natural"))
+    assert len(bootstrap._opening(natural, codec)) > 2 * len(bootstrap._opening(tiny, codec))
+
+
 def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started(tiny_policy, tmp_path) -> None:
     said: list[str] = []
     words = [f"runs_dir={tmp_path}", "name=run"]
     tiny, counted = load("frozenlake", words), load("frozenlake", [*words, f"model.path={tiny_policy}"])
-    first = bootstrap.settled(counted, tiny_policy, False, said.append)
-    assert bootstrap.settled(tiny, tiny_policy, False, said.append).scorer.every == 5 and len(said) == 1
+    first = bootstrap.choose_scoring(counted, tiny_policy, False, said.append)
+    assert bootstrap.choose_scoring(tiny, tiny_policy, False, said.append).scorer.every == 5 and len(said) == 1
     assert first.scorer.every is not None and f"scoring every {first.scorer.every} steps" in said[0]
     (tmp_path / "run").mkdir()
     kept = counted.model_copy(update={"scorer": counted.scorer.model_copy(update={"every": 17, "max_pairs": 99})})
     (tmp_path / "run/config.yaml").write_text(dump(kept))
-    resumed = bootstrap.settled(counted, tiny_policy, True, said.append)
+    resumed = bootstrap.choose_scoring(counted, tiny_policy, True, said.append)
     assert (resumed.scorer.every, resumed.scorer.max_pairs) == (17, 99) and len(said) == 1
     (tmp_path / "run/config.yaml").write_text(dump(counted))  # as a sweep writes it before the run's first start
-    assert bootstrap.settled(counted, tiny_policy, True, said.append).scorer.every == first.scorer.every
+    assert bootstrap.choose_scoring(counted, tiny_policy, True, said.append).scorer.every == first.scorer.every
     assert bootstrap.weight_bytes(tiny_policy, counted) > 4 * 500_000
