@@ -183,6 +183,25 @@ class FilterConfig(Settings):
     (passthrough)."""
     no_signal_limit: int = Field(5, ge=1)
     """Number of consecutive steps without signal after which the run ends under every `on_no_signal`."""
+    kind_window: int = Field(64, ge=1)
+    """Number of groups over which the coverage of kinds of tasks is measured (docs/filter.md)."""
+    kind_floor: float = Field(0.0, ge=0, le=1)
+    """Least share of the groups of each kind of task that is kept, over `kind_window` groups and the present step;
+    the best of the dropped groups are added. 0: no floor."""
+    min_groups: int = Field(0, ge=0)
+    """Fewest groups that a step keeps if the rule keeps any and so many have a score above zero; the best of the
+    dropped groups are added. 0: no floor."""
+
+    @model_validator(mode="after")
+    def _floors_do_something(self) -> "FilterConfig":
+        if self.rule == "none" and (self.kind_floor or self.min_groups):
+            raise ValueError("kind_floor and min_groups do nothing with rule=none, which keeps every group; drop them")
+        if self.window == "sliding" and self.min_groups:
+            raise ValueError(
+                f"min_groups={self.min_groups} counts the groups of a step, and window=sliding decides on each on its "
+                "arrival; set filter.window=whole"
+            )
+        return self
 
     @model_validator(mode="after")
     def _band_is_ordered(self) -> "FilterConfig":

@@ -156,6 +156,8 @@ class GroupSummary:
     worker: str = ""
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
+    task_kind: str | None = None
+    """The kind of the task, if its environment declares one."""
 
 
 def summarise(group: Group) -> GroupSummary:
@@ -187,4 +189,5 @@ def summarise(group: Group) -> GroupSummary:
         worker=group.ticket.worker,
         seconds_environment=group.seconds_environment,
         seconds_generation=group.seconds_generation,
+        task_kind=group.task_kind,
     )

@@ -120,7 +120,8 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         """Hex digest of the task's content; two tasks have the same digest iff they start in the same state."""
 
     def task_kind(self) -> str | None:
-        """The kind of task, such as its difficulty; None if the environment has no kinds."""
+        """The kind of task: a short name that many tasks share, such as a difficulty, by which the filter reports which
+        kinds it keeps; None if the environment has no kinds."""
         return None
 
     def solution(self) -> list[str] | None:

@@ -71,7 +71,8 @@ class Environment(Protocol):
         """Start the task of `seed` under `options["noise_seed"]`; returns (observation, info).
 
         `info["task_key"]` is a hex digest of the task's content (`envs.splits.task_key_of`): two tasks that a policy
-        could not distinguish have the same digest. `info["task_kind"]`, if present, is the kind of task or None.
+        could not distinguish have the same digest. `info["task_kind"]`, if present, is the kind of task or None: a
+        short name that many tasks share, such as a difficulty. The filter reports which kinds it keeps by it.
         """
 
     @abc.abstractmethod

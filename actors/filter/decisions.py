@@ -24,7 +24,7 @@ class Decision:
     step: int
     decision: Verdict
     code: Code
-    """Short cause: selected, passthrough, zero, below_threshold, no_signal, refused."""
+    """Short cause: selected, floor, passthrough, zero, below_threshold, no_signal, refused."""
     reason: str
     """The cause in words, with the numbers."""
     score: float | None

@@ -6,9 +6,10 @@ survivors) are NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +40,10 @@ class GroupStatistics:
     """Numbers of sampled tokens."""
     surprisals: np.ndarray | None = None
     """Mean -log p of the sampled tokens, nats."""
+    kind: str | None = None
+    """The kind of the task, if its environment declares one."""
+    success: float = math.nan
+    """Share of the survivors that solved the task; NaN if unknown."""
 
     @property
     def num_failed(self) -> int:
@@ -57,6 +62,8 @@ class GroupStatistics:
             summary.format_penalties,
             summary.lengths,
             summary.surprisals,
+            kind=summary.task_kind,
+            success=float(summary.successes.mean()) if len(summary.successes) else math.nan,
         )
 
     @classmethod
@@ -64,7 +71,9 @@ class GroupStatistics:
         """The statistics of one row of (group_size,) arrays; a NaN reward marks a failed trajectory. `columns` may
         contain `penalties`, `lengths` and `surprisals`."""
         alive = np.flatnonzero(~np.isnan(rewards))
-        parts = {key: None if value is None else np.asarray(value, np.float64)[alive] for key, value in columns.items()}
+        parts: dict[str, Any] = {
+            key: None if value is None else np.asarray(value, np.float64)[alive] for key, value in columns.items()
+        }
         returns = np.asarray(rewards, np.float64)[alive]
         return cls(group_id, step, len(rewards), tuple(alive.tolist()), returns, **parts)
 

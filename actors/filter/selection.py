@@ -23,7 +23,7 @@ from actors.filter.scores import STATISTICS, ZERO
 ROUNDING = 1e-12
 """Tolerance for rounding, as a share of the window's sum, when a cumulative sum is compared with its threshold."""
 
-Code = Literal["selected", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
+Code = Literal["selected", "floor", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
 """Short causes for metric labels; the reason's text is for people and the archive."""
 
 

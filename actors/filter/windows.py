@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from actors.config import FilterConfig
+from actors.filter.coverage import Coverage, Seen, kind_name
 from actors.filter.decisions import Action, Decision, StepDecision, Verdict
+from actors.filter.floors import Ranked, added_by_floors
 from actors.filter.measure import GroupStatistics, measure
 from actors.filter.metrics import count_zero, step_figures
 from actors.filter.rules import RULES, describe
-from actors.filter.selection import Code, explain, pick
+from actors.filter.selection import Code, explain, pick, without_rounding
 from actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class _Entry:
     verdict: Verdict | None = None
     code: Code = "refused"
     reason: str = ""
+    kind: str | None = None
+    success: float = math.nan
 
     def settle(self, kept: bool, code: Code, reason: str) -> None:
         """Sets the verdict with its cause."""
@@ -96,8 +100,16 @@ class _Step:
     rounds: int = 0
 
 
+_FIGURES = ("score", "variance", "mean", "success")
+"""Fields of `_Entry` that may be NaN, which JSON has not."""
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _ticket(decision: Decision) -> tuple[str | int, ...]:
+    return ticket_key(decision.group_id)
 
 
 def _number(value: float | None) -> float:
@@ -113,6 +125,7 @@ class FilterWindow:
         self._no_signal = NoSignal(config.on_no_signal, config.no_signal_limit)
         self._steps: dict[int, _Step] = {}
         self._totals: dict[str, int] = {"kept": 0, "dropped": 0, "refused": 0}
+        self._coverage = Coverage(config.kind_window)
 
     def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
         """Adds a group to its step; returns the decisions made on arrival, which are none in a whole window.
@@ -161,6 +174,7 @@ class FilterWindow:
             "measured": self._measured_by(),
             "no_signal": self._no_signal.state(),
             "totals": dict(self._totals),
+            "coverage": self._coverage.state(),
             "steps": {str(step): _step_state(found) for step, found in held.items()},
         }
 
@@ -173,6 +187,8 @@ class FilterWindow:
             )
         self._no_signal.restore(state["no_signal"])
         self._totals = dict(state["totals"])
+        if "coverage" in state:  # a checkpoint of an older version has none
+            self._coverage.restore(state["coverage"])
         self._steps = {int(step): _step_from(found) for step, found in state["steps"].items()}
 
     def _measured_by(self) -> dict[str, str]:
@@ -184,7 +200,8 @@ class FilterWindow:
         groups = list(found.pending.values())
         measured = measure(groups, self.config.statistic, self.config.compat, self.config.rule)
         columns = (measured.scores.tolist(), measured.variances.tolist(), measured.means.tolist(), measured.refusals)
-        entries = [_Entry(groups[i].group_id, *row) for i, row in enumerate(zip(*columns, strict=True))]
+        rows = zip(groups, zip(*columns, strict=True), strict=True)
+        entries = [_Entry(g.group_id, *row, kind=kind_name(g.kind), success=g.success) for g, row in rows]
         found.entries.update((entry.group_id, entry) for entry in entries)
         found.pending.clear()
         return entries
@@ -195,10 +212,29 @@ class FilterWindow:
         order = ticket_order(list(found.entries))
         scores = np.array([entry.score for entry in entries], dtype=np.float64)
         mask = pick(scores, order, self.config)
+        fresh = {entry.group_id for entry in entries if entry.verdict is None}
         for entry, kept in zip(entries, mask.kept.tolist(), strict=True):
-            if entry.verdict is None:
+            if entry.group_id in fresh:
                 entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
+        self._raise_to_floors(found, fresh)
         return mask.threshold
+
+    def _raise_to_floors(self, found: _Step, fresh: Collection[str]) -> None:
+        """Keeps further groups among the `fresh` ones, as `actors.filter.floors` says."""
+        if not (self.config.kind_floor or self.config.min_groups):
+            return
+        valid = [entry for entry in found.entries.values() if entry.verdict != "refused"]
+        tickets = ticket_order([entry.group_id for entry in valid])
+        sign = -1 if self.config.keep == "largest" else 1
+        best = np.lexsort((tickets, sign * without_rounding(np.array([entry.score for entry in valid]))))
+        groups = [
+            Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.code == "below_threshold" and e.group_id in fresh)
+            for rank, e in enumerate(valid[i] for i in best)
+        ]
+        added = added_by_floors(groups, self._coverage.played, self._coverage.kept, self.config)
+        for group_id, reason in added.items():
+            entry = found.entries[group_id]
+            entry.settle(True, "floor", f"{reason} ({entry.reason})")
 
     def _end(self, step: int, found: _Step, threshold: float | None, has_signal: bool) -> StepDecision:
         """Closes the step finally."""
@@ -210,10 +246,19 @@ class FilterWindow:
         learns = any(entry.verdict == "kept" for entry in found.entries.values())
         action: Action = "abort" if verdict == "abort" else "learn" if learns else "skip"
         report = self._report(step, found, threshold, 0, action, verdict != "passthrough")
+        self._cover(step, found, report)
         for name in self._totals:
             self._totals[name] += int(report.metrics[f"{name}_groups"])
         del self._steps[step]
         return report
+
+    def _cover(self, step: int, found: _Step, report: StepDecision) -> None:
+        """Counts the closed step in the coverage of kinds, whose figures join the report's."""
+        ordered = [found.entries[decision.group_id] for decision in sorted(report.decisions, key=_ticket)]
+        valid = [e for e in ordered if e.verdict != "refused"]
+        self._coverage.add(step, [Seen(e.kind, e.verdict == "kept", e.success) for e in valid if e.kind is not None])
+        report.metrics.update(self._coverage.figures(step))
+        report.metrics["floor_groups"] = float(sum(entry.code == "floor" for entry in ordered))
 
     def _report(
         self, step: int, found: _Step, threshold: float | None, wanted: int, action: Action, filtered: bool
@@ -252,6 +297,7 @@ class SlidingWindow(FilterWindow):
         mask = pick(self._recent.scores, self._recent.order, self.config)
         kept = bool(mask.kept[-1])
         entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
+        self._raise_to_floors(found, [entry.group_id])
         return [entry.decision(summary.step)]
 
     def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
@@ -278,13 +324,13 @@ def make_window(config: FilterConfig) -> FilterWindow:
 def _step_state(found: _Step) -> dict[str, Any]:
     rows = [asdict(entry) for entry in found.entries.values()]
     for row in rows:
-        row |= {key: _finite(row[key]) for key in ("score", "variance", "mean")}
+        row |= {key: _finite(row[key]) for key in _FIGURES}
     return {"target": found.target, "rounds": found.rounds, "entries": rows}
 
 
 def _step_from(state: dict[str, Any]) -> _Step:
     entries = {}
     for row in state["entries"]:
-        figures: dict[str, Any] = {key: _number(row[key]) for key in ("score", "variance", "mean")}
+        figures: dict[str, Any] = {key: _number(row.get(key)) for key in _FIGURES}
         entries[row["group_id"]] = _Entry(**(row | figures))
     return _Step(entries=entries, target=state["target"], rounds=state["rounds"])

@@ -265,8 +265,11 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
     from actors.filter.measure import GroupStatistics
 
     alive = rows[columns["alive"][rows]]
-    parts = {name: columns[name][alive] for name in ("returns", "penalties", "lengths", "surprisals")}
-    return GroupStatistics(group_id, step, len(rows), tuple(columns["trajectory"][alive].tolist()), **parts)
+    returns, penalties, lengths, surprisals = (
+        columns[name][alive] for name in ("returns", "penalties", "lengths", "surprisals")
+    )
+    indices = tuple(columns["trajectory"][alive].tolist())
+    return GroupStatistics(group_id, step, len(rows), indices, returns, penalties, lengths, surprisals)
 
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class RunStatus:
     """Regime of the first turn at the step scored last."""
     probe: dict[str, float | None]
     """Figures of the fixed probe's last reading (`last_probe`); empty before the first."""
+    kinds: dict[str, float]
+    """Figures of the coverage of kinds at the last step, by flat key without `kinds/`; empty without kinds."""
     staleness_max: float | None
     no_signal_streak: float | None
     members: dict[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -113,6 +115,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         dependence=dependence(last),
         regime=_regime(lines),
         probe=last_probe(lines),
+        kinds=_kinds(last),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
         members=_members(last),
@@ -141,6 +144,15 @@ def last_probe(lines: Sequence[Line]) -> dict[str, float | None]:
     """The figures of the last reading of the fixed probe, None for unknown ones; empty if none was recorded."""
     read = [line for line in lines if line.get("probe/mi") is not None]
     return {name.replace("/", "_"): read[-1].get(f"probe/{name}") for name in PROBED} if read else {}
+
+
+def _kinds(line: Line) -> dict[str, float]:
+    """The known figures of the coverage of kinds."""
+    return {
+        key.removeprefix("kinds/"): float(value)
+        for key, value in line.items()
+        if key.startswith("kinds/") and value is not None
+    }
 
 
 def _regime(lines: Sequence[Line]) -> str | None:

@@ -53,6 +53,7 @@ def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
         Figure("validation success", _validation(status), history("validation/success"), 0, 1),
         Figure("training success", _number(status.success), history("success"), 0, 1),
         Figure("kept mass", _kept(status), history("kept_mass"), 0, 1),
+        *([Figure("kinds kept", kind_words(status.kinds), history("kinds/effective"), 0)] if status.kinds else []),
         Figure("reward variance", _number(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
         Figure("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
         Figure("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
@@ -85,6 +86,19 @@ def _kept(status: RunStatus) -> str:
     groups = f"{_number(status.kept_groups, '.0f')}/{_number(status.num_groups, '.0f')}"
     text = f"{_number(status.kept_mass)}  groups {groups}"
     return f"{text}  NO SIGNAL for {status.no_signal_streak:.0f} steps" if status.no_signal_streak else text
+
+
+def kind_words(kinds: Mapping[str, float]) -> str:
+    """Coverage of the kinds of tasks in words: the effective number of kept kinds, and the kind that has waited for
+    longest if one is starved."""
+    text = f"{_number(kinds.get('effective'), '.1f')} effective of {_number(kinds.get('played'), '.0f')}"
+    text += f"  (played: {_number(kinds.get('effective_played'), '.1f')})"
+    if not kinds.get("starved"):
+        return text
+    starved = {key.removeprefix("kept/") for key, share in kinds.items() if key.startswith("kept/") and share == 0}
+    longest = max(sorted(starved), key=lambda kind: kinds.get(f"age/{kind}", 0.0), default=None)
+    told = f"  STARVED: {kinds['starved']:.0f}, success {_number(kinds.get('starved_success'), '.2f')}"
+    return text + told + ("" if longest is None else f"; {longest} for {kinds[f'age/{longest}']:.0f} steps")
 
 
 def _retrieval(status: RunStatus) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from deploy.boards.panel import Board, Panel, Query, Row, series
 from deploy.boards.panel import panel_query as _q
 
+NO_KINDS = "the environment declares no kinds of tasks"
+NOTHING_STARVED = f"{NO_KINDS}, or none is starved"
 NO_GRADIENTS = "gradients.every is 0"
 _BY_VARIANCE = series("squelch_reward_variance_groups")
 
@@ -90,6 +92,61 @@ FILTER = Row(
     ),
 )
 
+KINDS = Row(
+    "Which kinds of tasks are kept",
+    "filter.md",
+    (
+        Panel(
+            "Effective number of kinds",
+            "(sum w)^2 / sum w^2 over the kinds of tasks among the last filter.kind_window groups, of kept and of all "
+            "groups. If the first falls below the second, the filter narrows what is learned.",
+            (
+                _q("squelch_kinds_effective", "kept", NO_KINDS),
+                _q("squelch_kinds_effective_played", "played", NO_KINDS),
+                _q("squelch_kinds", "number of kinds", NO_KINDS),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Starved kinds",
+            "Kinds that were played and never kept in the window, the steps since the longest starved was last kept, "
+            "and the groups that a floor added.",
+            (
+                _q("squelch_kinds_starved", "starved kinds", NO_KINDS),
+                _q("squelch_kinds_oldest_steps", "longest wait, steps", NO_KINDS),
+                _q("squelch_floor_groups", "groups added by floors"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Success of kinds",
+            "Success by kind, and of the starved kinds together. A starved kind near 1 is solved; near 0 it is too "
+            "hard, or the policy has given it up.",
+            (
+                _q("squelch_kind_success_ratio", "{{kind}}", NO_KINDS),
+                _q("squelch_kinds_starved_success_ratio", "starved kinds", NOTHING_STARVED),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Kept share by kind",
+            "Share of each kind's groups that was kept.",
+            (_q("squelch_kind_kept_ratio", "{{kind}}", NO_KINDS),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Starvation by kind",
+            "Steps since each kind was last kept.",
+            (_q("squelch_kind_starved_steps", "{{kind}}", NO_KINDS),),
+            low=0,
+        ),
+    ),
+)
+
 GRADIENTS = Row(
     "Gradients by reward variance",
     "gradients.md",
@@ -118,4 +175,5 @@ GRADIENTS = Row(
     ),
 )
 
-BOARD = Board("squelch-signal", "Signal", "Do rewards differ, and is it learned from?", (VARIANCE, FILTER, GRADIENTS))
+ROWS = (VARIANCE, FILTER, KINDS, GRADIENTS)
+BOARD = Board("squelch-signal", "Signal", "Do rewards differ, and is it learned from?", ROWS)

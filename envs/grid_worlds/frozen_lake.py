@@ -174,6 +174,10 @@ class FrozenLake(GridEnv):
         """Digest of the task's content."""
         return self._lake.key
 
+    def task_kind(self) -> str:
+        """The shortest safe path from the start, in moves."""
+        return f"distance {self._lake.distances[self._lake.start]}"
+
     def solution(self) -> list[str] | None:
         """Actions to success from the current state; None if none is known."""
         return self._shortest(self._lake.distances[self._cell], None)

@@ -269,6 +269,10 @@ class Sokoban(GridEnv):
         """Digest of the task's content."""
         return self._level.key
 
+    def task_kind(self) -> str:
+        """The length of the shortest solution."""
+        return f"{self._level.solution_length} moves"
+
     def solution(self) -> list[str] | None:
         """Actions to success from the current state; None if none is known."""
         path = solve(self._level.room, self._player, self._boxes)

@@ -141,6 +141,10 @@ class WebShop(TextEnv, Demonstrator):
         """Digest of the task's content."""
         return self._goal.key
 
+    def task_kind(self) -> str:
+        """The number of options that the instruction asks for."""
+        return f"{len(self._goal.options)} options"
+
     def solution(self) -> list[str] | None:
         """Searches and clicks to the best purchase that the solver finds from here, which need not be perfect."""
         if self._terminated():

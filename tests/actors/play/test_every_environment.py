@@ -54,6 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ReasoningGym": {"datasets": {"chain_sum": {}}, "timeout_s": 60},
     "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
+WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "envs.template:SortWords"}
 SERVED = "Countdown"
 """The environment behind `Http`."""
 MALFORMED: tuple[tuple[Callable[[str], str], bool], ...] = (
@@ -309,7 +310,7 @@ def test_the_group_names_the_kind_of_task_where_the_environment_has_kinds(game: 
     kinds = {"Countdown": "3 numbers", "Http": "3 numbers", "ReasoningGym": "chain_sum", "SearchQA": "2 hops"}
     assert {script.kind_of_task for script in game.policy.scripts} == {game.group.task_kind}
     assert game.config.name not in kinds or game.group.task_kind == kinds[game.config.name]
-    assert (game.group.task_kind is None) == (game.config.name not in {*kinds, "DeepCoder", "MetaMathQA"})
+    assert (game.group.task_kind is None) == (game.config.name in WITHOUT_KINDS)
 
 
 def test_rewards_actions_and_penalties_are_the_twins(game: Game) -> None:
