@@ -1,0 +1,74 @@
+"""docs/claims.md and the printed table, made from the judged claims."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims.table import NOT_CARRIED
+from benchmarks.studies.cells import StudyCell
+from benchmarks.studies.kept import Kept
+
+PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
+COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
+VERDICTS = ("holds", "fails", "cannot be told")
+HEAD = """# The paper's claims at this scale
+
+`python -m benchmarks.claims --write` generates this page from the runs in `benchmarks/claims/results`; do not edit it.
+
+Each row is one claim of a figure, table or section of the RAGEN-2 paper, or of this project where the paper is
+silent. Cells, statistics and claimed regions were fixed before the first run (`benchmarks/claims/plan.py`, `table.py`).
+The runs are ordinary `squelch train` runs of the embedded tiny policy of 0.8 M parameters on two CPU cores. A claim
+that fails here may hold for a model of billions of parameters, and the reverse.
+
+- **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside, or closer to
+  the wrong side than the smallest effect that would matter (0.03 of success, 0.05 of a share). **cannot be told**:
+  neither, or fewer runs than the claim asks for (3 seeds, 5 where it matters most, 8 for a correlation over runs).
+- Intervals are t-intervals over seeds; differences are paired by seed, whose cells play the same tasks. Rates have
+  Wilson's interval, and correlations over runs a percentile interval over resampled runs.
+- Many claims are tested: of 20 intervals one misses its value by chance.
+"""
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """The printed cells of a judged claim."""
+    says = f"{row['source']}: {row['says']}"
+    return [says, row["where"], row["statistic"], row["claimed"], _found(row), str(row["runs"]), row["verdict"]]
+
+
+def _found(row: Mapping[str, Any]) -> str:
+    if row["mean"] is None:
+        return "-"
+    if row["low"] is None:
+        return f"{row['mean']:.3f}"
+    return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many claims have each verdict."""
+    count = Counter(row["verdict"] for row in rows)
+    return ", ".join(f"{name}: {count[name]}" for name in VERDICTS)
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: Sequence[StudyCell]) -> str:
+    """The page's text."""
+    lines = [HEAD, f"Of {len(planned)} planned runs {len(runs)} are done. Of {len(rows)} claims: {counted(rows)}.", ""]
+    lines += _done(runs, planned)
+    lines += ["## The claims", ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
+    lines += ["", "## What this scale does not carry", ""]
+    lines += [f"- {source}: {why}" for source, why in NOT_CARRIED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _done(runs: Sequence[Kept], planned: Sequence[StudyCell]) -> list[str]:
+    """A table of the parts: runs done and planned."""
+    done, asked = Counter(run.part for run in runs), Counter(cell.part for cell in planned)
+    lines = ["| part | recipes | runs done | planned |", "|---|---|---|---|"]
+    for part, number in asked.items():
+        recipes = ", ".join(dict.fromkeys(cell.recipe for cell in planned if cell.part == part))
+        lines.append(f"| {part} | {recipes} | {done[part]} | {number} |")
+    return [*lines, ""]

@@ -1,0 +1,267 @@
+"""The statistics of the claims: a figure of each run, its mean over seeds, and its paired difference of two arms. Pure.
+
+A figure reads a run up to a horizon, a number of steps, and ignores whatever the run did later, so that a longer run
+serves a claim about fewer steps. The beginning and the end of a run are the first and the last fifth of the horizon.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from actors.diagnosis.grounding import spearman
+from actors.diagnosis.uncertainty import wilson_interval
+from benchmarks.studies.kept import Kept
+from cluster.report.outcomes import resampled
+from cluster.sweep.table import t_interval
+
+Figure = Callable[[Kept, int], float | None]
+"""(run, horizon) -> the figure; None if the run lacks it."""
+ENDS = 0.2
+SUCCESS = "validation/success"
+FELL = 0.05
+"""Loss of validation success since its best value that counts as a fall."""
+LOST = 0.15
+"""Share of the best smoothed MI whose loss counts as a fall, the tolerance of the alarm (docs/reasoning.md)."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95% interval. `runs`: seeds, pairs of seeds, or runs that it rests on."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    runs: int
+    interval: str = "t over seeds"
+
+
+def over(values: Iterable[float | None]) -> Estimate:
+    """The mean of the known values with its t-interval."""
+    found = t_interval([value for value in values if value is not None and math.isfinite(value)])
+    return Estimate(found["mean"], found["low"], found["high"], int(found["n"] or 0))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Every condensed run."""
+
+    runs: Sequence[Kept]
+
+    @cached_property
+    def _by_arm(self) -> Mapping[tuple[str, str], list[Kept]]:
+        found: dict[tuple[str, str], list[Kept]] = {}
+        for run in self.runs:
+            found.setdefault((run.recipe, run.arm), []).append(run)
+        return found
+
+    def arm(self, recipe: str, arm: str, steps: int) -> dict[int, Kept]:
+        """The runs of an arm of at least so many steps by seed; of two with one seed, the longer."""
+        own = sorted(self._by_arm.get((recipe, arm), ()), key=lambda run: run.steps)
+        return {run.seed: run for run in own if run.steps >= steps}
+
+    def mean(self, recipe: str, arm: str, figure: Figure, steps: int) -> Estimate:
+        """Mean over seeds of an arm's figure."""
+        return over(figure(run, steps) for run in self.arm(recipe, arm, steps).values())
+
+    def paired(self, recipe: str, more: str, less: str, figure: Figure, steps: int) -> Estimate:
+        """Mean over seeds of the figure of arm `more` minus that of arm `less`."""
+        own, base = self.arm(recipe, more, steps), self.arm(recipe, less, steps)
+        both = [(figure(own[seed], steps), figure(base[seed], steps)) for seed in sorted(own.keys() & base.keys())]
+        return over(a - b for a, b in both if a is not None and b is not None)
+
+    def ordered(self, recipe: str, arms: Sequence[str], figure: Figure, steps: int) -> Estimate:
+        """Mean over seeds of the rank correlation of an arm's place with its figure; seeds that have every arm."""
+        runs = [self.arm(recipe, arm, steps) for arm in arms]
+        seeds = set.intersection(*(set(own) for own in runs)) if runs else set()
+        found = []
+        for seed in sorted(seeds):
+            values = [figure(own[seed], steps) for own in runs]
+            known = [value for value in values if value is not None]
+            if len(known) == len(values):
+                found.append(spearman(range(len(known)), known))
+        return over(found)
+
+    def correlation(self, recipe: str, arms: Sequence[str], first: Figure, second: Figure, steps: int) -> Estimate:
+        """Rank correlation over all runs of the arms, with a percentile interval over draws of runs."""
+        runs = [run for arm in arms for run in self.arm(recipe, arm, steps).values()]
+        values = [(first(run, steps), second(run, steps)) for run in runs]
+        pairs = np.array([(a, b) for a, b in values if a is not None and b is not None])
+        mean = spearman(pairs[:, 0], pairs[:, 1]) if len(pairs) > 2 else math.nan
+        if not math.isfinite(mean):
+            return Estimate(None, None, None, len(pairs), "resampled runs")
+        return Estimate(mean, *resampled(pairs), len(pairs), "resampled runs")
+
+
+def known(run: Kept, key: str, above: float, until: float) -> list[float]:
+    """The values of a figure at the steps in (above, until]."""
+    return [value for step, value in run.series(key).items() if above < step <= until]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def last(key: str) -> Figure:
+    """The mean over the end of the run."""
+    return lambda run, steps: _mean(known(run, key, (1 - ENDS) * steps, steps))
+
+
+def change(key: str) -> Figure:
+    """The mean over the end minus the mean over the beginning."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        begin = _mean(known(run, key, -1, ENDS * steps))
+        end = _mean(known(run, key, (1 - ENDS) * steps, steps))
+        return None if begin is None or end is None else end - begin
+
+    return figure
+
+
+def at_end(key: str) -> Figure:
+    """The last value; for validations and readings of the probe, which are few and large."""
+    return lambda run, steps: next(iter(known(run, key, -1, steps)[::-1]), None)
+
+
+def gained(key: str) -> Figure:
+    """The last value minus the first."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        values = known(run, key, -1, steps)
+        return values[-1] - values[0] if len(values) > 1 else None
+
+    return figure
+
+
+def peak(key: str) -> Figure:
+    """The largest value after the first, which was measured before training."""
+    return lambda run, steps: max(known(run, key, 0, steps), default=None)
+
+
+def least(key: str) -> Figure:
+    """The smallest value after the first."""
+    return lambda run, steps: min(known(run, key, 0, steps), default=None)
+
+
+def trend(key: str) -> Figure:
+    """Rank correlation of a figure with the step."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        found = [(step, value) for step, value in run.series(key).items() if step <= steps]
+        return spearman([a for a, _ in found], [b for _, b in found]) if len(found) > 2 else None
+
+    return figure
+
+
+def together(first: str, second: str) -> Figure:
+    """Rank correlation of two figures over the steps that have both."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        a, b = run.series(first), run.series(second)
+        both = [step for step in a if step in b and step <= steps]
+        return spearman([a[step] for step in both], [b[step] for step in both]) if len(both) > 2 else None
+
+    return figure
+
+
+def where_least(key: str, of: str) -> Figure:
+    """The figure `key` at the step at which the figure `of` is smallest."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        a, b = run.series(key), run.series(of)
+        both = [step for step in a if step in b and step <= steps]
+        return a[min(both, key=lambda step: b[step])] if both else None
+
+    return figure
+
+
+def of_groups(name: str) -> Figure:
+    """The rank correlation over a run's groups of reward variance with `name`."""
+    return lambda run, steps: run.groups.get(name)
+
+
+def true_share(run: Kept, steps: int) -> float | None:
+    """At the end of the run, the judge's share of true first reasonings among those that name anything."""
+    return _true(run, (1 - ENDS) * steps, steps)
+
+
+def true_share_change(run: Kept, steps: int) -> float | None:
+    """The same share at the end minus at the beginning."""
+    begin, end = _true(run, -1, ENDS * steps), _true(run, (1 - ENDS) * steps, steps)
+    return None if begin is None or end is None else end - begin
+
+
+def _true(run: Kept, above: float, until: float) -> float | None:
+    right, names = (_mean(known(run, f"judge/{name}", above, until)) for name in ("right", "names"))
+    return right / names if right is not None and names else None
+
+
+def bucket_ratio(part: str, low: int = 1, high: int = 6) -> Figure:
+    """Log of the ratio of a part's gradient norm in one bucket of reward variance to another; mean over a run."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        a, b = (run.series(f"gradients/q{bucket}/{part}") for bucket in (high, low))
+        return _mean([math.log(a[step] / b[step]) for step in a if step in b and a[step] > 0 and b[step] > 0])
+
+    return figure
+
+
+def bucket_trend(part: str) -> Figure:
+    """Rank correlation over the six buckets of reward variance with a part's gradient norm; mean over a run."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        by_bucket = [run.series(f"gradients/q{bucket}/{part}") for bucket in range(1, 7)]
+        at = [step for step in by_bucket[0] if all(step in series for series in by_bucket)]
+        found = [spearman(range(6), [series[step] for series in by_bucket]) for step in at]
+        return _mean([value for value in found if math.isfinite(value)])
+
+    return figure
+
+
+def shift(first: str, second: str, pool: Pool, recipe: str, more: str, less: str, steps: int) -> Estimate:
+    """Mean over seeds of |difference of the figure `first` at the end| - |that of `second`| between two arms."""
+    own, base = pool.arm(recipe, more, steps), pool.arm(recipe, less, steps)
+    found = []
+    for seed in sorted(own.keys() & base.keys()):
+        ends = [(last(key)(own[seed], steps), last(key)(base[seed], steps)) for key in (first, second)]
+        moved = [abs(a - b) for a, b in ends if a is not None and b is not None]
+        if len(moved) == len(ends):
+            found.append(moved[0] - moved[1])
+    return over(found)
+
+
+def warned(runs: Iterable[Kept], key: str, steps: int) -> Estimate:
+    """Among runs whose success fell, the share in which the figure had fallen before, with Wilson's interval."""
+    fell = [(run, at) for run in runs if (at := success_fell(run, steps)) is not None]
+    first = [mi_fell(run, key, steps) for run, _ in fell]
+    count = sum(warning is not None and warning < at for warning, (_, at) in zip(first, fell, strict=True))
+    if not fell:
+        return Estimate(None, None, None, 0, "Wilson")
+    return Estimate(count / len(fell), *wilson_interval(count, len(fell)), len(fell), "Wilson")
+
+
+def success_fell(run: Kept, steps: int) -> int | None:
+    """The first validation `FELL` below the best one before it; None if success never fell."""
+    best = -math.inf
+    for step, value in run.series(SUCCESS).items():
+        if step <= steps and value <= best - FELL:
+            return step
+        best = max(best, value)
+    return None
+
+
+def mi_fell(run: Kept, key: str, steps: int) -> int | None:
+    """The first scoring at which the mean of three in a row is `LOST` below the best such mean before it."""
+    best = -math.inf
+    series = [(step, value) for step, value in run.series(key).items() if step <= steps]
+    for three in zip(series, series[1:], series[2:], strict=False):
+        value = statistics.fmean(each for _, each in three)
+        if value < (1 - LOST) * best:
+            return three[-1][0]
+        best = max(best, value)
+    return None

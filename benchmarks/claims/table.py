@@ -1,0 +1,303 @@
+"""Every claim, with the statistic and the region that were fixed before the first run; nothing was tuned to a result.
+
+The smallest effect that would matter is 0.03 of success, and 0.05 of a share. "End" and "beginning" are the last and
+the first fifth of the horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.claims import plan
+from benchmarks.claims import statistics as of
+from benchmarks.claims.statistics import SUCCESS, Estimate, Figure, Pool
+from benchmarks.claims.verdict import Claim, Region, above, below, within
+
+MI, RETRIEVAL = "first_turn/mi_seq_est", "first_turn/retrieval_accuracy"
+PER_TOKEN, ENTROPY = "first_turn/mi_est", "first_turn/conditional_entropy"
+PROBE, VALIDITY = "probe/mi", "format_validity"
+WORTH, SHARE = 0.03, 0.05
+SOKOBAN, LAKE, COUNTDOWN = "sokoban", "frozenlake", "countdown"
+TITLE = {SOKOBAN: "Sokoban", LAKE: "FrozenLake", COUNTDOWN: "Countdown"}
+LONG = {SOKOBAN: plan.LONG_STEPS, LAKE: plan.LONG_STEPS}
+SHORT = {SOKOBAN: plan.SHORT_STEPS, LAKE: plan.SHORT_STEPS, COUNTDOWN: plan.COUNTDOWN_STEPS}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a run and its words."""
+
+    words: str
+    figure: Figure
+
+
+LAST = Measure("last validation", of.at_end(SUCCESS))
+BEST = Measure("best validation", of.peak(SUCCESS))
+WORST = Measure("worst validation", of.least(SUCCESS))
+TRUE = Measure("judge's true share among reasonings that name any, end", of.true_share)
+TRUE_CHANGE = Measure("that share, end minus beginning", of.true_share_change)
+PROBE_END = Measure("MI of the fixed probe, nats", of.at_end(PROBE))
+PROBE_CHANGE = Measure("change of the fixed probe's MI, nats", of.gained(PROBE))
+LINK_CHANGE = Measure("change of the fixed probe's D, nats", of.gained("probe/link/dependence"))
+MI_END = Measure("MI-Seq-Est, end, nats", of.last(MI))
+RETRIEVAL_END = Measure("retrieval, end", of.last(RETRIEVAL))
+RETRIEVAL_CHANGE = Measure("retrieval, end minus beginning", of.change(RETRIEVAL))
+ENTROPY_END = Measure("H(Z|X), end, nats a token", of.last(ENTROPY))
+ENTROPY_CHANGE = Measure("H(Z|X), end minus beginning, nats a token", of.change(ENTROPY))
+SHORTER = Measure("rank correlation of reasoning length with the step", of.trend("reasoning_length"))
+KEPT = Measure("share of groups kept, end minus beginning", of.change("kept_fraction"))
+FLAT = Measure("groups of 8 without reward variance, end minus beginning", of.change("zero_variance_groups"))
+FAIL = Measure("share of prompts that always fail, end minus beginning", of.change("tasks_all_fail"))
+MIXED = Measure("share of prompts that sometimes succeed, end minus beginning", of.change("tasks_mixed"))
+VARIANCE = Measure("mean reward variance, end minus beginning", of.change("reward_variance_mean"))
+VALID_AND_MI = Measure("rank correlation of validity with retrieval over a run", of.together(RETRIEVAL, VALIDITY))
+VALID_AT_LEAST = Measure("validity at the scoring of least retrieval", of.where_least(VALIDITY, RETRIEVAL))
+BUCKET_TREND = Measure("rank correlation of bucket and norm", of.bucket_trend("task"))
+TASK_RATIO = Measure("log of the norms' ratio, highest to lowest bucket", of.bucket_ratio("task"))
+OTHER_RATIO = Measure("log of the norms' ratio, highest to lowest bucket", of.bucket_ratio("regulariser"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a claim is tested. `arms`: one arm, or two whose difference, first minus second, is paired by seed."""
+
+    source: str
+    recipe: str
+    arms: tuple[str, ...]
+    steps: int
+    least: int = 3
+
+    def claim(self, says: str, measure: Measure, region: Region) -> Claim:
+        """The claim about the mean over seeds."""
+        names = " minus ".join(self.arms)
+        return Claim(
+            self.source,
+            says,
+            where(self.recipe, names, self.steps),
+            measure.words,
+            self._of(measure),
+            region,
+            self.least,
+        )
+
+    def _of(self, measure: Measure) -> Callable[[Pool], Estimate]:
+        if len(self.arms) == 1:
+            return lambda pool: pool.mean(self.recipe, self.arms[0], measure.figure, self.steps)
+        more, less = self.arms
+        return lambda pool: pool.paired(self.recipe, more, less, measure.figure, self.steps)
+
+
+def where(recipe: str, arms: str, steps: int) -> str:
+    """Environment, arms and horizon in words."""
+    return f"{TITLE[recipe]}, {arms}, {steps} steps"
+
+
+FILTERED = ("top_p", "none")
+
+
+def lead() -> Iterator[Claim]:
+    """The lead: does the filter keep reasoning true where MI cannot see it? Five seeds a side."""
+    both = Place("Beyond the paper", SOKOBAN, FILTERED, plan.LEAD_STEPS, least=5)
+    yield both.claim("The filter raises success", LAST, above(0, WORTH))
+    yield both.claim("The filter keeps more of the reasoning true", TRUE, above(0, SHARE))
+    yield both.claim("MI does not tell the two apart", PROBE_END, within(0.2))
+    yield both.claim("MI does not tell the two apart", MI_END, within(0.2))
+    for arm in plan.BASE:
+        own = Place("Beyond the paper", SOKOBAN, (arm,), plan.LEAD_STEPS, least=5)
+        yield own.claim("MI rises during training", PROBE_CHANGE, above(0))
+        yield own.claim("The reasoning becomes less true", TRUE_CHANGE, below(0))
+        yield own.claim("The answer follows less from the reasoning", LINK_CHANGE, below(0))
+
+
+def gradients() -> Iterator[Claim]:
+    """Figure 3."""
+    for arm in ("grpo_kl0.001", "ppo_kl0.001"):
+        task = Place("Figure 3a", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
+        yield task.claim("The task gradient grows with reward variance", BUCKET_TREND, above(0.5))
+        yield task.claim("The task gradient grows with reward variance", TASK_RATIO, above(0))
+        others = Place("Figure 3c", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
+        yield others.claim("The regularisers' gradient is flat", OTHER_RATIO, within(0.25))
+
+
+def dynamics() -> Iterator[Claim]:
+    """Figure 5 and section 4.2."""
+    for recipe, steps in LONG.items():
+        yield Place("Figure 5a", recipe, FILTERED, steps).claim(
+            "Filtering ends with more success", LAST, above(0, WORTH)
+        )
+        plain, both = (Place("Figure 5b", recipe, arms, steps) for arms in (("none",), FILTERED))
+        yield plain.claim("Without the filter MI degrades", RETRIEVAL_CHANGE, below(0))
+        yield plain.claim("Without the filter MI degrades", PROBE_CHANGE, below(0))
+        yield both.claim("The filter mitigates the decline of MI", RETRIEVAL_CHANGE, above(0))
+        plain, both = (Place("Figure 5c", recipe, arms, steps) for arms in (("none",), FILTERED))
+        yield plain.claim("Without the filter entropy rises", ENTROPY_CHANGE, above(0))
+        yield both.claim("The filter keeps entropy lower", ENTROPY_CHANGE, below(0))
+    yield Claim(
+        "Section 4.2",
+        "MI declines before success does",
+        "Sokoban and FrozenLake, none, runs whose success fell by 0.05",
+        "share of them in which smoothed MI-Seq-Est had lost 15% before",
+        _warned,
+        above(0.5),
+    )
+
+
+def _warned(pool: Pool) -> Estimate:
+    runs = [run for recipe in LONG for run in pool.arm(recipe, "none", plan.LEAD_STEPS).values()]
+    return of.warned(runs, MI, plan.LONG_STEPS)
+
+
+def rules() -> Iterator[Claim]:
+    """Figures 6 and 7."""
+    for recipe, steps in SHORT.items():
+        for arms in (FILTERED, ("top_p", "top_k0.25"), ("top_k0.25", "none")):
+            less = "no filter" if arms[1] == "none" else arms[1]
+            says = f"{arms[0]} ends with more success than {less}"
+            yield Place("Figure 6", recipe, arms, steps).claim(says, LAST, above(0, WORTH))
+    for recipe, steps in {**LONG, COUNTDOWN: SHORT[COUNTDOWN]}.items():
+        says = "Reasoning becomes shorter and shorter"
+        yield Place("Figure 7", recipe, ("none",), steps).claim(says, SHORTER, below(0))
+
+
+PLANE_ARMS = (*plan.BASE, *plan.REGULARISERS)
+WITH_SUCCESS = {
+    "trajectory/mi_zscore": ("Trajectory MI-ZScore goes with success", above(0)),
+    "trajectory/retrieval_accuracy": ("Trajectory retrieval goes with success", above(0)),
+    PER_TOKEN: ("First-turn MI-Est goes with success", above(0)),
+    ENTROPY: ("H(Z|X) does not go with success", below(0.2)),
+    "trajectory/marginal_entropy": ("H(Z) does not go with success", below(0.2)),
+}
+STRENGTHS = ("none", "top_p", "top_p0.5")
+
+
+def diagnosis() -> Iterator[Claim]:
+    """Figures 8 and 13, and the correlations of section 5.2."""
+    steps = plan.SHORT_STEPS
+    place = where(SOKOBAN, "runs that differ in filter, entropy bonus, KL and seed", steps)
+    for key, (says, region) in WITH_SUCCESS.items():
+        yield Claim("Figure 8", says, place, "rank correlation over runs", _with_success(key), region, 8)
+    place = where(SOKOBAN, "no filter, top_p 0.9, top_p 0.5", steps)
+    for says, figure in (("MI is higher", of.last(PER_TOKEN)), ("success is higher", of.at_end(SUCCESS))):
+        ranks = "rank correlation with the filter's strength"
+        yield Claim("Figure 13", f"With a stronger filter {says}", place, ranks, _with_strength(figure), above(0))
+    for arm in ("none_ent0.1", "none_kl0.1"):
+        both = Place("Figure 13", SOKOBAN, (arm, "none"), steps)
+        moved = "|change of H(Z|X)| - |change of MI-Est|, end, nats a token"
+        place = where(SOKOBAN, f"{arm} minus none", steps)
+        yield Claim("Figure 13", f"{arm} moves entropy more than MI", place, moved, _shifted(arm), above(0))
+        yield both.claim(f"{arm} does not raise success clearly", LAST, below(WORTH))
+    for recipe in LONG:
+        own = Place("Section 5.2", recipe, ("none",), plan.LEAD_STEPS)
+        for name, region in (("reward", above(0.3)), ("entropy", within(0.3)), ("length", within(0.3))):
+            says = "goes with reward" if name == "reward" else f"hardly goes with {name}"
+            measure = Measure("rank correlation over a run's groups", of.of_groups(name))
+            yield own.claim(f"Reward variance {says}", measure, region)
+
+
+def _with_success(key: str) -> Callable[[Pool], Estimate]:
+    steps = plan.SHORT_STEPS
+    return lambda pool: pool.correlation(SOKOBAN, PLANE_ARMS, of.at_end(key), of.at_end(SUCCESS), steps)
+
+
+def _with_strength(figure: Figure) -> Callable[[Pool], Estimate]:
+    return lambda pool: pool.ordered(SOKOBAN, STRENGTHS, figure, plan.SHORT_STEPS)
+
+
+def _shifted(arm: str) -> Callable[[Pool], Estimate]:
+    return lambda pool: of.shift(ENTROPY, PER_TOKEN, pool, SOKOBAN, arm, "none", plan.SHORT_STEPS)
+
+
+def noise() -> Iterator[Claim]:
+    """Figure 9, and the noise injection of section 5.2."""
+    for level in plan.NOISE_LEVELS:
+        arms = (plan.noise_arm("top_p", level), plan.noise_arm("none", level))
+        if level in plan.MANY:
+            place = Place("Figure 9", LAKE, arms, plan.SHORT_STEPS, least=5)
+            yield place.claim("The gap closes", LAST, within(WORTH))
+        else:
+            place = Place("Figure 9", LAKE, arms, plan.SHORT_STEPS)
+            yield place.claim("The filter keeps a clear advantage", LAST, above(0, WORTH))
+    at = where(LAKE, "none, noise 0 to 1", plan.SHORT_STEPS)
+    figures = (
+        ("Figure 9", "Success falls as noise rises", LAST, below(-0.5)),
+        ("Section 5.2", "MI falls as noise rises", PROBE_END, below(-0.5)),
+        ("Section 5.2", "Entropy rises with noise", ENTROPY_END, above(0.5)),
+    )
+    for source, says, measure, region in figures:
+        words = f"rank correlation of the level with: {measure.words}"
+        yield Claim(source, says, at, words, _over_noise(measure.figure), region)
+
+
+def _over_noise(figure: Figure) -> Callable[[Pool], Estimate]:
+    arms = tuple(plan.noise_arm("none", level) for level in plan.NOISE_LEVELS)
+    return lambda pool: pool.ordered(LAKE, arms, figure, plan.SHORT_STEPS)
+
+
+def filter_at_work() -> Iterator[Claim]:
+    """Figures 10, 11 and 12."""
+    for recipe, steps in LONG.items():
+        own = Place("Figure 10", recipe, ("top_p",), steps)
+        yield own.claim("The filter keeps less and less", KEPT, below(0))
+        yield own.claim("More prompts have no reward variance", FLAT, above(0))
+    own = Place("Figure 11", SOKOBAN, ("top_p",), plan.LONG_STEPS)
+    yield own.claim("The hard portion shrinks", FAIL, below(0))
+    yield own.claim("The mixed portion expands", MIXED, above(0))
+    yield own.claim("Reward variance collapses late", VARIANCE, below(0))
+    for recipe, steps in LONG.items():
+        own = Place("Figure 12", recipe, ("none",), steps)
+        yield own.claim("Format validity is decoupled from MI", VALID_AND_MI, within(0.3))
+        yield own.claim("Validity is near perfect also where MI is lowest", VALID_AT_LEAST, above(0.95))
+
+
+TABLE_4 = {
+    "GRPO": FILTERED,
+    "PPO": ("ppo_top_p", "ppo_none"),
+    "DAPO": ("dapo_top_p", "dapo_none"),
+    "Dr. GRPO": ("dr_grpo_top_p", "dr_grpo_none"),
+}
+
+
+def algorithms() -> Iterator[Claim]:
+    """Table 4: the algorithms."""
+    for recipe in LONG:
+        for name, arms in TABLE_4.items():
+            place = Place("Table 4", recipe, arms, SHORT[recipe])
+            yield place.claim(f"Filtering raises the peak success of {name}", BEST, above(0, WORTH))
+
+
+def ablation() -> Iterator[Claim]:
+    """Table 5."""
+    steps = plan.SHORT_STEPS
+    for arm in ("top_p", "top_p0.5", "min_p0.05", "min_p0.2", "top_k0.25", "top_k0.5"):
+        place = Place("Table 5", SOKOBAN, (arm, "none"), steps)
+        yield place.claim(f"{arm} raises peak success", BEST, above(0, WORTH))
+    for arm in ("reward_sum", "entropy", "entropy_variance", "length"):
+        place = Place("Table 5", SOKOBAN, ("top_p", arm), steps)
+        yield place.claim(f"Reward variance is a better criterion than {arm}", BEST, above(0, WORTH))
+    keep = Place("Table 5", SOKOBAN, ("top_k0.5", "smallest"), steps)
+    yield keep.claim("Keeping the largest is better than the smallest", BEST, above(0, WORTH))
+    yield keep.claim("Keeping the largest preserves MI", RETRIEVAL_END, above(0))
+    yield keep.claim("Keeping the smallest raises entropy", ENTROPY_END, below(0))
+    plain = Place("Table 5", SOKOBAN, ("none",), plan.LONG_STEPS)
+    yield plain.claim("Without the filter training collapses", WORST, below(0.01))
+
+
+NOT_CARRIED = {
+    "Figures 1, 2 and 4": "drawings of the idea",
+    "Tables 1 and 2": "definitions; [known-truth.md](known-truth.md) compares the estimators with known information",
+    "Table 3": "the environments' properties, held by the tests of each environment",
+    "Table 4, model scale and type": "models of 0.5 to 7 billion parameters; `benchmarks.studies.real_model` trains a "
+    "model of 135 million",
+    "Table 4, modality": "needs a vision-language model",
+    "Figure 6, MetaMathQA": "needs its data set and a model that can do arithmetic in words",
+    "Figure 7, other testbeds": "five of its eight environments belong to other projects",
+    "Appendices H to N": "theorems",
+}
+"""What this scale cannot carry, and why."""
+
+
+def every_claim() -> list[Claim]:
+    """All claims, in the order of the page."""
+    found = (lead, gradients, dynamics, rules, diagnosis, noise, filter_at_work, algorithms, ablation)
+    return [claim for claims in found for claim in claims()]

@@ -1,0 +1,169 @@
+"""Cells of a study: training runs in a fixed order, started within a time box, continued, and condensed once finished.
+
+A cell is an ordinary run, `squelch train`, whose name depends only on the study and the cell. `run` starts the open
+cells in their order. When the time is over, the cell under way finishes its step and saves a checkpoint, from which the
+next call continues it. A finished cell is condensed into one small file (`benchmarks.studies.kept`); a cell with such a
+file is done, also where its run folder no longer exists.
+
+    party          waits for         unblocked by                        on time-out
+    run            a cell            the end of its process              `minutes`: the cell saves a checkpoint, ends;
+                                                                         `cluster.sweep.cells` kills one that does not
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import json
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.studies.kept import condense, write
+from cluster.errors import UserError
+from cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
+from cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
+from cluster.terminal import say
+
+START_S = 60.0
+"""Seconds from the start of a cell's process to its first step, and from its last step to its end."""
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """One run of a study. `part`: the group of cells that it belongs to; `settings`: by dotted key, what the arm
+    changes of the recipe; `step_s`: expected seconds of a step on two idle cores, validation and scoring included."""
+
+    part: str
+    recipe: str
+    arm: str
+    settings: Mapping[str, Any]
+    seed: int
+    steps: int
+    step_s: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that measure more and change nothing of what is learned."""
+
+    @property
+    def name(self) -> str:
+        """The name of the cell, of its run and of its file."""
+        return f"{self.part}-{self.recipe}-{self.arm}_s{self.seed}"
+
+    @property
+    def minutes(self) -> float:
+        """Expected minutes."""
+        return (START_S + self.steps * self.step_s) / 60
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: its name, which is the folder of its runs; the settings of every cell; its cells in order of value; the
+    folder of the condensed runs."""
+
+    name: str
+    common: Sequence[str]
+    cells: Sequence[StudyCell]
+    results: Path
+
+    def file(self, cell: StudyCell) -> Path:
+        """The file of a cell that is done."""
+        return self.results / f"{cell.name}.json"
+
+    def chosen(self, words: Sequence[str]) -> list[StudyCell]:
+        """The cells whose part or name matches one of the words (`*` and `?` are wildcards); all without words.
+
+        Raises:
+            UserError: a word matches no cell.
+        """
+        for word in words:
+            if not any(_matches(cell, word) for cell in self.cells):
+                parts = ", ".join(dict.fromkeys(cell.part for cell in self.cells))
+                raise UserError(f"--only {word!r} matches no cell; parts: {parts}; --list prints every cell")
+        return [cell for cell in self.cells if not words or any(_matches(cell, word) for word in words)]
+
+    def is_done(self, cell: StudyCell) -> bool:
+        """Whether the cell has its file."""
+        return self.file(cell).is_file()
+
+
+def _matches(cell: StudyCell, word: str) -> bool:
+    return fnmatch.fnmatchcase(cell.part, word) or fnmatch.fnmatchcase(cell.name, word)
+
+
+def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = ()) -> Cell:
+    """The validated run of a cell. `words`: further overrides, such as where models are cached."""
+    arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", {**cell.settings, **cell.extra})
+    overrides = [f"runs_dir={json.dumps(runs_dir)}", f"loop.steps={cell.steps}", *study.common, *words]
+    return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]
+
+
+class KeepingRunner(ProcessRunner):
+    """Runs a cell as its own process, and writes its file once it has finished."""
+
+    def __init__(self, study: Study, cells: Mapping[str, StudyCell]) -> None:
+        super().__init__()
+        self._study, self._cells = study, cells
+
+    async def run(self, cell: Cell) -> Ended:
+        """Runs the cell to its end, as `CellRunner.run`."""
+        ended = await super().run(cell)
+        if is_finished(cell.folder):
+            keep(self._study, self._cells[cell.name], cell.folder)
+        return ended
+
+
+def keep(study: Study, cell: StudyCell, folder: Path) -> Path:
+    """Condenses the run in `folder` into the cell's file and returns its path."""
+    found = condense(folder, part=cell.part, recipe=cell.recipe, arm=cell.arm)
+    return write(study.file(cell), found)
+
+
+def run(study: Study, cells: Sequence[StudyCell], runs_dir: str, minutes: float | None, words: Sequence[str]) -> int:
+    """Runs the open cells in order, until `minutes` are over; returns the exit code: 0 unless a cell failed.
+
+    Raises:
+        UserError: a setting or folder is wrong, or a model cannot be used.
+    """
+    wanted = [cell for cell in cells if not study.is_done(cell)]
+    if not wanted:
+        say("every chosen cell is done")
+        return 0
+    runs = {cell.name: run_of(study, cell, runs_dir, words) for cell in wanted}
+    plan = Plan(study.name, study.name, list(study.common), [], list(runs.values()), Path(runs_dir) / study.name)
+    check_folders(plan)
+    for cell in wanted:
+        if is_finished(runs[cell.name].folder):
+            keep(study, cell, runs[cell.name].folder)
+    sweep = Sweep(plan, KeepingRunner(study, {cell.name: cell for cell in wanted}), 1, say)
+    prepare([cell.config for cell in sweep.open_cells], 1, say)
+    asyncio.run(_within(sweep, minutes))
+    failed = [cell.name for cell in plan.cells if sweep.outcomes[cell.name].status == "failed"]
+    for name in failed:
+        say(f"{name}: {sweep.outcomes[name].reason}")
+    open_minutes = sum(cell.minutes for cell in cells if not study.is_done(cell))
+    say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
+    return 1 if failed else 0
+
+
+async def _within(sweep: Sweep, minutes: float | None) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, sweep.stop, number)
+    if minutes is not None:
+        loop.call_later(60 * minutes, sweep.stop, signal.SIGALRM)
+    await sweep.run()
+
+
+COLUMNS = ("cell", "steps", "minutes", "sum", "state")
+
+
+def listed(study: Study, cells: Iterable[StudyCell]) -> list[list[Any]]:
+    """A row for each cell: name, steps, expected minutes, their sum up to it, and whether it is done."""
+    rows, total = [], 0.0
+    for cell in cells:
+        total += cell.minutes
+        state = "done" if study.is_done(cell) else "open"
+        rows.append([cell.name, cell.steps, f"{cell.minutes:.1f}", f"{total / 60:.1f} h", state])
+    return rows

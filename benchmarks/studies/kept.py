@@ -1,0 +1,177 @@
+"""Condenses a finished run of a study into one small JSON file, and reads such files. Pure, except for the files.
+
+The file has tables of figures by step (a list for each figure, null where it is missing): `scored` (one entry a
+scoring), `validated`, `probe` (readings of the fixed probe), `blocks` (means over `BLOCK` training steps, named by the
+last of them) and `gradients` (decompositions); and in `groups` rank correlations over all groups of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.archive.reader import stream_groups
+from actors.diagnosis.grounding import spearman
+from cluster.errors import UserError
+from cluster.runs.folder import RunFolder
+
+Table = Mapping[str, Sequence[float | None]]
+BLOCK = 10
+DIGITS = 5
+"""Significant digits that are kept."""
+SCOPES = ("first_turn", "trajectory")
+OF_A_SCOPE = ("mi_est", "mi_seq_est", "mi_zscore", "mi_zscore_ema", "retrieval_accuracy", "conditional_entropy")
+SCORED = (
+    *(f"{scope}/{name}" for scope in SCOPES for name in (*OF_A_SCOPE, "marginal_entropy")),
+    *("first_turn/mi_seq_est_standard_error", "first_turn/reasoned", "judge/names", "judge/right"),
+)
+VALIDATED = ("validation/success",)
+PROBE = (
+    *("probe/mi", "probe/mi_standard_error", "probe/mi_p_value", "probe/conditional_entropy"),
+    *("probe/link/dependence", "probe/link/dependence_standard_error", "probe/link/dependence_p_value"),
+    *("probe/link/information", "probe/link/past_reasoning", "probe/link/surprise", "probe/link/follows"),
+)
+EACH_STEP = (
+    *("reward_mean", "success", "reward_variance_mean", "reasoning_length", "format_validity", "rollout_entropy"),
+    *("kept_fraction", "kept_mass", "zero_variance_groups", "tasks_all_fail", "tasks_mixed", "tasks_all_succeed"),
+    *("alarm/raised", "learner/grad_norm"),
+)
+BUCKETS = range(1, 7)
+GRADIENTS = tuple(f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "regulariser"))
+STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One condensed run."""
+
+    name: str
+    part: str
+    recipe: str
+    arm: str
+    seed: int
+    steps: int
+    tables: Mapping[str, Table]
+    groups: Mapping[str, float]
+
+    def series(self, key: str) -> dict[int, float]:
+        """A figure by step, without the steps that lack it; empty if the run lacks the figure."""
+        table = next((t for t in self.tables.values() if key in t), {"step": ()})
+        values = table.get(key, ())
+        pairs = zip(table["step"], values, strict=bool(values))
+        return {int(step): value for step, value in pairs if step is not None and value is not None}
+
+
+def condense(folder: Path, **labels: str) -> dict[str, Any]:
+    """The content of a run's file. UserError if the run has not finished."""
+    run = RunFolder(folder)
+    summary, settings, lines = run.summary(), run.settings(), run.metrics()
+    if not summary or not summary["finished"]:
+        raise UserError(f"{folder}: the run has not finished; continue it with --run")
+    tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
+    tables["blocks"] = _blocks(lines)
+    tables["gradients"] = _table(lines, GRADIENTS, "step")
+    return {
+        "name": folder.name,
+        **labels,
+        "seed": settings["seed"],
+        "steps": summary["steps"],
+        "tables": {name: table for name, table in tables.items() if table["step"]},
+        "groups": of_groups(folder),
+        "step_seconds": _short(summary["seconds_per_step_median"]),
+    }
+
+
+_READ = {"scored": SCORED, "validated": VALIDATED, "probe": PROBE}
+
+
+def _table(lines: Sequence[Mapping[str, Any]], keys: Sequence[str], step: str) -> dict[str, list[float | None]]:
+    """The figures by the step that they describe. A line repeats no reading: only the first one with a step counts."""
+    rows = {}
+    for line in lines:
+        at = line.get(step)
+        if at is not None and int(at) not in rows and any(line.get(key) is not None for key in keys):
+            rows[int(at)] = line
+    ordered = sorted(rows)
+    known = [key for key in keys if any(row.get(key) is not None for row in rows.values())]
+    return {"step": [*ordered], **{key: [_short(rows[at].get(key)) for at in ordered] for key in known}}
+
+
+def _blocks(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    by_block: dict[int, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["step"] > 0:
+            by_block.setdefault(math.ceil(line["step"] / BLOCK) * BLOCK, []).append(line)
+    ordered = sorted(by_block)
+    means = {key: [_mean(row.get(key) for row in by_block[at]) for at in ordered] for key in EACH_STEP}
+    known = {key: values for key, values in means.items() if any(value is not None for value in values)}
+    return {"step": [*ordered], **known}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return _short(statistics.fmean(found)) if found else None
+
+
+def _short(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
+
+
+def of_groups(folder: Path) -> dict[str, float]:
+    """Spearman's correlation over all groups of a run, of a group's reward variance with its mean return (`reward`),
+    mean surprisal of its tokens (`entropy`) and mean number of sampled tokens (`length`). Failed trajectories are left
+    out, and groups with fewer than two others."""
+    columns = ("group_id", "episode_return", "failure_cause", "loss_mask", "log_probs")
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for table in stream_groups(folder, columns=columns):
+        for row in table.to_pylist():
+            if row["failure_cause"] is None and (sampled := sum(row["loss_mask"])):
+                own = (row["episode_return"], -sum(row["log_probs"]) / sampled, float(sampled))
+                rows.setdefault(row["group_id"], []).append(own)
+    groups = [np.array(own) for own in rows.values() if len(own) > 1]
+    variance = [float(own[:, 0].var(ddof=1)) for own in groups]
+    found = {
+        name: spearman(variance, [float(own[:, column].mean()) for own in groups])
+        for column, name in enumerate(("reward", "entropy", "length"))
+    }
+    return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
+
+
+def write(file: Path, content: Mapping[str, Any]) -> Path:
+    """Writes a run's file, one line for each list of figures."""
+    tables = content["tables"]
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "tables"]
+    inner = [
+        f"   {json.dumps(name)}: {{\n"
+        + ",\n".join(f"    {json.dumps(key)}: {json.dumps(values)}" for key, values in table.items())
+        + "\n   }"
+        for name, table in tables.items()
+    ]
+    lines.append('  "tables": {\n' + ",\n".join(inner) + "\n  }")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return file
+
+
+def read(file: Path) -> Kept:
+    """A condensed run. UserError if the file is damaged."""
+    try:
+        found = json.loads(file.read_text())
+        labels = {name: found[name] for name in ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")}
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
+    return Kept(**labels)
+
+
+def read_all(folder: Path) -> list[Kept]:
+    """Every condensed run in a folder, by name."""
+    return [read(file) for file in sorted(folder.glob("*.json"))]

@@ -1,0 +1,146 @@
+"""The claims: every cell is a run that can be made, the verdicts follow their rules, and the page is fresh."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.claims import statistics as of
+from benchmarks.claims.page import PAGE, markdown
+from benchmarks.claims.plan import STUDY
+from benchmarks.claims.statistics import Estimate, Pool
+from benchmarks.claims.study import judged, main
+from benchmarks.claims.table import every_claim
+from benchmarks.claims.verdict import Claim, Region, above, below, verdict, within
+from benchmarks.studies.kept import Kept, read_all
+
+SUCCESS = "validation/success"
+
+
+def kept(arm: str, seed: int, steps: int, success: list[float], **others: list[float]) -> Kept:
+    every = [steps * i // (len(success) - 1) for i in range(len(success))]
+    figures = {SUCCESS: success, **{name.replace("__", "/"): values for name, values in others.items()}}
+    return Kept(f"{arm}_s{seed}", "lead", "sokoban", arm, seed, steps, {"validated": {"step": every, **figures}}, {})
+
+
+def claim(region: Region, least: int = 3) -> Claim:
+    return Claim("Figure 0", "says", "where", "statistic", lambda pool: Estimate(0, 0, 0, 3), region, least)
+
+
+def test_the_cells_are_distinct_and_fit_into_the_time_that_they_may_take():
+    names = [cell.name for cell in STUDY.cells]
+    assert len(set(names)) == len(names)
+    runs = [(cell.recipe, cell.arm, cell.seed) for cell in STUDY.cells]
+    assert len(set(runs)) == len(runs), "one run serves many claims"
+    assert sum(cell.minutes for cell in STUDY.cells) <= 20 * 60
+
+
+def test_the_lead_comes_first_with_five_seeds_a_side_and_alternating_sides():
+    first = STUDY.cells[:10]
+    assert {(cell.arm, cell.seed) for cell in first} == {(arm, s) for arm in ("none", "top_p") for s in range(5)}
+    assert [cell.arm for cell in first[:4]] == ["none", "top_p", "top_p", "none"]
+    assert {cell.steps for cell in first} == {180} and {cell.recipe for cell in first} == {"sokoban"}
+
+
+def test_every_claim_is_about_runs_that_are_planned():
+    pool = Pool([made_up(cell) for cell in STUDY.cells])
+    for claim in every_claim():
+        found = claim.of(pool)
+        assert found.runs >= claim.least and found.mean is not None, claim
+
+
+def made_up(cell) -> Kept:
+    """A run with every figure at every tenth step, all different."""
+    from benchmarks.studies.kept import EACH_STEP, GRADIENTS, PROBE, SCORED, VALIDATED
+
+    steps = list(range(0, cell.steps + 1, 5))
+    level = 1 + 0.1 * cell.seed + 0.001 * STUDY.cells.index(cell)
+    falling = [level * (1 - 0.5 * step / cell.steps) for step in steps]
+    tables = {"validated": VALIDATED, "scored": SCORED, "probe": PROBE, "blocks": EACH_STEP, "gradients": GRADIENTS}
+    made = {
+        name: {"step": steps, **{key: [value + 0.1 * place for value in falling] for place, key in enumerate(keys)}}
+        for name, keys in tables.items()
+    }
+    groups = {"reward": 0.5 + 0.01 * level, "entropy": 0.01 * level, "length": -0.01 * level}
+    return Kept(cell.name, cell.part, cell.recipe, cell.arm, cell.seed, cell.steps, made, groups)
+
+
+def test_a_claim_holds_or_fails_by_its_whole_interval_and_is_open_otherwise():
+    up = claim(above(0, worth=0.03))
+    assert verdict(Estimate(0.1, 0.01, 0.2, 3), up) == "holds"
+    assert verdict(Estimate(0.1, -0.01, 0.2, 3), up) == "cannot be told"
+    assert verdict(Estimate(0.01, -0.01, 0.029, 3), up) == "fails", "no effect that would matter"
+    assert verdict(Estimate(0.1, 0.01, 0.2, 2), up) == "cannot be told"
+    assert verdict(Estimate(0.1, None, None, 3), up) == "cannot be told"
+    assert verdict(Estimate(-0.1, -0.2, -0.01, 3), claim(below(0))) == "holds"
+    assert verdict(Estimate(0.1, 0.01, 0.2, 3), claim(below(0))) == "fails"
+    assert verdict(Estimate(0.0, -0.1, 0.1, 3), claim(within(0.2))) == "holds"
+    assert verdict(Estimate(0.3, 0.21, 0.4, 3), claim(within(0.2))) == "fails"
+
+
+def test_differences_are_paired_by_seed_and_a_longer_run_serves_a_shorter_horizon():
+    runs = [kept("none", s, 180, [0.3, 0.3 + s / 10, 0.9, 0.9]) for s in range(3)]
+    runs += [kept("top_p", s, 60, [0.3, 0.35 + s / 10]) for s in (0, 1)]
+    pool = Pool(runs)
+    found = pool.paired("sokoban", "top_p", "none", of.at_end(SUCCESS), 60)
+    assert found.runs == 2 and found.mean == pytest.approx(0.05) and found.low == pytest.approx(0.05)
+    assert pool.paired("sokoban", "top_p", "none", of.at_end(SUCCESS), 180).runs == 0
+    assert pool.mean("sokoban", "none", of.peak(SUCCESS), 180).mean == pytest.approx(0.9)
+
+
+def test_of_two_runs_with_one_seed_the_longer_counts():
+    pool = Pool([kept("none", 0, 300, [0.1, 0.2]), kept("none", 0, 180, [0.1, 0.7])])
+    assert pool.arm("sokoban", "none", 60)[0].steps == 300
+
+
+def test_the_true_share_is_among_the_reasonings_that_name_any():
+    run = kept("none", 0, 100, [0.1] * 11, judge__right=[0.4] * 5 + [0.2] * 6, judge__names=[0.8] * 5 + [1.0] * 6)
+    assert of.true_share(run, 100) == pytest.approx(0.2)
+    assert of.true_share_change(run, 100) == pytest.approx(0.2 - 0.5)
+
+
+def test_a_warning_counts_only_if_mi_fell_before_success():
+    mi = "first_turn/mi_seq_est"
+    early = kept("none", 0, 100, [0.5] * 8 + [0.4] * 3, **{mi.replace("/", "__"): [2.0, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1]})
+    late = kept("none", 1, 100, [0.5, 0.4] + [0.4] * 9, **{mi.replace("/", "__"): [2.0] * 8 + [1.0] * 3})
+    healthy = kept("none", 2, 100, [0.5] * 11, **{mi.replace("/", "__"): [2.0] * 11})
+    assert of.success_fell(early, 100) == 80 and of.success_fell(late, 100) == 10
+    assert of.success_fell(healthy, 100) is None and of.mi_fell(healthy, mi, 100) is None
+    found = of.warned([early, late, healthy], mi, 100)
+    assert found.mean == 0.5 and found.runs == 2
+
+
+def test_a_run_without_a_figure_is_left_out_and_gives_no_verdict():
+    pool = Pool([replace(kept("none", s, 180, [0.1, 0.2]), groups={}) for s in range(3)])
+    found = pool.mean("sokoban", "none", of.of_groups("reward"), 180)
+    assert found.mean is None and found.runs == 0
+    assert math.isfinite(pool.mean("sokoban", "none", of.at_end(SUCCESS), 180).mean or math.nan)
+
+
+def test_the_page_is_fresh():
+    runs = read_all(STUDY.results)
+    assert PAGE.read_text() == markdown(judged(Pool(runs)), runs, STUDY.cells), "python -m benchmarks.claims --write"
+
+
+def test_the_committed_files_belong_to_the_plan():
+    planned = {cell.name: cell for cell in STUDY.cells}
+    for run in read_all(STUDY.results):
+        cell = planned[run.name]
+        assert (run.part, run.recipe, run.arm, run.seed, run.steps) == (
+            *(cell.part, cell.recipe, cell.arm),
+            *(cell.seed, cell.steps),
+        )
+
+
+def test_quick_judges_every_claim_without_a_run(capsys):
+    assert main(["--quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["claims"]) == len(every_claim())
+    assert {row["verdict"] for row in found["claims"]} <= {"holds", "fails", "cannot be told"}
+
+
+def test_a_word_that_matches_nothing_names_the_parts(capsys):
+    with pytest.raises(SystemExit):
+        main(["--list", "--only", "leed"])
+    assert "lead" in capsys.readouterr().err

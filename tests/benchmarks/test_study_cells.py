@@ -1,0 +1,154 @@
+"""Cells of a study: what is run, what is kept of it, and that a later call goes on where an earlier one ended."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from actors.archive.writer import Archive
+from benchmarks.studies import cells
+from benchmarks.studies.cells import Study, StudyCell
+from benchmarks.studies.kept import condense, read, read_all
+from cluster.config import dump
+from cluster.errors import UserError
+from cluster.sweep.cells import Ended, ProcessRunner
+from cluster.sweep.plan import Cell
+from tests.actors.archive.small_groups import archive_step
+
+STEPS = 20
+
+
+def study(folder: Path, seeds: tuple[int, ...] = (0, 1)) -> Study:
+    settings = {"filter.rule": "none"}
+    own = [StudyCell("lead", "sokoban", "none", settings, seed, STEPS, 1.0) for seed in seeds]
+    return Study("made-up", ["scorer.every=10"], own, folder / "results")
+
+
+def finish(cell: Cell) -> None:
+    """Writes what a run that came to its end leaves behind."""
+    summary = {"finished": True, "stopped": None, "steps": STEPS, "seconds_per_step_median": 2.0}
+    summary["ledger"] = {"balanced": True}
+    lines = [
+        {"step": step, "time": float(step), "reward_mean": float(step), "kept_fraction": None}
+        for step in range(STEPS + 1)
+    ]
+    lines[1] |= {"scorer/step": 1, "first_turn/mi_est": 0.123456789}
+    lines[12] |= {"scorer/step": 10, "first_turn/mi_est": 0.2, "judge/right": 0.5}
+    lines[0] |= {"validation/step": 0, "validation/success": 0.25}
+    (cell.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (cell.folder / "config.yaml").write_text(dump(cell.config))
+    archive = Archive(cell.folder)
+    archive_step(archive, 1, 3)
+    (cell.folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[str]:
+    """Names of the cells whose made-up process was started, each of which finishes at once."""
+    names: list[str] = []
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        names.append(cell.name)
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        finish(cell)
+        return Ended(0, "done")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    return names
+
+
+def test_open_cells_run_in_order_and_a_cell_with_a_file_never_again(tmp_path, started):
+    own = study(tmp_path)
+    assert cells.run(own, own.cells[:1], str(tmp_path / "runs"), None, ()) == 0
+    assert cells.run(own, own.cells, str(tmp_path / "elsewhere"), None, ()) == 0
+    assert started == ["lead-sokoban-none_s0", "lead-sokoban-none_s1"]
+    assert cells.run(own, own.cells, str(tmp_path / "runs"), None, ()) == 0 and len(started) == 2
+    assert [run.seed for run in read_all(own.results)] == [0, 1]
+
+
+def test_a_run_that_finished_before_its_file_was_written_is_condensed_and_not_run_again(tmp_path, started):
+    own = study(tmp_path, (0,))
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    own.file(own.cells[0]).unlink()
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
+    assert len(started) == 1 and own.is_done(own.cells[0])
+
+
+def test_after_its_minutes_no_further_cell_starts_and_the_one_under_way_is_asked_to_end(tmp_path, monkeypatch):
+    own, asked = study(tmp_path), []
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        while not asked:
+            await asyncio.sleep(0.001)
+        return Ended(130, "ended after step 7")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(ProcessRunner, "interrupt", lambda self: asked.append(1))
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    assert cells.run(own, own.cells, str(tmp_path), 0.0001, ()) == 0
+    assert asked == [1] and not own.results.exists()
+
+
+def test_a_signal_ends_it_as_the_minutes_do(tmp_path, monkeypatch):
+    own, asked = study(tmp_path), []
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not asked:
+            await asyncio.sleep(0.001)
+        return Ended(143, "ended after step 7")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(ProcessRunner, "interrupt", lambda self: asked.append(1))
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0 and len(asked) == 1
+
+
+def test_a_failed_cell_is_reported_and_the_others_run(tmp_path, monkeypatch, capsys):
+    own, names = study(tmp_path), []
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        names.append(cell.name)
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        return Ended(1, "failed: no")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 1
+    assert len(names) == 2 and "failed: no" in capsys.readouterr().out
+
+
+def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
+    own = study(tmp_path, (0,))
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    run = read(own.file(own.cells[0]))
+    assert run.series("first_turn/mi_est") == {1: 0.12346, 10: 0.2} and run.series("judge/right") == {10: 0.5}
+    assert run.series("validation/success") == {0: 0.25}
+    assert run.series("reward_mean") == {10: 5.5, 20: 15.5}
+    assert run.series("kept_fraction") == {} and run.series("no/such") == {}
+    assert (run.name, run.part, run.arm, run.steps) == ("lead-sokoban-none_s0", "lead", "none", STEPS)
+
+
+def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
+    own = study(tmp_path, (0,))
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    folder = tmp_path / "made-up" / "lead-sokoban-none_s0"
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"finished": False}))
+    with pytest.raises(UserError, match="has not finished"):
+        condense(folder, part="p", recipe="r", arm="a")
+    own.file(own.cells[0]).write_text("{}")
+    with pytest.raises(UserError, match="no condensed run"):
+        read_all(own.results)
+
+
+def test_words_choose_parts_and_cells(tmp_path):
+    own = study(tmp_path)
+    assert own.chosen(["lead"]) == list(own.cells) == own.chosen([])
+    assert [cell.seed for cell in own.chosen(["*_s1"])] == [1]
+    with pytest.raises(UserError, match="lead"):
+        own.chosen(["leed"])
