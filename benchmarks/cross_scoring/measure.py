@@ -8,7 +8,8 @@ On a CPU with one thread and float32, in CPU seconds, because other processes di
   quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both times are
   scaled to all pairs. The sides alternate after two prompts and 64 pairs, and use batches of the same number of tokens.
   `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary of 151,936
-  and fewer pairs;
+  and fewer pairs. The rows `answers` are a reading of the fixed probe with the links to answers, of whose floor the
+  engine must reach 80% (benchmarks/cross_scoring/answers.py);
 - cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2;
 - a quarter of the pairs (actors/diagnosis/budget.py) against all pairs, on channels whose matrices are drawn
   (actors/diagnosis/known_truth.py): the mean difference of MI-Est, and how often the quarter's interval contains the
@@ -32,6 +33,7 @@ from actors.diagnosis.proxies import proxies_of_scores
 from actors.process.allocator import ALLOCATOR
 from actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
 from benchmarks.common import arguments, print_figures, restart_with
+from benchmarks.cross_scoring.answers import answers
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
 
@@ -147,6 +149,7 @@ def measure(quick: bool) -> dict[str, Any]:
     cases = [("0.8 M", 40), ("0.8 M", 220)] if quick else [(name, p) for name in POLICIES for p in PROMPT_TOKENS]
     rows = [forms(name, prompt, 1 if quick else TURNS) for name, prompt in cases]
     rows.append(forms("0.8 M", FIT_PROMPT, 1 if quick else TURNS, LARGE_VOCABULARY, prompts=8))
+    rows += [answers(name, FIT_PROMPT, 8 if quick else 32) for name in (["0.8 M"] if quick else POLICIES)]
     return {
         "benchmark": "cross_scoring",
         "threads": 1,

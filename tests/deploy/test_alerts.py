@@ -54,6 +54,25 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({f'squelch_reasoning_regime{{{FIRST},regime="template"}}': "0 1 0 1"}, "3m", None),
         ({f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "1+0x9"}, "5m", None),
     ],
+    "SquelchReasoningDecorative": [
+        (
+            {f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "0 1 1 1"},
+            "3m",
+            {"scope": "first_turn", "regime": "decorative"},
+        ),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "1+0x9"}, "5m", None),
+        ({'squelch_reasoning_regime{scope="trajectory",regime="decorative"}': "1+0x9"}, "5m", None),
+    ],
+    "SquelchReasoningPrivateCode": [
+        (
+            {f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "0 1 1 1"},
+            "3m",
+            {"scope": "first_turn", "regime": "private_code"},
+        ),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="grounded"}}': "1+0x9"}, "5m", None),
+    ],
     "SquelchReasoningIgnoresInput": [
         ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "10m", {"scope": "first_turn"}),
         ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "2m", None),
