@@ -124,6 +124,7 @@ def read_probe(
     tasks: Sequence[str],
     weights: np.ndarray,
     seed: Sequence[int] = (0,),
+    nulls: bool = True,
 ) -> ProbeReading:
     """A reading from n usable reasonings.
 
@@ -135,6 +136,7 @@ def read_probe(
         task: (n,) index of each reasoning's task in `tasks`.
         weights: (num_columns,) number of tasks with that prompt; their sum is N.
         seed: of the null's deals.
+        nulls: whether a null is dealt, which takes most of the time.
 
     Raises ValueError without a reasoning, and for fewer than two distinct prompts.
     """
@@ -143,7 +145,7 @@ def read_probe(
     rows, shares = np.arange(len(source)), weights / weights.sum()
     own = log_likelihood[rows, source]
     mixture = mixtures(log_likelihood, source, shares).log_mean
-    few = len(np.unique(task)) < MIN_TASKS
+    few = not nulls or len(np.unique(task)) < MIN_TASKS
     return ProbeReading(
         tasks=tuple(tasks),
         mi=task_means(own - mixture, task, len(tasks)),

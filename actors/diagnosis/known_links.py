@@ -1,4 +1,5 @@
-"""Channels from prompt to reasoning to answer whose links are known exactly, as a test of `actors.diagnosis.links`.
+"""Channels from prompt to reasoning to answer whose links are known exactly, as a test of `actors.diagnosis.links`, and
+from prompt to reasoning alone, as a test of `actors.diagnosis.fixed_probe`.
 
 A channel has N prompts, which are the fixed tasks, finitely many reasonings and finitely many answers, with given
 p(z|x) and p(a|x,z). All are enumerated, so every link is a sum:
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actors.diagnosis.budget import draw_pairs
+from actors.diagnosis.fixed_probe import ProbeReading, read_probe
 from actors.diagnosis.links import LinksReading, read_links
 from actors.diagnosis.metrics import SHARES
 
@@ -84,9 +87,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
-def draw_links(channel: LinkChannel, samples: int, rng: np.random.Generator) -> LinksReading:
-    """A reading from `samples` pairs of each prompt. The curve repeats the answer's own likelihood, because the
-    reasonings of a channel have no parts."""
+def draw_links(channel: LinkChannel, samples: int, rng: np.random.Generator, nulls: bool = True) -> LinksReading:
+    """A reading from `samples` pairs of each prompt, with or without `nulls`. The curve repeats the answer's own
+    likelihood, because the reasonings of a channel have no parts."""
     num = len(channel.reasoning)
     task = np.repeat(np.arange(num), samples)
     z = _drawn(channel.reasoning[task], rng)
@@ -94,7 +97,34 @@ def draw_links(channel: LinkChannel, samples: int, rng: np.random.Generator) -> 
     log_p = np.log(channel.answer)
     swapped, prompts = log_p[task[:, None], z, a[:, None]], log_p[np.arange(num), z[:, None], a[:, None]]
     curve = np.repeat(np.diag(swapped)[:, None], len(SHARES), axis=1)
-    return read_links(swapped, prompts, curve, task, task, np.ones(num), num, (int(rng.integers(2**31)),))
+    seed = (int(rng.integers(2**31)),)
+    return read_links(swapped, prompts, curve, task, task, np.ones(num), num, seed, nulls)
+
+
+def probe_channel(num_tasks: int, strength: float, seed: int, strings: int = 12) -> np.ndarray:
+    """(num_tasks, strings) log p(z|x), normalised; with strength 0 the same for every task."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(1, strings)) + strength * rng.normal(size=(num_tasks, strings))
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def probe_information(log_p: np.ndarray) -> float:
+    """I(X;Z) of a `probe_channel` with X uniform over its tasks, nats."""
+    return float((np.exp(log_p) * (log_p - np.log(np.exp(log_p).mean(axis=0)))).sum(axis=1).mean())
+
+
+def draw_probe(
+    log_p: np.ndarray, samples: int, seed: int, others: int | None = None, nulls: bool = True
+) -> ProbeReading:
+    """A reading from `samples` reasonings of each task of a `probe_channel`, each scored under `others` other tasks, or
+    under all, with or without `nulls`."""
+    rng, num = np.random.default_rng(seed), len(log_p)
+    task = np.repeat(np.arange(num), samples)
+    matrix = log_p[:, _drawn(np.exp(log_p)[task], rng)].T.copy()
+    if others is not None:
+        matrix[~draw_pairs(task, num, others, (seed,))] = np.nan
+    names = [f"probe-{i:03d}" for i in range(num)]
+    return read_probe(matrix, np.ones(len(task)), task, task, names, np.ones(num), (seed,), nulls)
 
 
 def _drawn(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -124,6 +124,7 @@ def read_links(
     weights: np.ndarray,
     num_tasks: int,
     seed: Sequence[int] = (0,),
+    nulls: bool = True,
 ) -> LinksReading:
     """The links from n pairs of a reasoning and its answer, all finite nats per answer.
 
@@ -136,6 +137,7 @@ def read_links(
         source: (n,) column of each pair's prompt.
         weights: (num_columns,) number of tasks with that prompt.
         seed: of the nulls' deals.
+        nulls: whether nulls are dealt, which takes most of the time.
 
     Raises ValueError if an answer was scored under no reasoning of another prompt.
     """
@@ -147,11 +149,11 @@ def read_links(
     count = np.bincount(task, minlength=num_tasks)
     mass = 1 / ((count > 0).sum() * count[task])
     role = _centred((mass[:, None] * influence).sum(axis=0), task, num_tasks)
-    few = len(np.unique(task)) < MIN_TASKS
+    few = not nulls or len(np.unique(task)) < MIN_TASKS
     candidates = np.where(scored | np.eye(len(own), dtype=bool), swapped, np.nan)
     rows, one = np.arange(len(own)), np.ones(len(own))
     column_mean = mixtures(prompts, source, weights / weights.sum()).log_mean
-    pairs = _within(swapped, same, task, source, num_tasks, seed)
+    pairs = _within(swapped, same, task, source, num_tasks, seed if nulls else None)
     return LinksReading(
         *pairs,
         dependence=task_means(own - log_q - role / mass, task, num_tasks),
@@ -191,9 +193,15 @@ def _spread(total: np.ndarray, squares: np.ndarray, count: np.ndarray) -> np.nda
 
 
 def _within(
-    swapped: np.ndarray, same: np.ndarray, task: np.ndarray, source: np.ndarray, num_tasks: int, seed: Sequence[int]
+    swapped: np.ndarray,
+    same: np.ndarray,
+    task: np.ndarray,
+    source: np.ndarray,
+    num_tasks: int,
+    seed: Sequence[int] | None,
 ) -> tuple[TaskMeans | None, TaskMeans | None, float, Null | None]:
-    """`information`, `information_upper`, `ceiling` and `null` from the pairs of prompts that have two."""
+    """`information`, `information_upper`, `ceiling` and `null` from the pairs of prompts that have two; no null without
+    a seed."""
     kept = same.sum(axis=1) > 1
     if not kept.any():
         return None, None, math.nan, None
@@ -204,7 +212,8 @@ def _within(
     _, upper = _form(values, own, size, task, num_tasks, leave_out=True)
     entropy = -task_means(mixture, task, num_tasks).value
     ceiling = min(task_means(np.log(size), task, num_tasks).value, entropy)
-    return lower, upper, ceiling, _null(values - mixture[:, None], block, task, num_tasks, seed)
+    null = None if seed is None else _null(values - mixture[:, None], block, task, num_tasks, seed)
+    return lower, upper, ceiling, null
 
 
 def _form(

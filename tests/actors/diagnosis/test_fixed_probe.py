@@ -8,30 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.diagnosis.budget import draw_pairs
-from actors.diagnosis.fixed_probe import SATURATED_NATS, ProbeReading, read_probe, saturated
-
-
-def channel(num_tasks: int, strength: float, seed: int, strings: int = 12) -> np.ndarray:
-    """(num_tasks, strings) log p(z | x_j), normalised; with strength 0 the same for every task."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(1, strings)) + strength * rng.normal(size=(num_tasks, strings))
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-
-
-def information(log_p: np.ndarray) -> float:
-    return float((np.exp(log_p) * (log_p - np.log(np.exp(log_p).mean(axis=0)))).sum(axis=1).mean())
-
-
-def reading(log_p: np.ndarray, samples: int, seed: int, others: int | None = None) -> ProbeReading:
-    rng, num = np.random.default_rng(seed), len(log_p)
-    task = np.repeat(np.arange(num), samples)
-    drawn = np.array([rng.choice(log_p.shape[1], p=np.exp(log_p[i])) for i in task])
-    matrix = log_p[:, drawn].T.copy()
-    if others is not None:
-        matrix[~draw_pairs(task, num, others, (seed,))] = np.nan
-    names = [f"probe-{i:03d}" for i in range(num)]
-    return read_probe(matrix, np.ones(len(task)), task, task, names, np.ones(num), (seed,))
+from actors.diagnosis.fixed_probe import SATURATED_NATS, read_probe, saturated
+from actors.diagnosis.known_links import draw_probe as reading
+from actors.diagnosis.known_links import probe_channel as channel
+from actors.diagnosis.known_links import probe_information as information
 
 
 @pytest.mark.parametrize(("num_tasks", "samples"), [(8, 2), (8, 4), (32, 2), (32, 4)])
@@ -40,7 +20,7 @@ def test_the_estimate_is_unbiased_for_its_tasks_and_its_interval_covers_their_in
     covered: list[bool] = []
     for number in range(4):
         log_p = channel(num_tasks, 1.0, number)
-        truth, found = information(log_p), [reading(log_p, samples, seed) for seed in range(100)]
+        truth, found = information(log_p), [reading(log_p, samples, seed, nulls=False) for seed in range(100)]
         values = np.array([one.mi.value for one in found])
         assert abs(values.mean() - truth) < 4 * values.std() / math.sqrt(len(values))
         intervals = [one.mi.interval() for one in found]

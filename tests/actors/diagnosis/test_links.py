@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.diagnosis import links
 from actors.diagnosis.known_links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
 from actors.diagnosis.links import LinksReading, read_links
 from actors.diagnosis.metrics import SHARES, key_of
@@ -15,7 +14,7 @@ from actors.diagnosis.metrics import SHARES, key_of
 
 def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksReading]:
     rng = np.random.default_rng(seed)
-    return [draw_links(channel, samples, rng) for _ in range(draws)]
+    return [draw_links(channel, samples, rng, nulls=False) for _ in range(draws)]
 
 
 def means(found: list[LinksReading], name: str) -> np.ndarray:
@@ -27,14 +26,6 @@ def covered(found: list[LinksReading], name: str, target: float) -> float:
     return float(np.mean([i.low - 1e-9 <= target <= i.high + 1e-9 for i in intervals]))
 
 
-@pytest.fixture
-def without_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the deals, which take most of a reading's time."""
-    monkeypatch.setattr(links, "_null", lambda *_: None)
-    monkeypatch.setattr(links, "candidate_nulls", lambda *_: {"mi_seq_est": None})
-
-
-@pytest.mark.usefixtures("without_nulls")
 @pytest.mark.parametrize("samples", [2, 4])
 @pytest.mark.parametrize("name", CHANNELS)
 @pytest.mark.slow
@@ -50,7 +41,6 @@ def test_the_truth_lies_between_the_two_forms_and_the_other_links_are_unbiased(n
     assert np.mean([one.answer_entropy for one in found]) == pytest.approx(-channel.expected_log(), abs=0.05)
 
 
-@pytest.mark.usefixtures("without_nulls")
 @pytest.mark.parametrize(("samples", "draws"), [(2, 200), (8, 100)])
 @pytest.mark.slow
 def test_the_intervals_hold(samples: int, draws: int) -> None:
@@ -146,7 +136,6 @@ def test_reasonings_of_equal_prompts_are_swapped_with_each_other_and_never_of_ot
     assert again.surprise == found.surprise
 
 
-@pytest.mark.usefixtures("without_nulls")
 def test_a_part_of_the_references_changes_the_mean_little() -> None:
     rng, channel = np.random.default_rng(1), named_channel("both", 0, 16)
     task = np.repeat(np.arange(16), 4)
@@ -157,9 +146,9 @@ def test_a_part_of_the_references_changes_the_mean_little() -> None:
         swapped = np.log(channel.answer)[task[:, None], z, a[:, None]]
         prompts = np.log(channel.answer)[np.arange(16), z[:, None], a[:, None]]
         fixed = (prompts, np.zeros((64, len(SHARES))), task, task, np.ones(16), 16, (seed,))
-        whole.append(read_links(swapped, *fixed).dependence.value)
+        whole.append(read_links(swapped, *fixed, nulls=False).dependence.value)
         kept = (np.arange(64) % 4 < 2)[None] | (task[:, None] == task)
-        few = read_links(np.where(kept, swapped, np.nan), *fixed)
+        few = read_links(np.where(kept, swapped, np.nan), *fixed, nulls=False)
         part.append(few.dependence.value)
         assert few.references == 0.5
     assert abs(np.mean(whole) - np.mean(part)) < 0.02
