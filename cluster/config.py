@@ -224,6 +224,13 @@ class RunConfig(Settings):
         return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1)
 
     @property
+    def held_gradients(self) -> int:
+        """Gradients that a learner rank holds at once, besides the model's own, for what the run measures of them."""
+        from learner.decomposition.statistics import HALVES_GRADIENTS, MAX_GRADIENTS  # loads numpy
+
+        return max(MAX_GRADIENTS * (self.gradients.every > 0), HALVES_GRADIENTS * (self.filter.kept_share.every > 0))
+
+    @property
     def algorithm_differences(self) -> list[str]:
         """The settings in which the run departs from `learner.algorithm`, named by the user's keys."""
         return differences(self.learner.algorithm, self.learner.model_dump(mode="json"))
@@ -262,6 +269,26 @@ class RunConfig(Settings):
             raise ValueError(
                 f"sampling.group_size is 1, but filter.statistic={self.filter.statistic} needs at least 2 trajectories "
                 "a group; raise sampling.group_size or set filter.rule=none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kept_share_can_be_measured(self) -> RunConfig:
+        share, scale = self.filter.kept_share, self.learner.objective.loss_scale
+        if share.every and self.learner.objective.needs_critic:
+            raise ValueError(
+                "filter.kept_share measures advantages that compare the trajectories of a group, and with "
+                f"learner.algorithm={self.learner.algorithm} a critic computes them; set filter.kept_share.every=0"
+            )
+        if share.every and self.sampling.group_size < 4:
+            raise ValueError(
+                f"filter.kept_share splits each group into halves of two or more, and sampling.group_size="
+                f"{self.sampling.group_size}; raise it to at least 4"
+            )
+        if share.steer and scale not in ("none", "rho"):
+            raise ValueError(
+                f"learner.objective.loss_scale={scale} would move with the kept share that filter.kept_share.steer "
+                "moves; set it to rho (which stays that of filter.rho) or none"
             )
         return self
 

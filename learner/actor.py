@@ -51,6 +51,7 @@ from learner.staging import Staging, sees
 if TYPE_CHECKING:
     from actors.weight_group import WeightGroup
     from learner.batching import Groups, Row
+    from learner.decomposition.alignment import HalfGram
     from learner.decomposition.statistics import Decomposition
 
 GRACE_S = 5.0
@@ -131,6 +132,12 @@ class LearnerRank:
         from learner.decomposition.decompose import decompose
 
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
+
+    def half_gram(self, refs: Sequence[Any], group_ids: Sequence[str]) -> HalfGram:
+        """The inner products of the groups' half gradients; no update is made. See `learner.decomposition.halves`."""
+        from learner.decomposition.halves import half_gram
+
+        return half_gram(self.trainer, self._fetch("kept share", refs, group_ids))
 
     def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
         """One supervised optimizer step on the rows. See `learner.imitation.imitate`."""
@@ -321,6 +328,12 @@ class LearnerGroup:
         """
         bound = self.config.step_timeout_s * max(1, len(group_ids))
         return self._all("decompose", bound, list(refs), list(group_ids))[0]
+
+    def half_gram(self, refs: Sequence[Any], group_ids: Sequence[str]) -> HalfGram:
+        """The inner products of the groups' half gradients at the current weights; all ranks compute the same result,
+        within `step_timeout_s` per group."""
+        bound = self.config.step_timeout_s * max(1, len(group_ids))
+        return self._all("half_gram", bound, list(refs), list(group_ids))[0]
 
     def publish(self, version: int, dtype: str = "float32") -> WeightBundle:
         """The current weights as `version`. The chunks exist as long as rank 0 and a reference to them do."""

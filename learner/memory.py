@@ -3,7 +3,7 @@ memory available to the rank.
 
 Every figure is bytes of one rank at the peak of a step. The estimate counts FSDP's shards (float32 master weights,
 gradients, two Adam moments), on CPU the copies from which a refused step is undone, the parameters that FSDP gathers,
-the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and, if the run decomposes
+the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and, if the run held
 gradients, the gradients that the decomposition holds. It does not count allocator overhead or the runtime's own
 hundreds of MiB. The tests compare the estimate with a step's measured peak; `squelch plan RECIPE` prints it for a
 recipe.
@@ -18,7 +18,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from learner.config import LearnerConfig
-from learner.decomposition.statistics import MAX_GRADIENTS
 from learner.kernels import block_attention
 from learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
 from learner.policy.model import layers_apart
@@ -37,7 +36,7 @@ class Estimate:
     """Copies of master weights and moments during a training step of several optimizer steps (`learner.snapshot`);
     0 on a GPU, whose copies are in host memory."""
     decomposition: int
-    """The gradients that `learner.decomposition.decompose` holds at once."""
+    """The gradients that `learner.decomposition` holds at once."""
     gathered: int
     """Unsharded parameters in the compute dtype, and unsharded gradients of one layer and of FSDP's root."""
     activations: int
@@ -66,9 +65,9 @@ def _skeleton(kind: type[PreTrainedConfig], described: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(kind.from_dict(json.loads(described)))
 
 
-def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> Estimate:
-    """Estimate for training this model on `world_size` ranks; with `decomposes`, also for the gradient
-    decomposition."""
+def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int = 0) -> Estimate:
+    """Estimate for training this model on `world_size` ranks. `held`: gradients that a rank holds at once besides the
+    model's own (`RunConfig.held_gradients`)."""
     model = skeleton(config)
     parameters = sum(p.numel() for p in model.parameters())
     sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
@@ -84,7 +83,7 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     return Estimate(
         state=0 if learner.cpu_offload else state,
         snapshot=4 * 3 * (trained + critic) // world_size * copied,
-        decomposition=4 * MAX_GRADIENTS * trained // world_size * decomposes,
+        decomposition=4 * held * trained // world_size,
         gathered=gathered,
         activations=learner.token_budget * _per_token(config, learner, width) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
@@ -138,21 +137,23 @@ def available(learner: LearnerConfig) -> int | None:
     return psutil.virtual_memory().available // learner.ranks
 
 
-def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool = False) -> str:
+def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int = 0) -> str:
     """The estimate as a line. Raises ValueError when the rank has less memory; the message names settings that help."""
-    needed, has = estimate(config, learner, world_size, decomposes), available(learner)
+    needed, has = estimate(config, learner, world_size, held), available(learner)
     if has is None or needed.total <= has:
         return f"learner needs {needed.line()}" + ("" if has is None else f", has {has / GIB:.1f}")
     raise ValueError(
-        f"the learner needs {needed.line()}, has {has / GIB:.1f}: "
-        f"{advice(config, learner, world_size, decomposes, has)}"
+        f"the learner needs {needed.line()}, has {has / GIB:.1f}: {advice(config, learner, world_size, held, has)}"
     )
 
 
-def advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, decomposes: bool, has: int) -> str:
+def advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int, has: int) -> str:
     """Advice on settings with which the model fits: options are added one after another until the estimate fits."""
-    if decomposes and estimate(config, learner, world_size).total <= has:
-        return "set gradients.every=0 (`squelch gradients` can decompose them later), or raise learner.ranks"
+    if held and estimate(config, learner, world_size).total <= has:
+        return (
+            "set gradients.every=0 (`squelch gradients` can decompose them later) and filter.kept_share.every=0, or "
+            "raise learner.ranks"
+        )
     changed, tried = learner, []
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
     options += [{"cpu_offload": True}] * (learner.num_gpus > 0) + [{"token_budget": learner.token_budget // 4}]
@@ -160,9 +161,9 @@ def advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, de
         option = {key: value for key, value in option.items() if vars(changed)[key] != value}
         changed = changed.model_copy(update=option)
         tried += [f"learner.{key}={str(value).lower()}" for key, value in option.items()]
-        if estimate(config, changed, world_size, decomposes).total <= has:
+        if estimate(config, changed, world_size, held).total <= has:
             return f"set {' '.join(tried)}"
     for ranks in (2, 4, 8, 16, 32, 64):
-        if ranks > world_size and estimate(config, changed, ranks, decomposes).total <= has:
+        if ranks > world_size and estimate(config, changed, ranks, held).total <= has:
             return f"set {' '.join(tried)} learner.ranks={ranks}"
     return "set learner.lora, or take a smaller model"

@@ -24,7 +24,7 @@ from cluster.commands.arguments import add_run_dir, run_folder
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
 from cluster.terminal import one_line, say
-from learner.decomposition.statistics import BUCKETS, BucketFigures, Decomposition
+from learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketFigures, Decomposition
 
 if TYPE_CHECKING:
     from actors.records import Trajectory
@@ -224,7 +224,7 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
     hf_logging.disable_progress_bar()
     torch.set_num_threads(learner.num_threads)
     folder = prepare_model(config, _silent)
-    memory.check(model_config(folder), learner, 1, decomposes=True)
+    memory.check(model_config(folder), learner, 1, MAX_GRADIENTS)
     trainer = Trainer(folder, learner, 0, 1, config.seed, config.sampling.temperature)
     if checkpoint is not None:
         load_weights(checkpoint, trainer.policy)

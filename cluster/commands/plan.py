@@ -176,15 +176,15 @@ def _share(device: float | None, num_gpus: float) -> float | None:
 def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float | None]) -> Iterator[Need]:
     from learner import memory
 
-    learner, decomposes = config.learner, config.gradients.every > 0
-    needed = memory.estimate(shape, learner, learner.ranks, decomposes)
+    learner, held = config.learner, config.held_gradients
+    needed = memory.estimate(shape, learner, learner.ranks, held)
     total = needed.total / GIB + RANK_RUNTIME_GIB
     parts = needed.line().partition("(")[2].rstrip(")") + f", runtime {RANK_RUNTIME_GIB:.2f}"
     for device in devices:
         has = _share(device, learner.num_gpus)
         left = 0 if has is None else int((has - RANK_RUNTIME_GIB) * GIB)
         fits = has is None or needed.total <= left
-        advice = "" if fits else memory.advice(shape, learner, learner.ranks, decomposes, left)
+        advice = "" if fits else memory.advice(shape, learner, learner.ranks, held, left)
         yield Need("learner rank", learner.ranks, total, has, parts, advice)
 
 

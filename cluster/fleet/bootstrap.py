@@ -218,8 +218,8 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
     from learner import memory
 
     try:
-        shape, decomposes = model_config(folder), config.gradients.every > 0
-        return memory.check(shape, config.learner, config.learner.ranks, decomposes)
+        shape, held = model_config(folder), config.held_gradients
+        return memory.check(shape, config.learner, config.learner.ranks, held)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
 

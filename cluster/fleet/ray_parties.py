@@ -43,6 +43,7 @@ from cluster.fleet.placement import Placement, alive_nodes, may_grow
 from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
 from learner.batching import Row
+from learner.decomposition.alignment import HalfGram
 from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
@@ -326,8 +327,8 @@ class RayFilter(RayParty):
     async def admit(self, summaries: list[GroupSummary]) -> object:
         return await answered(self.handle.admit.remote(summaries))
 
-    async def close(self, step: int, final: bool, target: int) -> StepDecision:
-        return await answered(self.handle.close.remote(step, final, target))
+    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
+        return await answered(self.handle.close.remote(step, final, target, rho))
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         return await answered(self.handle.state.remote(steps))
@@ -408,6 +409,9 @@ class RayLearner:
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         return await _ranks(self.group.decompose, payloads, ids)
+
+    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
+        return await _ranks(self.group.half_gram, payloads, ids)
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         return await _ranks(self.group.publish, version, dtype)

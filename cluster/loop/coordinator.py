@@ -9,6 +9,7 @@ The parts of one step, and the parties for which the coordinator waits:
     train      every learner rank          learner                     recovery, see cluster.loop.learning
     publish    every rollout worker        the worker's parity probe   the late worker is replaced
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
+    steering   every rank                  see cluster.loop.steering   see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     probe      the probe's tasks           environment actors          replayed, or fails (cluster.loop.playing)
     record     spans of players, workers   the same actors             the late actor's spans are missing
@@ -59,6 +60,7 @@ from cluster.loop.probing import Probing
 from cluster.loop.scaling import Scaling
 from cluster.loop.scoring import Scoring
 from cluster.loop.state import LoopState, pack_ticket
+from cluster.loop.steering import Steering
 from cluster.loop.validation import Validation
 from cluster.loop.window import Window
 from cluster.runs.ending import EndCause, Ending
@@ -100,6 +102,7 @@ class Coordinator:
         self.validation = Validation(config, self.play, state)
         self.probing = Probing(config, self.play)
         self.decomposing = Decomposing(config, self.learning, self.play)
+        self.steering = Steering(config, self.learning, self.journal, state.kept_share, say)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, archive, say)
         self.supervisor = Supervisor(fleet, watchdog, self.scoring.succeed)
@@ -214,10 +217,12 @@ class Coordinator:
         assert self.fleet.bundle is not None, "a version is published before step 1"
         self.scoring.offer(step, self.fleet.bundle, window.played())
         flat |= await self.decomposing.measure(step, self.admission.version, window.played())
+        flat |= await self.steering.measure(step, self.admission.version, window.played())
         measured = time.time()
         self.journal.busy(decided, measured)
         report = await self._train(step, kept, decision)
         trained = time.time()
+        flat |= self.steering.settle(step)
         del self.windows[step], self._lost[step]
         self._settled = self.filtering.state or self._settled
         if report is not None and report.updated:
@@ -353,7 +358,7 @@ class Coordinator:
             await asyncio.gather(*window.plays)
             final = not self.config.filter.refill or rounds >= self.config.filter.max_refill_rounds
             asked = time.time()
-            decision = await self.filtering.close(window.step, final, self.config.loop.prompts)
+            decision = await self.filtering.close(window.step, final, self.config.loop.prompts, self.steering.rho)
             window.seconds_filter += time.time() - asked
             if final or decision.wanted == 0:
                 break
@@ -440,6 +445,7 @@ class Coordinator:
         state.ledger, state.filter = self.ledger.state(), self.filtering.state
         state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
+        state.kept_share = self.steering.state()
         vars(state).update(self._scorer_state())
         state.seconds += time.time() - self._started
         self._started = time.time()

@@ -47,7 +47,7 @@ class Decomposing:
         own = [g for g in window if g.summary.version_min == g.summary.version_max == version]
         extra = [self.play.group(ticket) for ticket in self._tickets(step, settings.groups - len(own))]
         played = sorted([*own, *await asyncio.gather(*extra)], key=lambda g: g.ticket.ticket_id)
-        groups = [g for g in played if _comparable(g.summary)]
+        groups = [g for g in played if comparable(g.summary)]
         if len(groups) < 2:
             log.warning(
                 "step %d: only %d of %d groups have two usable trajectories of the current version, and at least 2 are "
@@ -88,7 +88,7 @@ class Decomposing:
         ]
 
 
-def _comparable(summary: GroupSummary) -> bool:
+def comparable(summary: GroupSummary) -> bool:
     """Whether the learner accepts the group: it has two trajectories, finite figures, and sampled tokens. Other groups
     are left out, because a refusal would end the run."""
     figures = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])

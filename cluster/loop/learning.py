@@ -9,6 +9,7 @@ rank is noticed at the next call.
     train        every rank, the groups' rows     recovery, then again                 the run ends
     publish      rank 0, every rollout worker     recovery, then again                 the run ends
     decompose    every rank                       recovery, then again                 the run ends
+    half_gram    every rank                       recovery, then again                 the run ends
     save         every rank, disk                 recovery, then again                 the run ends
     beside       what it is given                 recovery, while that goes on
     move         a new group, between two steps   recovery again                       the run ends
@@ -55,6 +56,7 @@ from cluster.loop.playing import FETCH_TIMEOUT_S, PlayedGroup
 from cluster.loop.ranks import Ranks
 from cluster.loop.recovery import LOST, Recovery, TrainedStep
 from cluster.loop.state import LoopState
+from learner.decomposition.alignment import HalfGram
 from learner.decomposition.statistics import Decomposition
 from learner.metrics import publication_figures
 
@@ -120,6 +122,10 @@ class Learning:
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         """The gradient decomposition of these groups; the weights do not change."""
         return await self._ask(lambda: self.ranks.decompose(payloads, ids), payloads)
+
+    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
+        """The inner products of the half gradients of these groups; the weights do not change."""
+        return await self._ask(lambda: self.ranks.half_gram(payloads, ids), payloads)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint that includes the loop's state."""

@@ -2,7 +2,8 @@
 
     call                 bound                             signs that it is not hung (`cluster.control.progress`)
     train, imitate,      `learner.step_timeout_s`, for     micro-batches; answers until the first micro-batch of the
-    decompose            a decomposition a group           group's life, and with `learner.compile`
+    decompose,           decompose and half_gram for a     group's life, and with `learner.compile`
+    half_gram            group
     publish              `learner.step_timeout_s`          answers
     start                `learner.start_timeout_s`         none: loading a model or a file may keep a process from
     load, save, export   `learner.step_timeout_s`          answering, so that only the bound counts
@@ -25,6 +26,7 @@ from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Watchdog, poll_s
 from learner.batching import Row
+from learner.decomposition.alignment import HalfGram
 from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
@@ -85,6 +87,11 @@ class Ranks:
         """The gradient decomposition of these groups."""
         bound = self.config.step_timeout_s * max(1, len(ids))
         return await self._watched("decompose", self.learner.decompose(payloads, ids), bound, self._passes())
+
+    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
+        """The inner products of the half gradients of these groups."""
+        bound = self.config.step_timeout_s * max(1, len(ids))
+        return await self._watched("half_gram", self.learner.half_gram(payloads, ids), bound, self._passes())
 
     async def publish(self, version: int) -> WeightBundle:
         """Gathers the current weights as `version`."""

@@ -56,6 +56,8 @@ class LoopState:
     """Steps in a row that the learner refused."""
     early_stop: dict[str, Any] | None = None
     first_validation: dict[str, Any] | None = None
+    kept_share: dict[str, Any] | None = None
+    """The state of the controller of the kept share."""
 
     def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
         """The open tickets, in order of issue, with their ids, steps and seeds.

@@ -48,6 +48,8 @@ class RunStatus:
     first_validation_success: float | None
     reward_variance_mean: float | None
     kept_mass: float | None
+    rho: float | None
+    """rho with which the filter decided on the last step, if q is measured."""
     kept_groups: float | None
     num_groups: float | None
     format_validity: float | None
@@ -105,6 +107,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         first_validation_success=validated[0]["validation/success"] if validated else None,
         reward_variance_mean=last.get("reward_variance_mean"),
         kept_mass=last.get("kept_mass"),
+        rho=last.get("kept_share/rho"),
         kept_groups=last.get("kept_groups"),
         num_groups=last.get("num_groups"),
         format_validity=last.get("format_validity"),

@@ -7,6 +7,7 @@ from benchmarks.learner import memory_worker as learner_memory_worker
 from cluster.config import load
 from learner import memory
 from learner.config import LearnerConfig
+from learner.decomposition.statistics import MAX_GRADIENTS
 from learner.kernels import block_attention
 from learner.kernels.attention import NAME, Layout
 from learner.kernels.linear import use_fast_products
@@ -83,11 +84,11 @@ def test_copies_to_go_back_to_are_counted_where_there_are_any() -> None:
 def test_taking_gradients_apart_is_counted_and_the_first_thing_to_go() -> None:
     config = published("Qwen2.5-3B")
     learner = LearnerConfig(**GPU, activation_checkpointing=True, max_memory_gib=40)
-    with_it, without = (memory.estimate(config, learner, 4, decomposes) for decomposes in (True, False))
+    with_it, without = (memory.estimate(config, learner, 4, held) for held in (MAX_GRADIENTS, 0))
     assert with_it.total - without.total == with_it.decomposition == 44 * PARAMETERS["Qwen2.5-3B"] // 4
     assert "gradients.every" not in memory.check(config, learner, 4)
     with pytest.raises(ValueError, match=r"decomposition 31\.\d+, .*, has 40\.0: set gradients\.every=0"):
-        memory.check(config, learner, 4, decomposes=True)
+        memory.check(config, learner, 4, MAX_GRADIENTS)
 
 
 def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:

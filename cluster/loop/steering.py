@@ -1,0 +1,118 @@
+"""The kept share within a run: every `filter.kept_share.every` steps q is measured, before the learner updates the
+weights, and with `filter.kept_share.steer` the controller may move rho for the steps that follow.
+
+Only groups of the step that the current version sampled are measured, dropped ones included; nothing further is played.
+The measurement of a step counts once the step was trained on (`settle`): a step whose groups are lost before, and are
+played again, is measured again. So a resumed run measures and moves as the uninterrupted one; the controller's state is
+in the checkpoint. The loss scale stays that of `filter.rho`, wherever the controller moves.
+
+    waits for         unblocked by          on time-out
+    every rank        learner               step_timeout_s per group; the run ends and names the late rank
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from actors.filter.measure import GroupStatistics
+from actors.filter.metrics import RHO_PLACES
+from cluster.config import RunConfig
+from cluster.control.candidates import Alignment, alignment
+from cluster.control.kept_share import Interval, KeptShare, Move, grid_of
+from cluster.loop.decomposing import comparable
+from cluster.loop.journal import Journal
+from cluster.loop.learning import Learning
+from cluster.loop.playing import PlayedGroup
+from learner.decomposition.statistics import MIN_SPLIT
+
+log = logging.getLogger(__name__)
+FEWEST_GROUPS = 2
+"""Fewest groups that a measurement needs; with one there is nothing to choose."""
+
+
+class Steering:
+    """Measures the steps that are due, and holds the rho in use; see the module's head."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        learning: Learning,
+        journal: Journal,
+        state: dict[str, Any] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.settings = config.filter, config.filter.kept_share
+        self.learning, self.journal, self.say = learning, journal, say
+        grid = grid_of(config.filter.rho, self.settings.low, self.settings.high, RHO_PLACES)
+        self._controller = KeptShare(config.filter.rho, grid, self.settings.error)
+        if state is not None and self.settings.steer:
+            self._controller.restore(state)
+        self._measured: Alignment | None = None
+        """The measurement of the step that is not trained on yet."""
+
+    @property
+    def rho(self) -> float:
+        """The rho that the filter's rule uses for the next step to be decided on."""
+        return self._controller.rho if self.settings.steer else self.config.rho
+
+    async def measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
+        """The step's flat figures of q; empty if none are due. `version`: the version of the learner's weights."""
+        self._measured = None
+        if not self.settings.every or step % self.settings.every:
+            return {}
+        started = time.time()
+        own = (g for g in window if g.summary.version_min == g.summary.version_max == version)
+        groups = [g for g in own if comparable(g.summary) and len(g.summary.indices) >= MIN_SPLIT]
+        if len(groups) < FEWEST_GROUPS:
+            log.warning(
+                "step %d: %d of %d groups have %d usable trajectories of the current version; q needs %d groups",
+                *(step, len(groups), len(window), MIN_SPLIT, FEWEST_GROUPS),
+            )
+            return {"seconds/kept_share": time.time() - started}
+        gram = await self.learning.half_gram([g.table for g in groups], [g.ticket.ticket_id for g in groups])
+        statistics = [GroupStatistics.of(g.summary) for g in groups if g.summary.group_id in gram.group_ids]
+        found = self._measured = alignment(gram, statistics, self.config, self._controller.grid)
+        flat = {f"kept_share/q/{rho:g}": value for rho, value in found.q.items()}
+        flat |= {f"kept_share/groups/{rho:g}": value for rho, value in found.kept.items()}
+        return flat | {"kept_share/measured": float(found.num_groups), "seconds/kept_share": time.time() - started}
+
+    def settle(self, step: int) -> dict[str, float]:
+        """Counts the measurement of a step that was trained on; the controller's flat figures."""
+        if not self.settings.every:
+            return {}
+        used, measured, self._measured = self.rho, self._measured, None
+        if measured is not None and (move := self._controller.observe(measured.q)) and self.settings.steer:
+            self._tell(step, move)
+        flat = {"kept_share/rho": used}
+        for name, interval in self._controller.differences().items():
+            flat |= _figures(f"kept_share/{name}", interval)
+        return flat
+
+    def state(self) -> dict[str, Any] | None:
+        """For the checkpoint; plain JSON. None without a controller."""
+        return self._controller.state() if self.settings.steer else None
+
+    def _tell(self, step: int, move: Move) -> None:
+        now, text = time.time(), f"rho {move.before:g} -> {move.after:g}: {move.reason}"
+        self.journal.event(
+            "filter", "kept_share_moved", now, now, step=step, before=move.before, after=move.after, text=text
+        )
+        self.say(f"step {step:4d}  {text}")
+
+
+def _figures(name: str, interval: Interval) -> dict[str, float]:
+    return {
+        f"{name}/difference": interval.mean,
+        f"{name}/difference_low": _known(interval.low),
+        f"{name}/difference_high": _known(interval.high),
+        f"{name}/measurements": float(interval.count),
+    }
+
+
+def _known(bound: float) -> float:
+    """A bound, NaN if it is infinite."""
+    return bound if math.isfinite(bound) else math.nan
