@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import gymnasium
@@ -51,8 +51,6 @@ class TextEnv(gymnasium.Env[str, str], Environment):
     """Turns of an episode, unless the configuration sets `environment.format.max_turns`."""
     max_actions_per_turn: ClassVar[int] = 1
     """Most actions in one answer, unless the configuration sets it. With 1, an answer is never split."""
-    stochastic: ClassVar[bool] = False
-    """Whether an episode depends on `noise_seed`."""
     actions: ClassVar[tuple[str, ...]] = ()
     """The action words if they are a closed list; empty if actions are free text (override `read_action`)."""
     max_action_length: ClassVar[int]
@@ -161,11 +159,6 @@ class TextEnv(gymnasium.Env[str, str], Environment):
     def render(self) -> str:
         """The current observation (render mode `ansi`)."""
         return self.observation()
-
-    def replay(self, actions: Sequence[str], noise_seed: int) -> float:
-        """The return of a fixed action sequence on this task under the given noise; the episode restarts."""
-        self.reset(seed=self.task_seed, options={"noise_seed": noise_seed})
-        return float(sum(self.step(action)[1] for action in actions))
 
     def _observation_space(self) -> Text:
         return Text(self.max_observation_length, charset=PRINTABLE)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
+from envs.noise.reward_noise import RewardNoise
 from envs.settings import Settings
 from envs.wording import PromptName
 
@@ -53,6 +54,8 @@ class EnvironmentConfig(Settings):
     """Style of the messages: `natural` is English with a legend and a worked turn, for pretrained language models;
     `tiny` is the closed vocabulary of the tiny policy (`model.path=tiny`)."""
     format: FormatConfig = FormatConfig()
+    reward_noise: RewardNoise = RewardNoise()
+    """Noise that is added to every episode's return, which makes any environment stochastic."""
     train_seed: int = Field(0, ge=0)
     """The k-th training task has seed `train_seed + k`."""
     validation_seed: int = Field(1_000_000_000, ge=0)

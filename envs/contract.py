@@ -42,6 +42,12 @@ class Environment(Protocol):
     """Turns of an episode, unless the configuration sets `environment.format.max_turns`."""
     max_actions_per_turn: int = 1
     """Most actions in one answer, unless the configuration sets it. With 1, an answer is never split."""
+    stochastic: bool = False
+    """Whether an episode depends on `noise_seed`. False declares that the same actions in the same task always earn the
+    same rewards."""
+    replayable: bool = True
+    """Whether a task can be started again under another `noise_seed`, so that a trajectory's actions can be replayed
+    (`envs.noise.replay`). False where the noise does not follow the noise seed."""
     shared_noise: bool = False
     """Whether the trajectories of one group are reset with the same `noise_seed`."""
     prompt: PromptName = "tiny"

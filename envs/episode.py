@@ -2,20 +2,21 @@
 
 Invariants: an episode ends when the environment ends it or after `max_turns` turns; badly formatted turns count, too.
 The format penalty is separate from the environment's rewards. A turn that is cut at its token limit gets the penalty of
-a badly formatted turn, and the episode continues.
+a badly formatted turn, and the episode continues. An episode keeps its plan, so that it can be replayed under fresh
+noise (`envs.noise.replay`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
 from envs.config import FormatConfig
 from envs.contract import Environment
 from envs.format import ParsedTurn, parse, system_message, turn_message
-from envs.untrusted.files import brief
+from envs.noise.replay import Replay
+from envs.noise.reward_noise import NO_NOISE, RewardNoise
+from envs.untrusted.rewards import finite_reward
 
 Message = dict[str, str]
 Ending = Literal["terminated", "truncated"]  # the environment's own
@@ -46,13 +47,21 @@ class TurnOutcome:
 class Episode:
     """Plays one task in `env`, which it resets; the trajectories of a group each need an environment of their own."""
 
-    def __init__(self, env: Environment, seed: int, noise_seed: int, config: FormatConfig) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        seed: int,
+        noise_seed: int,
+        config: FormatConfig,
+        reward_noise: RewardNoise = NO_NOISE,
+    ) -> None:
         self._env, self._config = env, config.resolved(env)
-        self._seed, self._noise_seed = seed, noise_seed
+        self._seed, self._noise_seed, self._reward_noise = seed, noise_seed, reward_noise
         self._max_turns = self._config.max_turns or env.max_turns
         self._max_actions = self._config.max_actions_per_turn or env.max_actions_per_turn
         self._actions_left = self._max_turns * self._max_actions
         self._observation = ""
+        self._plan: list[str] = []
         self._turns = 0
         self._done = True
         self.task_key = ""
@@ -64,7 +73,7 @@ class Episode:
         self._observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
         self.task_key, self.task_kind = _told(info, "task_key", "reset"), info.get("task_kind")
         self._actions_left = self._max_turns * self._max_actions
-        self._turns, self._done = 0, False
+        self._plan, self._turns, self._done = [], 0, False
         return [
             {"role": "system", "content": system_message(self._env, self._config)},
             {"role": "user", "content": self._turn_message(None)},
@@ -76,12 +85,13 @@ class Episode:
             raise RuntimeError(f"turn {self._turns + 1} was played in an episode that is not running")
         parsed = parse(text, self._max_actions, self._env.read_action)
         reward, played, success, ending = self._play(parsed)
+        self._plan += parsed.actions
         self._turns += 1
         self._actions_left -= played
         self._done = ending is not None or self._turns >= self._max_turns
         valid = parsed.valid and not hit_token_limit
         return TurnOutcome(
-            reward=reward,
+            reward=reward + (self._reward_noise.draw(self._noise_seed) if self._done else 0.0),
             format_penalty=0.0 if valid else self._config.format_penalty,
             format_valid=valid,
             format_reason="cut at the token limit" if hit_token_limit else parsed.reason,
@@ -93,13 +103,24 @@ class Episode:
             next_message=None if self._done else self._message(reward),
         )
 
+    @property
+    def noisy(self) -> bool:
+        """Whether the environment declares noise, or reward noise is added."""
+        return self._env.stochastic or self._reward_noise.std > 0
+
+    def replay(self, noise_seed: int) -> Replay:
+        """A replay of the actions so far under that noise, in the same environment; the episode itself is over then."""
+        self._done = True
+        noise = self._reward_noise.draw(noise_seed)
+        return Replay(self._env, self._seed, self.task_key, tuple(self._plan), noise_seed, noise)
+
     def _play(self, parsed: ParsedTurn) -> tuple[float, int, bool, Ending | None]:
         """(reward, number of executed actions, success, the environment's ending); actions after the end are
         dropped."""
         reward, played = 0.0, 0
         for action in parsed.actions:
             self._observation, step_reward, terminated, truncated, info = self._env.step(action)
-            reward, played = reward + _finite(step_reward), played + 1
+            reward, played = reward + finite_reward(step_reward), played + 1
             if terminated or truncated:
                 return reward, played, bool(_told(info, "success", "step")), "terminated" if terminated else "truncated"
         return reward, played, False, None
@@ -109,13 +130,6 @@ class Episode:
 
     def _turn_message(self, reward: float | None) -> str:
         return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
-
-
-def _finite(reward: Any) -> float:
-    """The reward of one step. Raises ValueError if it is no finite number."""
-    if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise ValueError(f"the environment's step() returned the reward {brief(reward)}; a finite number is needed")
-    return float(reward)
 
 
 def _told(info: dict[str, Any], key: str, method: str) -> Any:

@@ -46,6 +46,8 @@ class GymnasiumOptions(Settings):
     """Whether to show the `ansi` rendering. False shows the observation, which must then be text."""
     success_reward: float = 0.0
     """Smallest last reward of a solved episode; ignored if the environment sets `info["is_success"]`."""
+    stochastic: bool = True
+    """Whether the rewards of an action depend on chance, drawn from the environment's `np_random`."""
     hold_out: bool = True
     """Whether validation has its own starts, by the digest of the first observation. Set it to false for a single
     start, as in CliffWalking; validation then plays the training task."""
@@ -83,6 +85,11 @@ class GymnasiumText(Environment):
             raise ValueError(f"environment.options.render: there is no ansi rendering (got {modes}); set it to false")
         if not self.options.render and not isinstance(env.observation_space, Text):
             raise ValueError(f"environment.options.render: observations must be Text (got {env.observation_space})")
+
+    @property
+    def stochastic(self) -> bool:
+        """What the option says: Gymnasium does not declare it."""
+        return self.options.stochastic
 
     def rules(self) -> str:
         """The configured instruction and the actions."""

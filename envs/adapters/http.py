@@ -63,6 +63,7 @@ class _Described(BaseModel):
     version: str
     rules: str
     stochastic: bool
+    replayable: bool = True
     task_key: bool
     splits: bool
     max_turns: int = Field(ge=1)
@@ -159,13 +160,23 @@ class Http(Environment):
     def _described(self) -> _Described:
         return self._server.described
 
+    @property
+    def stochastic(self) -> bool:
+        """What the server says."""
+        return self._described.stochastic
+
+    @property
+    def replayable(self) -> bool:
+        """What the server says; true for a server that does not say."""
+        return self._described.replayable
+
     def notes(self) -> list[str]:
         """What the server says that it serves. Raises ValueError if it does not answer as it should."""
         try:
             told = self._described
         except RemoteError as error:
             raise ValueError(f"environment.options.url: {error}") from error
-        noise = "episodes depend on the noise seed" if told.stochastic else "episodes have no noise"
+        noise = "episodes depend on the noise seed" if told.stochastic else "episodes declare no noise"
         return [f"environment server {masked(self.options.url)}: {told.name}, version {told.version}; {noise}"]
 
     def rules(self) -> str:

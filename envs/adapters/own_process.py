@@ -39,7 +39,6 @@ class AnyInItsProcess(OwnProcess):
         chosen = AnyOptions(**options)
         found = environment_class(chosen.environment)
         self.max_turns, self.max_actions_per_turn = found.max_turns, found.max_actions_per_turn
-        self.shared_noise = found.shared_noise
         super().__init__(split, **options)
 
 

@@ -113,6 +113,7 @@ class Game(Environment):
 
     Options = GameOptions
     options: GameOptions
+    stochastic = True
     max_turns = 20
 
     def __init__(self, split: Split = "train", **options: Any) -> None:

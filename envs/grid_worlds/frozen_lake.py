@@ -36,7 +36,7 @@ class FrozenLakeOptions(Settings):
     """Direction of a slip: one of the two perpendicular directions (Gymnasium's), or one of the three others."""
     slip_rate: float = Field(0.02, ge=0, le=1)
     """Probability that an action slips. The paper's "2% random rate" is 0.02 uniform; Gymnasium's `is_slippery` is 2/3
-    perpendicular."""
+    perpendicular. A direction that is uniform over all four with probability p is a uniform slip at rate 0.75 p."""
     shared_slip: bool = False
     """Whether the trajectories of one group have the same slips, so that their variance has no environment noise."""
     min_holes: int = Field(2, ge=0)
@@ -141,7 +141,6 @@ class FrozenLake(GridEnv):
     name = "FrozenLake"
     Options = FrozenLakeOptions
     actions = ("Left", "Down", "Right", "Up")
-    stochastic = True
     legend = FROZEN_LAKE
     nouns = FROZEN_LAKE_NOUNS
     wordings = FROZEN_LAKE_WORDS
@@ -151,6 +150,11 @@ class FrozenLake(GridEnv):
     def side(self) -> int:
         """Rows, and columns, of the lake."""
         return self.options.size
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether the ice is slippery."""
+        return self.options.slip_rate > 0
 
     @property
     def shared_noise(self) -> bool:

@@ -5,7 +5,7 @@ class to make; every later frame is one call, which is answered before the next 
 
 | method | arguments | value |
 |---|---|---|
-| `make` | split, options | the environment's rules |
+| `make` | split, options | rules, stochastic, replayable, shared_noise |
 | `reset` | seed, noise_seed | observation, task_key, task_kind |
 | `step` | action | observation, reward, terminated, truncated, success |
 
@@ -90,9 +90,9 @@ class Environments:
         self._held.pop(name, None)
         self._generators.forget(name)
 
-    def _make(self, name: str, split: str, options: "dict[str, Any]") -> str:
-        self._held[name] = self._made_by(split=split, **options)
-        return str(self._held[name].rules())
+    def _make(self, name: str, split: str, options: "dict[str, Any]") -> "list[Any]":
+        made = self._held[name] = self._made_by(split=split, **options)
+        return [str(made.rules()), bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
 
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)

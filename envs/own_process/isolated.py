@@ -60,6 +60,7 @@ class OwnProcess(Environment):
         self._session = Session(shared_process(target), split, self._inner_options())
         try:
             self._rules = self._session.rules()
+            self.stochastic, self.replayable, self.shared_noise = self._session.noise
         except CallError as error:
             text = error.text if error.kind == "ValueError" else str(error)
             raise ValueError(text) from error

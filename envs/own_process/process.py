@@ -247,7 +247,13 @@ class Session:
         with self._process.lock:
             self._make = Call(self._make.method, self._make.arguments, self._exchange(self._make))
             self._generation = self._process.generation
-        return str(self._make.value)
+        return str(self._make.value[0])
+
+    @property
+    def noise(self) -> tuple[bool, bool, bool]:
+        """`stochastic`, `replayable` and `shared_noise` of the environment, which `rules` has made."""
+        stochastic, replayable, shared = self._make.value[1:]
+        return stochastic, replayable, shared
 
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
         """Starts a task; what was played before is forgotten."""

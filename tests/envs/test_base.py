@@ -194,28 +194,6 @@ def test_nothing_moves_after_the_end(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_replay_starts_the_same_task_anew(name):
-    env, count = make(name), 20 if name in QUICK else 3
-    env.reset(seed=11)
-    solution = env.solution()
-    env.step(solution[0])
-    returns = [env.replay(solution, noise_seed) for noise_seed in range(count)]
-    assert max(returns) > 0
-    assert returns == [env.replay(solution, noise_seed) for noise_seed in range(count)]
-    assert env.stochastic or len(set(returns)) == 1
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if environment_class(name).stochastic])
-def test_a_replay_estimates_the_noise_of_a_fixed_plan(name):
-    """Fresh noise spreads the returns of one plan; one noise seed does not."""
-    env = make(name, options={"slip_rate": 0.5})
-    env.reset(seed=11)
-    solution = env.solution()
-    assert len({env.replay(solution, 7) for _ in range(20)}) == 1
-    assert len({env.replay(solution, noise_seed) for noise_seed in range(100)}) > 1
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_an_environment_that_was_not_reset_says_so(name):
     with pytest.raises(RuntimeError, match=f"{name} was used before reset"):
         make(name).step("Left")

@@ -161,3 +161,11 @@ def test_no_process_is_left_when_its_parent_closes_it(process: EnvironmentProces
     assert child.process.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(child.process.pid, 0)
+
+
+@pytest.mark.parametrize("options", [{"slip_rate": 0.0}, {"slip_rate": 0.5}, {"slip_rate": 0.5, "shared_slip": True}])
+def test_an_environment_declares_the_same_noise_in_its_process(options: dict[str, Any]) -> None:
+    here = make("FrozenLake", "train", options)
+    there = make("OwnProcess", "train", {"environment": "FrozenLake", "options": options})
+    for name in ("stochastic", "replayable", "shared_noise"):
+        assert vars(there)[name] == getattr(here, name)

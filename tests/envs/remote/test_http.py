@@ -17,6 +17,7 @@ from envs.adapters.http import Http, RemoteError
 from envs.config import FormatConfig
 from envs.episode import Episode
 from envs.format import well_formed
+from envs.noise.replay import Replay
 from envs.registry import make
 from envs.remote.__main__ import server_of
 from envs.remote.server import Description, EnvironmentServer
@@ -84,6 +85,7 @@ def test_an_environment_of_squelch_plays_over_http_as_it_does_here() -> None:
         remote, local = Http("validation", url=url), make("FrozenLake", "validation", LAKE)
         assert remote.rules() == local.rules()
         assert "FrozenLake" in remote.notes()[0]
+        assert remote.stochastic == local.stochastic and remote.replayable
         for seed in range(5):
             shown, info = remote.reset(seed=seed, options=NOISE)
             here, told = local.reset(seed=seed, options=NOISE)
@@ -92,6 +94,17 @@ def test_an_environment_of_squelch_plays_over_http_as_it_does_here() -> None:
                 answer, twin = remote.step(action), local.step(action)
                 assert answer[:4] == twin[:4] and answer[4]["success"] == twin[4]["success"]
         assert remote.step("Fly")[:4] == ("This is not an action .", 0.0, False, False)
+
+
+def test_a_trajectory_behind_http_is_replayed_as_it_is_here() -> None:
+    options = {"slip_rate": 0.5}
+    with served(server_of("FrozenLake", options)) as url:
+        remote, local = Http("train", url=url), make("FrozenLake", "train", options)
+        key, plan = local.reset(seed=3, options=NOISE)[1]["task_key"], ["Left", "Down", "Right", "Up"] * 2
+        for noise_seed in range(5):
+            here, there = (Replay(env, 3, key, plan, noise_seed, 0.0) for env in (local, remote))
+            found = [here.advance(lambda: 0.0), there.advance(lambda: 0.0)]
+            assert found[0] == found[1] is not None
 
 
 def test_tasks_are_split_by_content_where_the_server_knows_no_splits(url: str) -> None:

@@ -1,0 +1,16 @@
+"""Rewards of environments that others wrote."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from envs.untrusted.files import brief
+
+
+def finite_reward(reward: Any) -> float:
+    """The reward of one step. Raises ValueError if it is no finite number."""
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise ValueError(f"the environment's step() returned the reward {brief(reward)}; a finite number is needed")
+    return float(reward)
