@@ -9,6 +9,10 @@ from actors.filter.scores import STATISTICS
 from actors.labels import LabelSelector, require_gpu_share
 from envs.settings import Settings
 
+DEFAULT_REPLAYS = 4
+"""Replays of a trajectory where the statistic needs them. They generate no token; with 2, the standard error of a group
+without policy variance is twice as large (docs/policy-variance.md)."""
+
 
 def _count(value: Any) -> Any:
     """Reads `rollout.count`; ValueError unless it is a whole number above 0 or `auto`."""
@@ -170,6 +174,10 @@ class FilterConfig(Settings):
 
     statistic: Literal[*STATISTICS] = "reward_variance"
     """Statistic by which groups are scored, an entry of `actors.filter.scores.STATISTICS`."""
+    replays: int | None = Field(None, ge=2, le=64)
+    """Replays of each trajectory under fresh environment noise, from which the policy variance is estimated; nothing is
+    replayed where the environment declares no noise. Unset: 4 under `statistic=policy_variance`, else none. Set under
+    another statistic, the policy variance is exported and does not select."""
     rule: Literal[*RULES] = "top_p"
     """Rule by which groups are selected from their scores, an entry of `actors.filter.rules.RULES`."""
     rho: float = Field(0.9, gt=0, le=1)
@@ -242,6 +250,26 @@ class FilterConfig(Settings):
                 f"min_groups={self.min_groups} counts the groups of a step, and window=sliding decides on each on its "
                 "arrival; set filter.window=whole"
             )
+        return self
+
+    @property
+    def num_replays(self) -> int:
+        """Replays of each trajectory; 0 for none."""
+        if self.replays is None:
+            return DEFAULT_REPLAYS if STATISTICS[self.statistic].of == "replay_returns" else 0
+        return self.replays
+
+    @model_validator(mode="after")
+    def _replays_are_ranked_by(self) -> "FilterConfig":
+        if STATISTICS[self.statistic].of != "replay_returns":
+            return self
+        if self.rule == "none":
+            raise ValueError(
+                f"statistic={self.statistic} selects nothing with rule=none; set filter.replays={self.num_replays} and "
+                "leave filter.statistic out to export the policy variance of unfiltered groups"
+            )
+        if self.compat == "ragen":
+            raise ValueError(f"statistic={self.statistic} is not in the authors' code; set filter.compat=paper")
         return self
 
     @model_validator(mode="after")

@@ -16,6 +16,8 @@ Invariants:
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +58,8 @@ class Ticket:
     seed: int
     temperature: float = 1.0
     worker: str = ""
+    replays: int = 0
+    """Replays of each trajectory under fresh environment noise (`actors.play.replaying`)."""
 
 
 @dataclass
@@ -99,6 +103,9 @@ class Trajectory:
     """Runs of tokens and the policy version that sampled each, in order; positions index `token_ids`. None if not
     recorded."""
     pictures: tuple[Picture, ...] = ()
+    replay_returns: tuple[float, ...] | None = None
+    """Return of each replay of the trajectory's actions under fresh noise; empty if the environment declares no noise,
+    None if the trajectory was not replayed or a replay failed."""
 
     @property
     def episode_return(self) -> float:
@@ -124,6 +131,8 @@ class Group:
     """Mean seconds that a trajectory waited for its environment."""
     seconds_generation: float = 0.0
     """Mean seconds that a trajectory waited for its tokens."""
+    seconds_replays: float = 0.0
+    """Seconds that replays waited for their environment, summed over trajectories."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,20 @@ class GroupSummary:
     seconds_generation: float = 0.0
     task_kind: str | None = None
     """The kind of the task, if its environment declares one."""
+    seconds_replays: float = 0.0
+    replays: int = 0
+    """Replays that were asked for of each trajectory."""
+    replay_returns: np.ndarray | None = None
+    """(num_survivors, replays) float64, a row of NaN where they failed; (num_survivors, 0) if the environment declares
+    no noise; None if none were asked for."""
+
+
+def replay_matrix(rows: Sequence[Sequence[float] | None], replays: int) -> np.ndarray:
+    """Returns of replays as `GroupSummary.replay_returns`; a row is `Trajectory.replay_returns`."""
+    if rows and all(row is not None and not len(row) for row in rows):
+        return np.zeros((len(rows), 0))
+    missing = (math.nan,) * replays
+    return np.array([missing if row is None else row for row in rows], dtype=np.float64).reshape(len(rows), replays)
 
 
 def summarise(group: Group) -> GroupSummary:
@@ -190,4 +213,9 @@ def summarise(group: Group) -> GroupSummary:
         seconds_environment=group.seconds_environment,
         seconds_generation=group.seconds_generation,
         task_kind=group.task_kind,
+        seconds_replays=group.seconds_replays,
+        replays=group.ticket.replays,
+        replay_returns=replay_matrix([t.replay_returns for t in alive], group.ticket.replays)
+        if group.ticket.replays
+        else None,
     )

@@ -26,6 +26,7 @@ from actors.config import (
     SamplingConfig,
     ScorerConfig,
 )
+from actors.filter.scores import STATISTICS
 from cluster.errors import UserError, bad_files_are_the_users
 from envs.config import EnvironmentConfig
 from envs.options import MAX_COMPARED
@@ -264,11 +265,11 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _variance_needs_a_group(self) -> RunConfig:
-        spread = self.filter.statistic in ("reward_variance", "reward_std", "entropy_variance")
-        if self.filter.rule != "none" and spread and self.sampling.group_size < 2:
+        needed, size = STATISTICS[self.filter.statistic].needs, self.sampling.group_size
+        if self.filter.rule != "none" and size < needed:
             raise ValueError(
-                f"sampling.group_size is 1, but filter.statistic={self.filter.statistic} needs at least 2 trajectories "
-                "a group; raise sampling.group_size or set filter.rule=none"
+                f"sampling.group_size is {size}, but filter.statistic={self.filter.statistic} needs at least {needed} "
+                "trajectories a group; raise sampling.group_size or set filter.rule=none"
             )
         return self
 

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import actors.diagnosis.metrics
 import actors.filter.metrics
+import actors.filter.noise_metrics
 import actors.play.metrics
 import actors.rollout.metrics
 import actors.scorer.metrics
@@ -279,6 +280,7 @@ METRICS: Table = {
 COMPONENTS: tuple[ModuleType, ...] = (
     actors.play.metrics,
     actors.filter.metrics,
+    actors.filter.noise_metrics,
     actors.diagnosis.metrics,
     actors.scorer.metrics,
     learner.metrics,

@@ -61,6 +61,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "failure_cause": None if t.failure is None else t.failure.cause.value,
         "failure_detail": None if t.failure is None else t.failure.detail,
         "worker": t.worker,
+        "replay_returns": t.replay_returns,
     }
 
 
@@ -95,6 +96,7 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         bootstrap_last_state=row["bootstrap_last_state"],
         version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
         pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
+        replay_returns=None if row["replay_returns"] is None else tuple(row["replay_returns"]),
     )
 
 

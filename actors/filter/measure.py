@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS, Compat, Statistic, mean, sample_variance
+from actors.filter.scores import STATISTICS, Column, Compat, Statistic, mean, sample_variance
 from actors.lookup import look_up
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class GroupStatistics:
     """The kind of the task, if its environment declares one."""
     success: float = math.nan
     """Share of the survivors that solved the task; NaN if unknown."""
+    replay_returns: np.ndarray | None = None
+    """(num_survivors, replays) returns of replays under fresh noise, a row of NaN where they failed; (num_survivors, 0)
+    if the environment declares no noise."""
 
     @property
     def num_failed(self) -> int:
@@ -64,12 +67,13 @@ class GroupStatistics:
             summary.surprisals,
             kind=summary.task_kind,
             success=float(summary.successes.mean()) if len(summary.successes) else math.nan,
+            replay_returns=summary.replay_returns,
         )
 
     @classmethod
     def from_row(cls, group_id: str, step: int, rewards: np.ndarray, **columns: np.ndarray | None) -> GroupStatistics:
         """The statistics of one row of (group_size,) arrays; a NaN reward marks a failed trajectory. `columns` may
-        contain `penalties`, `lengths` and `surprisals`."""
+        contain `penalties`, `lengths`, `surprisals`, and `replay_returns` of shape (group_size, replays)."""
         alive = np.flatnonzero(~np.isnan(rewards))
         parts: dict[str, Any] = {
             key: None if value is None else np.asarray(value, np.float64)[alive] for key, value in columns.items()
@@ -100,18 +104,17 @@ def measure(
     entry, filters = look_up(STATISTICS, statistic, "statistic"), look_up(RULES, rule, "rule").filters
     figures = np.full((3, len(groups)), np.nan)
     refusals: list[str | None] = [None] * len(groups)
-    by_survivors: dict[tuple[int, int], list[int]] = {}
+    by_shape: dict[_Shape, list[int]] = {}
     for position, group in enumerate(groups):
-        by_survivors.setdefault((len(group.indices), group.group_size), []).append(position)
-    for (survivors, group_size), positions in by_survivors.items():
-        needed = _survivors_needed(entry, filters, group_size)
-        if survivors < needed:
-            reason = f"{survivors} survivor{'s' * (survivors != 1)} of {group_size}, needs {needed}"
+        by_shape.setdefault(_shape(group, entry), []).append(position)
+    for shape, positions in by_shape.items():
+        if reason := _too_few(shape, entry, filters):
             for position in positions:
                 refusals[position] = reason
         else:
             members = [groups[position] for position in positions]
-            found, reasons = _measure_equal(members, entry, compat)
+            own = entry if shape.replays is None or shape.replays else STATISTICS[entry.without_noise]
+            found, reasons = _measure_equal(members, own, compat)
             figures[:, positions] = found
             for position, refusal in reasons.items():
                 refusals[positions[position]] = refusal
@@ -123,10 +126,42 @@ def score(statistic: str, group: GroupStatistics, compat: Compat = "paper") -> f
     return float(measure([group], statistic, compat).scores[0])
 
 
-def _survivors_needed(statistic: Statistic, filters: bool, group_size: int) -> int:
-    """Smallest number of survivors of a group that is not refused: two, or one if one trajectory was to be played and
-    the statistic is defined for it."""
-    return 2 if filters and statistic.needs_two else min(2, group_size)
+class _Shape(NamedTuple):
+    """Groups of one shape are measured together. `scored`: survivors that the statistic is computed from; `replays`: of
+    each of them, None for a statistic that needs none."""
+
+    survivors: int
+    group_size: int
+    scored: int
+    replays: int | None
+
+
+def _shape(group: GroupStatistics, statistic: Statistic) -> _Shape:
+    survivors = len(group.indices)
+    if statistic.of != "replay_returns" or group.replay_returns is None:
+        return _Shape(survivors, group.group_size, survivors, None)
+    whole, replays = _replayed(group.replay_returns), group.replay_returns.shape[1]
+    return _Shape(survivors, group.group_size, len(whole) if replays else survivors, replays)
+
+
+def _replayed(replay_returns: np.ndarray) -> np.ndarray:
+    """The rows of the trajectories whose replays did not fail."""
+    return replay_returns[~np.isnan(replay_returns).any(axis=1)]
+
+
+def _too_few(shape: _Shape, statistic: Statistic, filters: bool) -> str | None:
+    """Why a group of that shape is refused; None if it has enough survivors. Two are needed at least, or one if one
+    trajectory was to be played and the statistic is defined for it."""
+    least = min(2, shape.group_size)
+    if shape.replays:
+        if shape.scored < statistic.needs:
+            return f"replays of {shape.scored} trajectories of {shape.group_size}, needs {statistic.needs}"
+        return None
+    of = STATISTICS[statistic.without_noise] if shape.replays == 0 else statistic
+    needed = max(of.needs, least) if filters else least
+    if shape.survivors >= needed:
+        return None
+    return f"{shape.survivors} survivor{'s' * (shape.survivors != 1)} of {shape.group_size}, needs {needed}"
 
 
 def _measure_equal(
@@ -153,13 +188,19 @@ def _values(groups: Sequence[GroupStatistics], statistic: Statistic, compat: Com
     """The statistic's input, (num_groups, num_survivors), for groups with the same number of survivors."""
     if statistic.of == "returns":
         return np.array([_rewards(group, compat) for group in groups], dtype=np.float64)
-    columns = [group.lengths if statistic.of == "lengths" else group.surprisals for group in groups]
+    columns = [_column(group, statistic.of) for group in groups]
     if any(column is None for column in columns):
+        shape = "(num_groups, group_size, replays)" if statistic.of == "replay_returns" else "(num_groups, group_size)"
         raise ValueError(
-            f"statistic {statistic.name} needs `{statistic.of}` of shape (num_groups, group_size); the file has no "
-            "such array"
+            f"statistic {statistic.name} needs `{statistic.of}` of shape {shape}; the file has no such array"
         )
     return np.array(columns, dtype=np.float64)
+
+
+def _column(group: GroupStatistics, name: Column) -> np.ndarray | None:
+    if name == "replay_returns":
+        return None if group.replay_returns is None else _replayed(group.replay_returns)
+    return group.lengths if name == "lengths" else group.surprisals
 
 
 def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
@@ -171,8 +212,10 @@ def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
 
 def _why_refused(group: GroupStatistics, values: np.ndarray, returns: np.ndarray, statistic: str) -> str:
     """The reason: the first trajectory whose reward, or other scored value, is not finite."""
-    for name, row in (("reward", returns), (statistic, values)):
-        bad = np.flatnonzero(~np.isfinite(row))
+    whole = None if group.replay_returns is None else ~np.isnan(group.replay_returns).any(axis=1)
+    scored = group.indices if values.ndim == 1 or whole is None else np.array(group.indices)[whole]
+    for name, row, indices in (("reward", returns, group.indices), (statistic, values, scored)):
+        bad = np.flatnonzero(~np.isfinite(row.reshape(len(row), -1)).all(axis=1))
         if len(bad):
-            return f"non-finite {name} in trajectory {group.indices[bad[0]]}"
+            return f"non-finite {name} in trajectory {indices[bad[0]]}"
     return f"non-finite {statistic}: the rewards are finite, but too large to be squared"

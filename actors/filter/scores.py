@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from actors.filter.policy_variance import told_policy_variance
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -18,11 +20,11 @@ ZERO = 1e-10
 """A score of at most this absolute value is zero (the same bound as in the authors' code)."""
 
 Compat = Literal["paper", "ragen"]
-Column = Literal["returns", "lengths", "surprisals"]
+Column = Literal["returns", "lengths", "surprisals", "replay_returns"]
 """A statistic's input, one value per trajectory: episode return, number of sampled tokens, mean surprisal of the
-tokens."""
+tokens; or several: the returns of its replays."""
 Reduction = Callable[["np.ndarray"], "np.ndarray"]
-"""(num_groups, num_survivors) -> (num_groups,), float64."""
+"""(num_groups, num_survivors) -> (num_groups,), float64; of replays (num_groups, num_replayed, replays)."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,12 @@ class Statistic:
     unit: str
     help: str
     """Description of the statistic; a noun phrase."""
-    needs_two: bool = False
-    """Whether the statistic needs two survivors; a rule then refuses groups with fewer."""
+    needs: int = 1
+    """Survivors that the statistic needs; a rule refuses groups with fewer. Of replays: replayed survivors."""
+    zero: str = ""
+    """The reason why a group has score 0; by default that the statistic is zero."""
+    without_noise: str = ""
+    """The statistic of groups whose environment declares no noise, for a statistic of replays."""
     may_be_negative: bool = False
     reduce_ragen: Reduction | None = None
     """The computation under this name in the authors' code, if it differs from the paper."""
@@ -76,7 +82,7 @@ STATISTICS: Mapping[str, Statistic] = {
             sample_variance,
             "reward²",
             "sample variance of the returns (section 3.3; ddof = 1)",
-            needs_two=True,
+            needs=2,
             reduce_ragen=sample_std,
         ),
         Statistic(
@@ -85,7 +91,17 @@ STATISTICS: Mapping[str, Statistic] = {
             sample_std,
             "reward",
             "sample standard deviation of the returns",
-            needs_two=True,
+            needs=2,
+        ),
+        Statistic(
+            "policy_variance",
+            "replay_returns",
+            told_policy_variance,
+            "reward²",
+            "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors",
+            needs=3,
+            zero="policy variance not told from 0: at most 2 standard errors",
+            without_noise="reward_variance",
         ),
         Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),
         Statistic("reward_mean", "returns", mean, "reward", "mean of the returns", may_be_negative=True),
@@ -102,7 +118,7 @@ STATISTICS: Mapping[str, Statistic] = {
             sample_variance,
             "nats²",
             "sample variance over trajectories of that mean surprisal",
-            needs_two=True,
+            needs=2,
         ),
         Statistic("length", "lengths", mean, "tokens", "mean number of sampled tokens per trajectory"),
     )

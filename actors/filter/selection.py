@@ -188,8 +188,9 @@ def explain(value: float, kept: bool, refusal: str | None, mask: Mask, config: F
     if kept:
         return "selected", f"in {config.rule}, score {value:.4g}" if RULES[config.rule].filters else "valid"
     if abs(value) <= ZERO and not config.include_zero:
-        spread = STATISTICS[config.statistic].needs_two
-        return "zero", f"zero {config.statistic.split('_')[-1] if spread else config.statistic}"
+        statistic = STATISTICS[config.statistic]
+        name = config.statistic.split("_")[-1] if statistic.needs > 1 else config.statistic
+        return "zero", statistic.zero or f"zero {name}"
     if mask.all_zero:
         return "no_signal", "every score of the window is zero"
     if mask.cut is None:

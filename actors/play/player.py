@@ -13,6 +13,8 @@ Invariants:
 - An error fails one trajectory only, which records the cause (`actors.failures`) and keeps its tokens.
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
+- A ticket may ask for replays of its trajectories under fresh noise, which follow each episode
+  (`actors.play.replaying`).
 
 | waits for | unblocked by | on time-out |
 |---|---|---|
@@ -24,7 +26,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from actors.failures import Failure, FailureCause
 from actors.messages import Completion, GenerationRequest, VersionSpan
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationFailed
+from actors.play.replaying import NOT_REPLAYED, Replayed, replay
+from actors.play.seeds import noise_seed, request_seed
 from actors.play.step_pool import CallFailed, StepPool
 from actors.records import Group, Task, Ticket, Trajectory, Turn
 from envs.config import EnvironmentConfig
@@ -48,25 +51,6 @@ from envs.wording import PromptName
 
 Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]
-
-_SEED_BYTES = 8
-_SEED_MASK = 2**63 - 1
-
-
-def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part and is the same on every machine."""
-    text = "\0".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=_SEED_BYTES).digest(), "big") & _SEED_MASK
-
-
-def request_seed(ticket: Ticket, trajectory: int, turn: int) -> int:
-    """Seed of one turn's sampling."""
-    return derive_seed("sample", ticket.seed, ticket.ticket_id, trajectory, turn)
-
-
-def noise_seed(ticket: Ticket, trajectory: int, shared: bool) -> int:
-    """Seed of one trajectory's environment noise; if `shared`, the same for the whole group."""
-    return derive_seed("noise", ticket.seed, ticket.ticket_id, *(() if shared else (trajectory,)))
 
 
 def make_task(task: Task, prompt: PromptName) -> Environment:
@@ -98,6 +82,7 @@ class _Transcript:
     bootstrap_last_state: bool = False
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
+    replayed: Replayed = NOT_REPLAYED
 
     def add(self, ids: np.ndarray, log_probs: np.ndarray | None = None) -> int:
         """Append fed ids, or sampled ids with their log-probabilities; returns the position of the first."""
@@ -140,6 +125,7 @@ class _Transcript:
             worker=worker,
             bootstrap_last_state=ended and self.bootstrap_last_state,
             version_spans=self.version_spans,
+            replay_returns=self.replayed.returns,
         )
 
 
@@ -157,7 +143,7 @@ class EnvironmentPlayer:
         make_env: MakeEnv | None = None,
     ) -> None:
         self._codec = codec
-        self._format = environment.format
+        self._format, self._reward_noise = environment.format, environment.reward_noise
         self._max_tokens = sampling.max_tokens_per_turn
         self._config = config
         self._max_model_len = max_model_len
@@ -178,6 +164,7 @@ class EnvironmentPlayer:
             trajectories=list(trajectories),
             seconds_environment=sum(one.seconds_environment for one in transcripts) / len(transcripts),
             seconds_generation=sum(one.seconds_generation for one in transcripts) / len(transcripts),
+            seconds_replays=sum(one.replayed.seconds for one in transcripts),
         )
 
     def close(self) -> None:
@@ -190,14 +177,18 @@ class EnvironmentPlayer:
         transcript, failure = _Transcript(), None
         try:
             async with asyncio.timeout(self._config.episode_timeout_s):
-                await self._episode(ticket, index, transcript)
+                env, episode = await self._episode(ticket, index, transcript)
         except TimeoutError:
             failure = Failure(FailureCause.EPISODE_TIMEOUT)
         except _Failed as error:
             failure = error.failure
+        else:
+            transcript.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
+            if not transcript.replayed.lost_environment:
+                self._idle.setdefault(_idle_key(ticket.task), []).append(env)
         return transcript, transcript.trajectory(index, ticket.worker, failure)
 
-    async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> None:
+    async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> tuple[Environment, Episode]:
         env, episode, messages = await self._call(transcript, lambda: self._begin(ticket, index))
         transcript.task_key, transcript.task_kind = episode.task_key, episode.task_kind
         feed = self._codec.first_turn(messages)
@@ -211,7 +202,7 @@ class EnvironmentPlayer:
             if outcome.next_message is None:
                 break
             feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
-        self._idle.setdefault(_idle_key(ticket.task), []).append(env)
+        return env, episode
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""
@@ -219,7 +210,8 @@ class EnvironmentPlayer:
             env = self._idle.get(_idle_key(ticket.task), []).pop()
         except IndexError:
             env = self._make_env(ticket.task)
-        episode = Episode(env, ticket.task.seed, noise_seed(ticket, index, env.shared_noise), self._format)
+        noise = noise_seed(ticket, index, env.shared_noise)
+        episode = Episode(env, ticket.task.seed, noise, self._format, self._reward_noise)
         return env, episode, episode.start()
 
     def _fits(self, transcript: _Transcript, feed: np.ndarray) -> bool:

@@ -41,7 +41,9 @@ section 3.3 and appendix G.1). Nothing is trained; the file is only read.
 FILE is one of
   an .npz with `rewards` (num_groups, group_size): episode returns without format penalty, NaN for a failed trajectory;
       optional, of the same shape: `lengths` (sampled tokens), `surprisals` (mean -log p of the sampled tokens, nats),
-      `penalties` (format penalties, used by --compat ragen)
+      `penalties` (format penalties, used by --compat ragen); for --statistic policy_variance `replay_returns`
+      (num_groups, group_size, replays): returns of each trajectory's actions under fresh environment noise, NaN for a
+      failed replay
   a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately"""
 
 FILTER_EPILOG = """\
@@ -138,7 +140,7 @@ RANGES = {
 
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
-    *("loss_mask", "log_probs"),
+    *("loss_mask", "log_probs", "replay_returns"),
 )
 """Columns of the archive from which the filter's statistics are computed."""
 
@@ -167,7 +169,11 @@ def filter_config(args: argparse.Namespace) -> FilterConfig:
     try:
         return FilterConfig(**{name: getattr(args, name) for name in names}, band=tuple(args.band))
     except ValidationError as error:
-        field = str((error.errors()[0]["loc"] or ("band",))[0])
+        first = error.errors()[0]
+        text = first["msg"].removeprefix("Value error, ")
+        if not first["loc"] and not text.startswith("band"):
+            raise UserError(text) from error
+        field = str((first["loc"] or ("band",))[0])
         given = getattr(args, field)
         raise UserError(f"--{field} is {given}; it must be {RANGES[field]}") from error
 
@@ -185,7 +191,7 @@ def _windows_of_npz(path: Path) -> list[Window]:
 
     from actors.filter.measure import GroupStatistics
 
-    arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties"))
+    arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns"))
     rewards = arrays.pop("rewards")
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise UserError(
@@ -193,8 +199,10 @@ def _windows_of_npz(path: Path) -> list[Window]:
             "and one trajectory; a failed trajectory is NaN"
         )
     for name, array in arrays.items():
-        if array.shape != rewards.shape:
-            raise UserError(f"{path}: `{name}` has shape {array.shape}; it must be that of `rewards`, {rewards.shape}")
+        of_replays = name == "replay_returns"
+        if (array.shape[:-1] if of_replays else array.shape) != rewards.shape or (of_replays and array.shape[-1] == 1):
+            wanted = f"{rewards.shape} and a last axis of 2 or more replays" if of_replays else f"{rewards.shape}"
+            raise UserError(f"{path}: `{name}` has shape {array.shape}; it must be that of `rewards`, {wanted}")
     rows = [
         GroupStatistics.from_row(str(i), 0, rewards[i], **{name: np.asarray(a[i]) for name, a in arrays.items()})
         for i in range(len(rewards))
@@ -248,9 +256,12 @@ def _windows_of_rows(rows: pa.Table) -> list[Window]:
 
 
 def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
-    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory."""
+    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory. `replays`: (), the largest number
+    of replays of a trajectory, -1 if none has any."""
     import numpy as np
 
+    replays = rows["replay_returns"]
+    counts = replays.combine_chunks().value_lengths().drop_null().to_numpy()
     return {
         "returns": rows["episode_return"].to_numpy().astype(np.float64),
         "penalties": np.nan_to_num(rows["format_penalty"].to_numpy().astype(np.float64)),
@@ -258,6 +269,8 @@ def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
         "surprisals": rows["surprisals"].to_numpy(),
         "alive": rows["failure_cause"].is_null().to_numpy(),
         "trajectory": rows["trajectory"].to_numpy(),
+        "replay_returns": replays.to_numpy(zero_copy_only=False),
+        "replays": np.array(counts.max(initial=-1)),
     }
 
 
@@ -268,8 +281,26 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
     returns, penalties, lengths, surprisals = (
         columns[name][alive] for name in ("returns", "penalties", "lengths", "surprisals")
     )
+    replays = _replays(group_id, columns["replay_returns"][alive].tolist(), int(columns["replays"]))
     indices = tuple(columns["trajectory"][alive].tolist())
-    return GroupStatistics(group_id, step, len(rows), indices, returns, penalties, lengths, surprisals)
+    return GroupStatistics(
+        group_id, step, len(rows), indices, returns, penalties, lengths, surprisals, replay_returns=replays
+    )
+
+
+def _replays(group_id: str, rows: Sequence[Sequence[float] | None], count: int) -> np.ndarray | None:
+    """(num_survivors, count) returns, NaN where a trajectory has none; None if the file has no replays (`count` -1)."""
+    from actors.records import replay_matrix
+
+    if count < 0:
+        return None
+    lengths = {len(row) for row in rows if row is not None}
+    if lengths - {count} or count == 1:
+        raise UserError(
+            f"group {group_id} has trajectories with {sorted(lengths | {count})} replays in `replay_returns`; every "
+            "trajectory of a file needs as many, 2 or more, or null, or none at all without noise"
+        )
+    return replay_matrix(rows, count)
 
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class TicketSource:
     run_seed: int
     temperature: float
     cursor: int = 0
+    replays: int = 0
 
     def take(self, step: int, count: int, first_index: int = 0) -> list[Ticket]:
         """`count` tickets of a step; `first_index` continues the numbering in a refill round."""
@@ -99,6 +100,7 @@ class TicketSource:
                 group_size=self.group_size,
                 seed=self.run_seed,
                 temperature=self.temperature,
+                replays=self.replays,
             )
             for i in range(count)
         ]

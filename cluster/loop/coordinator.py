@@ -491,4 +491,5 @@ def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
         config.seed,
         config.sampling.temperature,
         cursor,
+        config.filter.num_replays,
     )

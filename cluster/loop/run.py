@@ -37,6 +37,7 @@ from actors.archive.writer import Archive
 from actors.metrics.exporter import Recorder
 from actors.metrics.loggers import Loggers, open_loggers, require_packages
 from actors.model_folder import check_model_folder
+from actors.play.replaying import notes_on_replays
 from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
@@ -146,9 +147,11 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
 
 
 def _notes_of_environment(config: RunConfig) -> list[str]:
-    """What the environment tells the user at the start. UserError if it cannot be made, or does not answer."""
+    """What the environment tells the user at the start. UserError if it cannot be made, does not answer, or cannot be
+    replayed although it has to be."""
     try:
-        return make(config.environment.name, "train", config.environment.options).notes()
+        environment = make(config.environment.name, "train", config.environment.options)
+        return [*environment.notes(), *notes_on_replays(environment, config.environment, config.filter)]
     except ValueError as error:
         raise UserError(f"environment {config.environment.name}: {error}") from error
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from actors.filter.decisions import Decision, StepDecision
+from actors.filter.noise_metrics import noise_figures
 from actors.play.metrics import trajectory_figures
 from actors.records import GroupSummary, Ticket
 from cluster.loop.playing import PlayedGroup
@@ -32,7 +33,8 @@ class Window:
 
     def figures(self, decision: StepDecision) -> dict[str, float]:
         """Flat figures of the step's groups and of the filter's decision on them."""
-        return trajectory_figures(self.summaries()) | decision.metrics
+        summaries = self.summaries()
+        return trajectory_figures(summaries) | noise_figures(summaries) | decision.metrics
 
     def failure(self, decision: Decision) -> str:
         """The cause why a refused group failed: the most frequent failure of its trajectories, or the filter's code."""

@@ -5,13 +5,16 @@ Pure: imports only the registry.
 
 from __future__ import annotations
 
-from deploy.boards.panel import Board, Panel, Query, Row, series
+from deploy.boards.panel import Board, Panel, Query, Row, rate_query, series
 from deploy.boards.panel import panel_query as _q
 
 NO_KINDS = "the environment declares no kinds of tasks"
 NOTHING_STARVED = f"{NO_KINDS}, or none is starved"
 NO_GRADIENTS = "gradients.every is 0"
+NO_REPLAYS = "filter.replays is unset, and filter.statistic is not policy_variance"
 _BY_VARIANCE = series("squelch_reward_variance_groups")
+_POLICY, _POLICY_ERROR = series("squelch_policy_variance_mean"), series("squelch_policy_variance_error")
+_GAP, _GAP_ERROR = series("squelch_replay_gap_mean"), series("squelch_replay_gap_error")
 
 VARIANCE = Row(
     "Reward variance",
@@ -47,6 +50,54 @@ VARIANCE = Row(
             stack=True,
             low=0,
             high=1,
+        ),
+    ),
+)
+
+NOISE = Row(
+    "Environment noise",
+    "filter.md",
+    (
+        Panel(
+            "Policy variance and noise",
+            "Reward variance, and its parts by replays: the policy's, unclipped, and the environment's noise. If noise "
+            "is most of it, the plain filter selects noise.",
+            (
+                _q("squelch_reward_variance_mean", "reward variance"),
+                _q("squelch_policy_variance_mean", "policy", NO_REPLAYS),
+                Query(f"{_POLICY} - 2 * {_POLICY_ERROR}", "policy, - 2 standard errors", NO_REPLAYS),
+                Query(f"{_POLICY} + 2 * {_POLICY_ERROR}", "policy, + 2 standard errors", NO_REPLAYS),
+                _q("squelch_noise_variance_mean", "noise", NO_REPLAYS),
+            ),
+        ),
+        Panel(
+            "Groups told from noise",
+            "Groups of the last step whose policy variance is above 2 standard errors, of the groups that the filter "
+            "ranked.",
+            (
+                _q("squelch_policy_variance_told_groups", "told", NO_REPLAYS),
+                _q("squelch_window_groups", "all"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Replays minus originals",
+            "Mean return of replays minus that of the original trajectories, with 2 standard errors. It is 0 in "
+            "expectation if plans do not react to noise. If it differs from 0, the policy variance is biased.",
+            (
+                _q("squelch_replay_gap_mean", "difference", NO_REPLAYS),
+                Query(f"{_GAP} - 2 * {_GAP_ERROR}", "- 2 standard errors", NO_REPLAYS),
+                Query(f"{_GAP} + 2 * {_GAP_ERROR}", "+ 2 standard errors", NO_REPLAYS),
+            ),
+        ),
+        Panel(
+            "Seconds of replays",
+            "Seconds per second that replays wait for their environment, summed over trajectories, and failed replays.",
+            (
+                rate_query("squelch_replay_seconds_total", "seconds"),
+                rate_query("squelch_replays_total", "failed replays", outcome="failed"),
+            ),
+            low=0,
         ),
     ),
 )
@@ -216,5 +267,5 @@ KEPT_SHARE = Row(
     ),
 )
 
-ROWS = (VARIANCE, FILTER, KINDS, KEPT_SHARE, GRADIENTS)
+ROWS = (VARIANCE, FILTER, NOISE, KINDS, KEPT_SHARE, GRADIENTS)
 BOARD = Board("squelch-signal", "Signal", "Do rewards differ, and is it learned from?", ROWS)

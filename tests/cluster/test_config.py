@@ -32,6 +32,11 @@ def test_every_shipped_recipe_loads_and_reads_back_equal(name, tmp_path):
         ("filter.statistic=reward_varianse", ["filter.statistic", "Did you mean 'reward_variance'?"]),
         ("learner.ranks=two", ["learner.ranks", "integer"]),
         ("sampling.group_size=1", ["sampling.group_size", "filter.rule=none"]),
+        ("filter.replays=1", ["filter.replays", "greater than or equal to 2"]),
+        ("filter={statistic: policy_variance, rule: none}", ["filter", "selects nothing with rule=none"]),
+        ("filter={statistic: policy_variance, compat: ragen}", ["filter", "filter.compat=paper"]),
+        ("environment.reward_noise.sd=1", ["environment.reward_noise.sd", "'std'"]),
+        ("environment.reward_noise.std=-1", ["environment.reward_noise.std", "greater than or equal to 0"]),
         ("environment.name=FrozenLak", ["FrozenLak", "FrozenLake"]),
         ("environment.options={siz: 4}", ["siz", "size"]),
         ("learner.objective.kl={coefficient: 0.1, estimator: k1}", ["k1", "k2 or k3"]),
@@ -119,3 +124,9 @@ def test_a_probe_larger_than_the_validation_set_is_refused_and_an_unset_one_fits
     with pytest.raises(UserError, match=r"scorer\.probe\.tasks=64, but there are validation\.tasks=16"):
         load("frozenlake", ["scorer.probe.tasks=64", "validation.tasks=16"])
     assert load("frozenlake", ["validation.tasks=16"]).scorer.probe.tasks is None
+
+
+def test_policy_variance_needs_groups_of_three():
+    with pytest.raises(UserError, match=r"group_size is 2, but filter.statistic=policy_variance needs at least 3"):
+        load("frozenlake", ["filter.statistic=policy_variance", "sampling.group_size=2"])
+    assert load("frozenlake", ["filter.statistic=policy_variance", "sampling.group_size=3"]).filter.num_replays == 4

@@ -21,7 +21,7 @@ def config(rule: str = "top_p", **changes: object) -> FilterConfig:
     return FilterConfig(rule=rule, **changes)
 
 
-def group(rewards: list[float], **columns: list[float]) -> GroupStatistics:
+def group(rewards: list[float], **columns: list[float] | list[list[float]]) -> GroupStatistics:
     arrays = {key: np.array(value) for key, value in columns.items()}
     return GroupStatistics.from_row("g", 0, np.array(rewards), **arrays)
 
@@ -117,10 +117,11 @@ def test_rewards_too_large_to_square_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in STATISTICS.items() if not entry.may_be_negative])
-@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 99), st.floats(0, 9)), min_size=2, max_size=6))
+@given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 99), st.floats(0, 9)), min_size=3, max_size=6))
 def test_a_statistic_that_says_so_is_never_negative(name: str, rows: list[tuple[float, int, float]]) -> None:
     rewards, lengths, surprisals = map(list, zip(*rows, strict=True))
-    assert score(name, group(rewards, lengths=lengths, surprisals=surprisals)) >= 0
+    replays = [[reward, reward + noise] for reward, noise in zip(rewards, surprisals, strict=True)]
+    assert score(name, group(rewards, lengths=lengths, surprisals=surprisals, replay_returns=replays)) >= 0
 
 
 @pytest.mark.parametrize("name", [name for name, entry in STATISTICS.items() if entry.may_be_negative])
@@ -129,9 +130,9 @@ def test_a_statistic_that_says_so_may_be_negative(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STATISTICS))
-def test_a_statistic_refuses_a_lone_survivor_exactly_where_it_needs_two(name: str) -> None:
-    alone = group([1.0], lengths=[1], surprisals=[1])
-    assert (measure([alone], name, rule="top_k").refusals[0] is not None) == STATISTICS[name].needs_two
+def test_a_statistic_refuses_a_lone_survivor_exactly_where_it_needs_more(name: str) -> None:
+    alone = group([1.0], lengths=[1], surprisals=[1], replay_returns=[[1.0, 0.0]])
+    assert (measure([alone], name, rule="top_k").refusals[0] is not None) == (STATISTICS[name].needs > 1)
 
 
 def test_an_unknown_statistic_or_rule_names_the_nearest() -> None:

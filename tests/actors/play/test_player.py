@@ -19,7 +19,8 @@ from actors.failures import Failure, FailureCause
 from actors.messages import Completion, GenerationRequest, VersionSpan
 from actors.play.codec import ChatCodec
 from actors.play.generation import GenerationFailed
-from actors.play.player import EnvironmentPlayer, derive_seed, noise_seed, request_seed
+from actors.play.player import EnvironmentPlayer
+from actors.play.seeds import derive_seed, noise_seed, request_seed
 from actors.records import Group, Task, Ticket, summarise
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.grid_worlds.frozen_lake import FrozenLake

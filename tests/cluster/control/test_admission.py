@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.admission import Admission, TicketSource
+from cluster.control.admission import Admission, TicketSource, validation_tickets
 
 
 @given(
@@ -58,3 +58,9 @@ def test_tickets_walk_through_the_tasks_without_repeating_one():
     seeds = [t.task.seed for t in first + refill + second]
     ids = [t.ticket_id for t in first + refill + second]
     assert seeds == list(range(100, 118)) and len(set(ids)) == 18
+
+
+def test_tickets_ask_for_the_replays_of_the_run_and_validation_for_none():
+    (ticket,) = TicketSource("FrozenLake", {}, 0, 4, 0, 1.0, replays=3).take(1, 1)
+    assert ticket.replays == 3
+    assert validation_tickets("FrozenLake", {}, 0, 1, 0, 1.0)[0].replays == 0

@@ -1,0 +1,133 @@
+"""Metrics of replays under fresh environment noise: what of the reward variance is the policy's, and what is noise.
+
+They are exported wherever trajectories are replayed, whichever statistic selects. The policy variance is exported as
+it is estimated, negative values and those that are not told from 0 included, so that its mean has no bias. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.filter.metrics import mean
+from actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error
+from actors.filter.scores import sample_variance
+from actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from actors.records import GroupSummary
+
+FEWEST = 3
+"""Trajectories with replays that a group needs for a policy variance with a standard error."""
+
+METRICS: Table = {
+    Section.FILTER: (
+        gauge(
+            "squelch_policy_variance_mean",
+            "policy_variance_mean",
+            "Mean over groups of the reward variance without environment noise, unclipped; absent without replays",
+        ),
+        gauge("squelch_policy_variance_error", "policy_variance_error", "Standard error of that mean, by jackknife"),
+        gauge(
+            "squelch_policy_variance_told_groups",
+            "policy_variance_told_groups",
+            "Groups whose policy variance is above 2 of its standard errors",
+        ),
+        gauge(
+            "squelch_noise_variance_mean",
+            "noise_variance_mean",
+            "Mean over trajectories of the variance of a replay's return under fresh environment noise",
+        ),
+        gauge(
+            "squelch_replay_gap_mean",
+            "replay_gap_mean",
+            "Mean return of replays minus that of the original trajectories; 0 in expectation if plans do not react",
+        ),
+        gauge("squelch_replay_gap_error", "replay_gap_error", "Standard error of that difference, over groups"),
+        MetricSpec(
+            "squelch_replays_total",
+            "counter",
+            "Replays of trajectories under fresh environment noise, by outcome",
+            labels=("outcome",),
+            seeds=product(("finished", "failed")),
+            keys={"replays": ("finished",), "replays_failed": ("failed",)},
+        ),
+        counter(
+            "squelch_replay_seconds_total",
+            "replay_seconds",
+            "Seconds that replays waited for their environment, summed over trajectories",
+            unit="seconds",
+        ),
+    ),
+}
+
+
+def noise_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """The figures of one step's groups; empty if none was to be replayed.
+
+    Args:
+        summaries: every group of the step.
+    """
+    asked = [summary for summary in summaries if summary.replay_returns is not None]
+    if not asked:
+        return {}
+    variances = [found for summary in asked if (found := _variance(summary)) is not None]
+    gaps = [gap for summary in asked if (gap := _gap(summary)) is not None]
+    finished = [int(_whole(summary).sum()) * _replays(summary).shape[1] for summary in asked]
+    return {
+        "policy_variance_mean": mean(value for value, _ in variances),
+        "policy_variance_error": _error_of_mean([error for _, error in variances]),
+        "policy_variance_told_groups": float(sum(value > STANDARD_ERRORS * error for value, error in variances)),
+        "noise_variance_mean": mean(value for summary in asked for value in _noise(summary)),
+        "replay_gap_mean": mean(gaps),
+        "replay_gap_error": statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan,
+        "replays": float(sum(finished)),
+        "replays_failed": float(sum(_replays(one).size - done for one, done in zip(asked, finished, strict=True))),
+        "replay_seconds": math.fsum(summary.seconds_replays for summary in asked),
+    }
+
+
+def _replays(summary: GroupSummary) -> np.ndarray:
+    """(num_survivors, replays)."""
+    assert summary.replay_returns is not None, "only replayed groups have figures of replays"
+    return summary.replay_returns
+
+
+def _whole(summary: GroupSummary) -> np.ndarray:
+    """Mask of the survivors whose replays did not fail, (num_survivors,)."""
+    returns = _replays(summary)
+    return (returns == returns).all(axis=1)  # NaN differs from itself
+
+
+def _variance(summary: GroupSummary) -> tuple[float, float] | None:
+    """(policy variance, standard error) of a group; of one without noise its reward variance, which has no error from
+    noise. None if too few trajectories were replayed."""
+    returns = _replays(summary)
+    if not returns.shape[1]:
+        return (float(sample_variance(summary.returns[None])[0]), 0.0) if len(summary.returns) > 1 else None
+    rows = returns[_whole(summary)][None]
+    if rows.shape[1] < FEWEST:
+        return None
+    return float(policy_variance(rows)[0]), float(standard_error(rows)[0])
+
+
+def _noise(summary: GroupSummary) -> list[float]:
+    """Sample variance of each replayed trajectory's returns over its noise; 0 without noise."""
+    returns = _replays(summary)
+    return sample_variance(returns[_whole(summary)]).tolist() if returns.shape[1] else [0.0] * len(returns)
+
+
+def _gap(summary: GroupSummary) -> float | None:
+    """Mean return of a group's replays minus that of the same trajectories; None without replays."""
+    rows = _replays(summary)
+    whole = _whole(summary)
+    return float(rows[whole].mean() - summary.returns[whole].mean()) if rows.shape[1] and whole.any() else None
+
+
+def _error_of_mean(errors: Sequence[float]) -> float:
+    """Standard error of the mean of independent groups; NaN without groups."""
+    return math.sqrt(math.fsum(error * error for error in errors)) / len(errors) if errors else math.nan

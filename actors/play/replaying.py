@@ -1,0 +1,88 @@
+"""Replays of a trajectory that has ended, under fresh environment noise (`envs.noise.replay` says what is played).
+
+The environment actor plays them, in the environment that the trajectory has just been played in, while the other
+trajectories of its group still wait for their tokens. Nothing is generated. A group ends once its last replay has.
+
+Invariants:
+
+- The noise seed of replay r of a trajectory is a digest of (ticket seed, ticket, trajectory, r): a ticket that is
+  played again, after a resume or on another actor, has the same replays. No two replays share their noise, also where
+  the trajectories of a group share theirs: the filter's correction needs replays that are independent.
+- A trajectory has all of its replays or none. A replay that fails costs the trajectory its replays, and nothing else.
+- Cost: `Ticket.replays` times a reset and the steps of the trajectory itself.
+
+| waits for | unblocked by | on time-out |
+|---|---|---|
+| a slice of a replay | a step thread | as an environment call: after `step_timeout_s`; the thread is abandoned |
+| all replays of a trajectory | step threads | after `episode_timeout_s`; the trajectory has no replays |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from actors.config import FilterConfig
+from actors.play.seeds import replay_seed
+from actors.play.step_pool import CallFailed, StepPool
+from actors.records import Ticket
+from envs.config import EnvironmentConfig
+from envs.contract import Environment
+from envs.episode import Episode
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The replays of one trajectory."""
+
+    returns: tuple[float, ...] | None
+    """Return of each replay, empty if the environment declares no noise; None if a replay failed or none was asked
+    for."""
+    seconds: float = 0.0
+    """Seconds that the trajectory's replays waited for the environment."""
+    lost_environment: bool = False
+    """A replay failed, so that the environment must not be used again."""
+
+
+NOT_REPLAYED = Replayed(None)
+
+
+async def replay(episode: Episode, ticket: Ticket, index: int, steps: StepPool, timeout_s: float) -> Replayed:
+    """The ticket's replays of the trajectory `index`, whose episode is over. An error of the environment is not
+    raised."""
+    if not ticket.replays:
+        return NOT_REPLAYED
+    if not episode.noisy:
+        return Replayed(())
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_s):
+            returns = [await _one(episode, replay_seed(ticket, index, r), steps) for r in range(ticket.replays)]
+    except (TimeoutError, CallFailed):
+        return Replayed(None, time.monotonic() - started, lost_environment=True)
+    return Replayed(tuple(returns), time.monotonic() - started)
+
+
+async def _one(episode: Episode, noise_seed: int, steps: StepPool) -> float:
+    playing = episode.replay(noise_seed)
+    while (earned := await steps.run(playing.advance)) is None:
+        pass
+    return earned
+
+
+def notes_on_replays(environment: Environment, config: EnvironmentConfig, selecting: FilterConfig) -> list[str]:
+    """What the user reads about replays when a run starts. ValueError if the environment cannot be replayed although
+    the filter's settings ask for it."""
+    if not selecting.num_replays:
+        return []
+    asks = "filter.replays" if selecting.replays is not None else f"filter.statistic={selecting.statistic}"
+    if not environment.replayable:
+        raise ValueError(
+            f"{asks} replays trajectories under fresh noise, and this environment declares that its noise does not "
+            "follow the noise seed (replayable: false); set filter.statistic=reward_variance and leave out "
+            "filter.replays"
+        )
+    if environment.stochastic or config.reward_noise.std > 0:
+        return [f"{asks}: each trajectory is replayed {selecting.num_replays} times under fresh environment noise"]
+    return [f"{asks}: {config.name} declares no noise, so nothing is replayed; policy variance is reward variance"]

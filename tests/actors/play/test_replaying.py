@@ -1,0 +1,200 @@
+"""Replays that follow a trajectory: the same for the same ticket, independent, and no danger to the trajectory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.archive.rows import from_table, to_table
+from actors.config import FilterConfig
+from actors.play.codec import ChatCodec
+from actors.play.replaying import notes_on_replays
+from actors.play.seeds import noise_seed, replay_seed
+from actors.records import Task, Trajectory, summarise
+from envs.config import EnvironmentConfig
+from envs.grid_worlds.frozen_lake import FrozenLake
+from envs.noise.reward_noise import RewardNoise
+from envs.registry import make
+from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.actors.play.test_player import Answers, Policy, play, player, ticket
+
+ASKED = replace(ticket(size=6), replays=3)
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
+    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
+
+
+def slippery(task: Task) -> FrozenLake:
+    return FrozenLake(slip_rate=0.6, min_distance=1, max_distance=1)
+
+
+def returns(trajectories: list[Trajectory]) -> list[tuple[float, ...] | None]:
+    return [trajectory.replay_returns for trajectory in trajectories]
+
+
+def test_a_ticket_played_again_has_the_same_replays_and_they_change_nothing_else(codec) -> None:
+    noisy = [
+        replace(ASKED, ticket_id="000001-001"),
+        replace(ASKED, ticket_id="000001-002", group_size=12),
+    ]
+    first, again, without = (
+        play(player(codec, Policy(codec), make_env=slippery), *tickets)
+        for tickets in (noisy, noisy[::-1], [replace(one, replays=0) for one in noisy])
+    )
+    for one, two, bare in zip(first, again[::-1], without, strict=True):
+        assert returns(one.trajectories) == returns(two.trajectories)
+        assert all(len(found) == 3 for found in returns(one.trajectories))
+        assert returns(bare.trajectories) == [None] * len(bare.trajectories)
+        for left, right in zip(one.trajectories, bare.trajectories, strict=True):
+            np.testing.assert_array_equal(left.token_ids, right.token_ids)
+            assert left.turns == right.turns
+    assert len({found for group in first for found in returns(group.trajectories)}) > 1, "noise spreads the returns"
+
+
+def test_no_two_replays_share_their_noise_also_where_trajectories_do() -> None:
+    seeds = {replay_seed(ASKED, index, number) for index in range(6) for number in range(3)}
+    seeds |= {noise_seed(ASKED, index, shared) for index in range(6) for shared in (True, False)}
+    seeds |= {replay_seed(replace(ASKED, seed=9), 0, 0), replay_seed(replace(ASKED, ticket_id="x"), 0, 0)}
+    assert len(seeds) == 6 * 3 + 7 + 2 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_replays_travel_with_the_group_and_through_arrow(codec) -> None:
+    (group,) = play(player(codec, Policy(codec), make_env=slippery), ASKED)
+    assert returns(from_table(to_table(group))) == returns(group.trajectories)
+    summary = summarise(group)
+    assert (summary.replays, summary.replay_returns.shape) == (3, (6, 3)) and summary.seconds_replays > 0
+    np.testing.assert_array_equal(summary.replay_returns, returns(group.trajectories))
+    assert summarise(play(player(codec, Policy(codec)), ticket())[0]).replay_returns is None
+
+
+def test_nothing_is_replayed_where_no_noise_is_declared(codec) -> None:
+    class Dry(FrozenLake):
+        resets = 0
+
+        def reset(self, **about):
+            Dry.resets += 1
+            return super().reset(**about)
+
+    (group,) = play(player(codec, Policy(codec), make_env=lambda task: Dry(slip_rate=0.0)), ASKED)
+    assert returns(group.trajectories) == [()] * 6 and Dry.resets == 6
+    assert summarise(group).replay_returns.shape == (6, 0)
+
+
+class BadAfterwards(FrozenLake):
+    """Sound in its first episode; a later reset raises or hangs."""
+
+    hangs = False
+    release = threading.Event()
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(slip_rate=0.6)
+        BadAfterwards.made += 1
+        self.resets = 0
+
+    def reset(self, **about):
+        self.resets += 1
+        if self.resets > 1:
+            if not self.hangs:
+                raise OSError("the service is gone")
+            BadAfterwards.release.wait(60)
+        return super().reset(**about)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_replay_that_fails_costs_the_replays_of_its_trajectory_and_nothing_else(codec, hangs: bool) -> None:
+    BadAfterwards.hangs, BadAfterwards.made = hangs, 0
+    BadAfterwards.release.clear()
+    sound = iter([False, True, True, True])
+
+    def make_env(task: Task) -> FrozenLake:
+        return slippery(task) if next(sound, True) else BadAfterwards()
+
+    try:
+        groups = play(
+            player(codec, Answers(codec), make_env=make_env, step_timeout_s=0.3),
+            replace(ASKED, group_size=4),
+        )
+    finally:
+        BadAfterwards.release.set()
+    (trajectories,) = [group.trajectories for group in groups]
+    assert all(one.failure is None and one.turns for one in trajectories)
+    assert sorted(found is None for found in returns(trajectories)) == [False, False, False, True]
+    assert np.isnan(summarise(groups[0]).replay_returns).sum() == 3, "one trajectory has no replays"
+
+
+def test_an_environment_that_failed_in_a_replay_is_not_used_again(codec) -> None:
+    BadAfterwards.hangs, BadAfterwards.made = False, 0
+    one = player(codec, Answers(codec), make_env=lambda task: BadAfterwards())
+    tickets = [replace(ASKED, ticket_id=name, group_size=2) for name in ("a", "b")]
+    groups = play(one, *tickets)
+    assert BadAfterwards.made == 4
+    assert all(t.failure is None and t.replay_returns is None for group in groups for t in group.trajectories)
+
+
+def test_the_replays_of_a_trajectory_end_in_bounded_time(codec) -> None:
+    class Slow(FrozenLake):
+        def step(self, action):
+            time.sleep(0.06 if self.late else 0.0)
+            return super().step(action)
+
+        def reset(self, **about):
+            self.late = hasattr(self, "late")
+            return super().reset(**about)
+
+    env = player(codec, Answers(codec), make_env=lambda task: Slow(slip_rate=0.9), episode_timeout_s=0.5)
+    (group,) = play(env, replace(ASKED, group_size=1, replays=64))
+    (only,) = group.trajectories
+    assert only.failure is None and only.replay_returns is None
+
+
+def test_reward_noise_makes_an_environment_without_noise_worth_replaying(codec) -> None:
+    one = player(codec, Policy(codec), make_env=lambda task: FrozenLake(slip_rate=0.0))
+    one._reward_noise = RewardNoise(std=2.0)
+    (group,) = play(one, ASKED)
+    assert len({value for found in returns(group.trajectories) for value in found}) == 18
+
+
+# --- what the user reads ---
+
+
+class Live(FrozenLake):
+    replayable = False
+
+
+@pytest.mark.parametrize(
+    ("env", "std", "settings", "says"),
+    [
+        (make("FrozenLake"), 0.0, {}, []),
+        (make("FrozenLake"), 0.0, {"replays": 2}, ["filter.replays: each trajectory is replayed 2 times"]),
+        (
+            make("FrozenLake", options={"slip_rate": 0.0}),
+            0.0,
+            {"statistic": "policy_variance"},
+            ["filter.statistic=policy_variance: E declares no noise, so nothing is replayed"],
+        ),
+        (
+            make("FrozenLake", options={"slip_rate": 0.0}),
+            1.0,
+            {"statistic": "policy_variance"},
+            ["filter.statistic=policy_variance: each trajectory is replayed 4 times"],
+        ),
+    ],
+)
+def test_the_run_says_at_its_start_what_is_replayed(env, std, settings, says) -> None:
+    config = EnvironmentConfig(name="E", reward_noise=RewardNoise(std=std))
+    found = notes_on_replays(env, config, FilterConfig(**settings))
+    assert len(found) == len(says) and all(text.startswith(part) for text, part in zip(found, says, strict=True))
+
+
+def test_an_environment_that_cannot_be_replayed_is_refused_where_replays_are_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"filter.statistic=policy_variance replays .*\(replayable: false\)"):
+        notes_on_replays(Live(), EnvironmentConfig(), FilterConfig(statistic="policy_variance"))
+    assert notes_on_replays(Live(), EnvironmentConfig(), FilterConfig()) == []
