@@ -42,6 +42,7 @@ EACH_STEP = (
     *("reward_mean", "success", "reward_variance_mean", "reasoning_length", "format_validity", "rollout_entropy"),
     *("kept_fraction", "kept_mass", "zero_variance_groups", "tasks_all_fail", "tasks_mixed", "tasks_all_succeed"),
     *("alarm/raised", "learner/grad_norm"),
+    *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
 BUCKETS = range(1, 7)
 GRADIENTS = tuple(f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "regulariser"))

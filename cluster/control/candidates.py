@@ -82,6 +82,7 @@ def _halves(groups: Sequence[GroupStatistics], half: int) -> list[GroupStatistic
             penalties=_at(group.penalties, inside),
             lengths=_at(group.lengths, inside),
             surprisals=_at(group.surprisals, inside),
+            replay_returns=_at(group.replay_returns, inside),
         )
         found.append(part)
     return found

@@ -212,7 +212,7 @@ class Player(Fake):
             return Group(ticket, "", lost)
         assert began >= 0, f"{ticket.worker} was given {ticket.ticket_id} before it held any version"
         reward = self.world.rewards or default_reward
-        members = [played(i, reward(ticket, i), began, ended) for i in range(ticket.group_size)]
+        members = [played(i, reward(ticket, i), began, ended, ticket.replays) for i in range(ticket.group_size)]
         return Group(ticket, f"task-{ticket.task.seed}", members)
 
 
@@ -223,11 +223,12 @@ def default_reward(ticket: Ticket, index: int) -> float:
     return float(random.Random(f"{ticket.task.seed}/{index}").random() < bias)
 
 
-def played(index: int, reward: float, oldest: int, newest: int) -> Trajectory:
-    """A trajectory of two tokens, the second sampled."""
+def played(index: int, reward: float, oldest: int, newest: int, replays: int = 0) -> Trajectory:
+    """A trajectory of two tokens, the second sampled, whose replays earn what it earned."""
     turn = Turn(1, 2, 1, 1, reward, 0.0, True, False, 1, oldest, newest)
     tokens = np.array([1, 2], np.int32), np.array([False, True]), np.array([0.0, -0.5], np.float32)
-    return Trajectory(index, *tokens, [turn], reward > 0, False)
+    again = (reward,) * replays if replays else None
+    return Trajectory(index, *tokens, [turn], reward > 0, False, replay_returns=again)
 
 
 def failed(index: int, failure: Failure) -> Trajectory:

@@ -1,6 +1,7 @@
 """What must hold of q: against a direct computation, under noise, for useless and harmful choices, and at its edges."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from actors.config import FilterConfig
 from actors.filter.measure import GroupStatistics
 from actors.filter.windows import make_window
-from cluster.control.candidates import alignment, chosen
+from cluster.control.candidates import _halves, alignment, chosen
 from learner.decomposition.alignment import HalfGram
 
 SIZE = 8
@@ -90,3 +91,17 @@ def test_the_groups_of_the_gram_are_taken_in_its_order() -> None:
     gram = gram_of(ids, rng.normal(size=(4, 4, 3)))
     one, other = (alignment(gram, order, FilterConfig(), (0.5, 0.9)) for order in (groups, groups[::-1]))
     assert one == other
+
+
+def test_halves_have_the_replays_of_their_own_trajectories() -> None:
+    rng = np.random.default_rng(0)
+    groups = [
+        replace(group, replay_returns=rng.normal(size=(SIZE, 2)) + group.returns[:, None])
+        for group in groups_of([4, 4])
+    ]
+    for half in (0, 1):
+        for part, group in zip(_halves(groups, half), groups, strict=True):
+            np.testing.assert_array_equal(part.replay_returns, group.replay_returns[list(part.indices)])
+    ids = tuple(group.group_id for group in groups)
+    config = FilterConfig(statistic="policy_variance")
+    assert alignment(gram_of(ids, rng.normal(size=(4, 2, 3))), groups, config, (0.5, 1.0)).num_groups == 2

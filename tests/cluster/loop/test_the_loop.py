@@ -136,6 +136,19 @@ def test_a_driver_killed_at_any_point_goes_on_from_its_last_checkpoint_without_t
         assert outcome.coordinator.admission.clock == 4
 
 
+def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_they_tell(tmp_path: Path) -> None:
+    words = ("filter.statistic=policy_variance", "filter.replays=2", "sampling.group_size=4")
+    world = World(configured(tmp_path, *words), rewards=lambda t, i: float(i % 2))
+    outcome, archive = made(world)
+    figures = archive.figures[1]
+    assert figures["replays"] == 2 * figures["trajectories"] and figures["replays_failed"] == 0
+    assert figures["policy_variance_mean"] == pytest.approx(figures["reward_variance_mean"]), "the replays are the same"
+    assert (figures["replay_gap_mean"], figures["noise_variance_mean"]) == (0, 0)
+    assert outcome.coordinator.admission.version == 4
+    _, plain = made(World(configured(tmp_path / "plain"), rewards=lambda t, i: float(i % 2)))
+    assert "replays" not in plain.figures[1]
+
+
 def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: Path) -> None:
     world = World(configured(tmp_path, "filter.no_signal_limit=99"), rewards=always(1.0))
     outcome, _ = made(world)

@@ -1,0 +1,82 @@
+"""The study of noise: its cells are runs that can be made, and its criterion judges committed figures as it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.claims import plan
+from benchmarks.studies import noise
+from benchmarks.studies.cells import run_of
+from benchmarks.studies.kept import Kept
+from benchmarks.studies.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, success, verdict
+
+
+def kept(arm: str, level: float, seed: int, last: float) -> Kept:
+    table = {"step": [0, 30, 60], "validation/success": [0.9, None, last]}
+    return Kept("n", "noise", "frozenlake", plan.noise_arm(ARMS[arm], level), seed, 60, {"validated": table}, {})
+
+
+def row(runs: list[Kept], arm: str, level: float) -> dict[str, Any]:
+    (found,) = [one for one in judged(runs) if (one["arm"], one["p"]) == (arm, level)]
+    return found
+
+
+def test_the_cells_are_runs_under_the_noise_of_the_paper_at_every_level(tmp_path) -> None:
+    assert len(STUDY.cells) == len({cell.name for cell in STUDY.cells}) == 2 * (3 + 3 + 5 + 5)
+    first = {cell.arm: cell for cell in reversed(STUDY.cells) if cell.seed == 0}
+    for level in (0.2, 1.0):
+        for arm in OWN_ARMS:
+            config = run_of(STUDY, first[plan.noise_arm(arm, level)], str(tmp_path)).config
+            assert config.environment.options["slip_rate"] == pytest.approx(0.75 * level)
+            assert config.environment.options.get("shared_slip", False) == (arm == "shared")
+            assert config.filter.statistic == ("policy_variance" if arm == "policy_variance" else "reward_variance")
+            assert (config.filter.rule, config.filter.rho, config.loop.steps) == ("top_p", 0.9, plan.SHORT_STEPS)
+
+
+def test_the_other_arms_are_the_cells_of_figure_9_under_the_same_settings() -> None:
+    theirs = {(cell.arm, cell.seed): cell for cell in plan.STUDY.cells if cell.part == "noise"}
+    for level in plan.NOISE_LEVELS:
+        for seed in noise.seeds_at(level):
+            for arm in ("none", "plain"):
+                assert theirs[plan.noise_arm(ARMS[arm], level), seed].steps == plan.SHORT_STEPS
+    assert STUDY.common == plan.STUDY.common
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(-0.02, 0.1, "holds"), (-0.05, 0.1, "cannot be told"), (-0.09, -0.04, "fails"), (-0.03, 0.0, "cannot be told")],
+)
+def test_the_criterion_is_that_of_the_modules_head(low: float, high: float, said: str) -> None:
+    assert verdict({"low": low, "high": high}, whole=True) == said and TOLERANCE == 0.03
+    assert verdict({"low": low, "high": high}, whole=False) == "not run"
+
+
+def test_a_level_is_judged_by_the_last_success_paired_by_seed_once_all_seeds_are_there() -> None:
+    none = [kept("none", 0.8, seed, 0.2 + 0.1 * seed) for seed in range(5)]
+    own = [kept("policy_variance", 0.8, seed, 0.21 + 0.1 * seed) for seed in range(5)]
+    found = row(none + own, "policy_variance", 0.8)
+    assert found["judged"] and found["verdict"] == "holds" and found["minus_none"]["mean"] == pytest.approx(0.01)
+    assert found["minus_none"]["low"] == pytest.approx(0.01), "paired, although the seeds differ by 0.1"
+    assert row(none + own[:4], "policy_variance", 0.8)["verdict"] == "not run"
+    assert not row(none + own, "policy_variance", 0.5)["judged"]
+
+
+def test_without_noise_every_filter_is_the_plain_one() -> None:
+    runs = [kept("plain", 0.0, seed, 0.7) for seed in range(3)]
+    assert success(runs, "shared", 0.0) == success(runs, "policy_variance", 0.0) == {0: 0.7, 1: 0.7, 2: 0.7}
+
+
+def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(noise, "PAGE", tmp_path / "noise.md")
+    assert noise.main(["--quick", "--json", "--write"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == len(plan.NOISE_LEVELS) * len(ARMS)
+    assert (tmp_path / "noise.md").read_text().count("policy_variance |") == len(plan.NOISE_LEVELS)
+
+
+def test_a_word_that_matches_no_cell_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        noise.main(["--list", "--only", "nothing"])
