@@ -45,8 +45,12 @@ TREND = 1.0
 class DependenceAlarm:
     """The alarm's state, updated with each scoring and each reward; see the module's head."""
 
+    baseline: int = BASELINE
+    """Number of scorings in a row whose mean is a level."""
+    drift: float = DRIFT
+    """Share of the best level that may be lost."""
     recent: list[float] = field(default_factory=list)
-    """MI-Seq-Est of the latest consecutive scorings that were significant under the null, at most BASELINE."""
+    """MI-Seq-Est of the latest consecutive scorings that were significant under the null, at most `baseline`."""
     reference: float | None = None
     cusum: float = 0.0
     raised: bool = False
@@ -72,7 +76,7 @@ class DependenceAlarm:
         before, self.latest = self.raised, mi
         if self.reference is not None:
             noise = max(standard_error, FLOOR * self.reference)
-            z = min(MOST, (self.reference * (1 - DRIFT) - mi) / noise)
+            z = min(MOST, (self.reference * (1 - self.drift) - mi) / noise)
             self.cusum = max(0.0, self.cusum + z - ALLOWANCE)
         self.raised = self.cusum > THRESHOLD or (self.raised and self.cusum > 0)
         if self.cusum == 0.0:
@@ -81,10 +85,10 @@ class DependenceAlarm:
         return self.raised and not before
 
     def _learn(self, mi: float, told: bool) -> None:
-        """Raises the reference to the mean of the last BASELINE scorings, if each was significant under the null."""
-        self.recent = [*self.recent, mi][-BASELINE:] if told else []
-        mean = sum(self.recent) / BASELINE
-        if len(self.recent) == BASELINE and mean > (self.reference or 0.0):
+        """Raises the reference to the mean of the last scorings, if each was significant under the null."""
+        self.recent = [*self.recent, mi][-self.baseline :] if told else []
+        mean = sum(self.recent) / self.baseline
+        if len(self.recent) == self.baseline and mean > (self.reference or 0.0):
             self.reference = mean
 
     @property

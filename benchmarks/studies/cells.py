@@ -12,6 +12,7 @@ file is done, also where its run folder no longer exists.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import fnmatch
 import json
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import print_figures
 from benchmarks.studies.kept import condense, write
 from cluster.errors import UserError
 from cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
@@ -154,6 +156,33 @@ async def _within(sweep: Sweep, minutes: float | None) -> None:
     if minutes is not None:
         loop.call_later(60 * minutes, sweep.stop, signal.SIGALRM)
     await sweep.run()
+
+
+def add_flags(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """The flags `--list`, `--run` and those that go with them; returns the group of forms, for a further form."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
+    form.add_argument("--run", action="store_true", help="run the cells that are not done")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
+    parser.add_argument("--minutes", type=float, metavar="N", help="run: stop after so many minutes")
+    parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
+    return form
+
+
+def listed_or_run(study: Study, chosen: argparse.Namespace) -> int | None:
+    """Does what `--list` or `--run` asks for and returns the exit code; None if neither was given.
+
+    Raises:
+        UserError: a flag, setting or folder is wrong, or a model cannot be used.
+    """
+    if chosen.minutes is not None and not chosen.minutes > 0:
+        raise UserError(f"--minutes {chosen.minutes:g}: give a number above 0")
+    wanted = study.chosen(chosen.only)
+    if chosen.list:
+        print_figures({}, False, COLUMNS, listed(study, wanted), [])
+        return 0
+    return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set) if chosen.run else None
 
 
 COLUMNS = ("cell", "steps", "minutes", "sum", "state")

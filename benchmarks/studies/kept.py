@@ -1,8 +1,9 @@
 """Condenses a finished run of a study into one small JSON file, and reads such files. Pure, except for the files.
 
 The file has tables of figures by step (a list for each figure, null where it is missing): `scored` (one entry a
-scoring), `validated`, `probe` (readings of the fixed probe), `blocks` (means over `BLOCK` training steps, named by the
-last of them) and `gradients` (decompositions); and in `groups` rank correlations over all groups of the run.
+scoring), `validated`, `probe` (readings of the fixed probe), `steps` (training steps), `blocks` (means over `BLOCK`
+training steps, named by the last of them) and `gradients` (decompositions); and in `groups` rank correlations over all
+groups of the run.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ PROBE = (
     *("probe/link/information", "probe/link/past_reasoning", "probe/link/surprise", "probe/link/follows"),
 )
 EACH_STEP = (
-    *("reward_mean", "success", "reward_variance_mean", "reasoning_length", "format_validity", "rollout_entropy"),
+    *("reward_variance_mean", "reasoning_length", "format_validity", "rollout_entropy"),
     *("kept_fraction", "kept_mass", "zero_variance_groups", "tasks_all_fail", "tasks_mixed", "tasks_all_succeed"),
     *("alarm/raised", "learner/grad_norm"),
     *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
+STEPS = ("success", "reward_mean")
 BUCKETS = range(1, 7)
 GRADIENTS = tuple(f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "regulariser"))
 STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
@@ -77,6 +79,7 @@ def condense(folder: Path, **labels: str) -> dict[str, Any]:
     if not summary or not summary["finished"]:
         raise UserError(f"{folder}: the run has not finished; continue it with --run")
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
+    tables["steps"] = _table([line for line in lines if line["step"] > 0], STEPS, "step")
     tables["blocks"] = _blocks(lines)
     tables["gradients"] = _table(lines, GRADIENTS, "step")
     return {

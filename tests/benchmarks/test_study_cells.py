@@ -32,7 +32,13 @@ def finish(cell: Cell) -> None:
     summary = {"finished": True, "stopped": None, "steps": STEPS, "seconds_per_step_median": 2.0}
     summary["ledger"] = {"balanced": True}
     lines = [
-        {"step": step, "time": float(step), "reward_mean": float(step), "kept_fraction": None}
+        {
+            "step": step,
+            "time": float(step),
+            "reward_mean": float(step),
+            "reasoning_length": float(step),
+            "kept_fraction": None,
+        }
         for step in range(STEPS + 1)
     ]
     lines[1] |= {"scorer/step": 1, "first_turn/mi_est": 0.123456789}
@@ -128,7 +134,8 @@ def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
     run = read(own.file(own.cells[0]))
     assert run.series("first_turn/mi_est") == {1: 0.12346, 10: 0.2} and run.series("judge/right") == {10: 0.5}
     assert run.series("validation/success") == {0: 0.25}
-    assert run.series("reward_mean") == {10: 5.5, 20: 15.5}
+    assert run.series("reasoning_length") == {10: 5.5, 20: 15.5}
+    assert run.series("reward_mean") == {step: float(step) for step in range(1, STEPS + 1)}
     assert run.series("kept_fraction") == {} and run.series("no/such") == {}
     assert (run.name, run.part, run.arm, run.steps) == ("lead-sokoban-none_s0", "lead", "none", STEPS)
 

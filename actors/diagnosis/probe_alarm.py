@@ -1,0 +1,62 @@
+"""The alarm on the fixed probe: reasoning tells less about its task, or the answer follows less from the reasoning.
+
+Two figures of each reading are watched, in nats: MI of task and reasoning (`probe/mi`), and D, what the answer takes
+from its reasoning (`probe/link/dependence`). Each has its own one-sided CUSUM (`actors.diagnosis.alarm`). The probe
+asks the same tasks each time, so a level is known after `BASELINE` readings, fewer than the alarm on scorings needs; a
+figure may lose the share `DRIFT` of its best level, because a policy that becomes surer of its answers takes fewer nats
+from anywhere. The alarm is raised while either is. One low reading never raises it; two clearly low readings do.
+
+The parameters were fixed before any run was judged by them; `benchmarks.studies.made_to_collapse` judges them.
+
+Invariants: readings must come in order of their steps; an unknown (NaN) figure changes nothing. Pure; plain JSON
+state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from actors.diagnosis.alarm import DependenceAlarm
+
+WATCHED: Mapping[str, str] = {"mi": "probe/mi", "dependence": "probe/link/dependence"}
+"""Watched figures, by name; beside each `_standard_error` and `_p_value`."""
+BASELINE = 2
+DRIFT = 0.25
+TOLD = 0.05
+"""Largest p-value at which a reading is told from its null."""
+
+
+class ProbeAlarm:
+    """The alarm's state, updated with each reading; see the module's head."""
+
+    def __init__(self) -> None:
+        self.figures = {name: DependenceAlarm(baseline=BASELINE, drift=DRIFT) for name in WATCHED}
+
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """The figures whose fall is told at present."""
+        return tuple(name for name, alarm in self.figures.items() if alarm.raised)
+
+    def reading(self, step: int, found: Mapping[str, float | None]) -> tuple[str, ...]:
+        """Records one reading, by the flat keys of `metrics.jsonl`; returns the figures whose alarm it raises."""
+        new = []
+        for name, key in WATCHED.items():
+            value, error, p_value = (_known(found.get(f"{key}{end}")) for end in ("", "_standard_error", "_p_value"))
+            if self.figures[name].scoring(step, value, error, p_value <= TOLD):
+                new.append(name)
+        return tuple(new)
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint; plain JSON."""
+        return {name: alarm.state() for name, alarm in self.figures.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
+        for name, alarm in self.figures.items():
+            alarm.restore(state[name])
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,223 @@
+"""Runs that are made to collapse, and whether the alarm on the fixed probe says so in time.
+
+python -m benchmarks.studies.made_to_collapse --list
+python -m benchmarks.studies.made_to_collapse --run [--only WORD ...] [--minutes N] [--runs-dir DIR]
+python -m benchmarks.studies.made_to_collapse [--quick] [--json]
+
+Six runs of FrozenLake are made to collapse by three means, 120 steps each, without the filter:
+
+    entropy   an entropy bonus of 0.4 and of 1.0 (the recipe has 0.001)
+    blind     a reward that ignores the task: every action Left pays (`environment.options.pays=left`)
+    length    a penalty of 3 for turns of 20 tokens, which begins at 4: it outweighs the task's reward of 1
+
+Six healthy runs have the recipe's settings, with and without the filter. All have a reading of the fixed probe, with
+the links to answers, every 10 steps. `--run` and `--list` are those of `benchmarks.claims`.
+
+The alarm (`actors/diagnosis/probe_alarm.py`) was frozen before the first of these runs; FROZEN repeats its parameters,
+and a test compares them. Its figures, from the committed files:
+
+- the fall: the first step from which the task's success in training, a mean over five steps, stays below 80% of its
+  best; the lead: steps from the alarm to the fall, with a t-interval over the runs that have both;
+- false alarms: series drawn from the healthy runs, which are resampled, each with the noise of its readings resampled
+  around its own course (a running mean). The upper end of Wilson's interval must be at most 2%.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.diagnosis import alarm, probe_alarm
+from actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
+from actors.diagnosis.uncertainty import wilson_interval
+from benchmarks.alarm import Series, renoised, reward_fall
+from benchmarks.common import print_figures
+from benchmarks.studies import cells as running
+from benchmarks.studies.cells import Study, StudyCell
+from benchmarks.studies.kept import Kept, read_all
+from cluster.errors import UserError
+from cluster.sweep.table import INTERVAL, t_interval
+
+STEPS, STEP_S = 120, 3.0
+ENTROPY, OVERLONG = "learner.objective.entropy_coefficient", "learner.objective.overlong"
+NONE: Mapping[str, Any] = {"filter.rule": "none"}
+SHORT = {f"{OVERLONG}.penalty": 3.0, f"{OVERLONG}.max_tokens": 20, f"{OVERLONG}.cache_tokens": 16}
+MEANS: Mapping[str, Mapping[str, Any]] = {
+    "entropy1": {**NONE, ENTROPY: 1.0},
+    "blind": {**NONE, "environment.options.pays": "left"},
+    "length": {**NONE, **SHORT},
+    "entropy0.4": {**NONE, ENTROPY: 0.4},
+}
+HEALTHY: Mapping[str, Mapping[str, Any]] = {"none": NONE, "top_p": {"filter.rule": "top_p", "filter.rho": 0.9}}
+COMMON = (
+    "recorder.report=false",
+    "recorder.port=0",
+    "scorer.every=10",
+    "scorer.probe.every=10",
+    "validation.every=60",
+    "loop.checkpoint_every=30",
+    "loop.keep_checkpoints=1",
+)
+FROZEN = {
+    "watched": ("mi", "dependence"),
+    "baseline": 2,
+    "drift": 0.25,
+    "told": 0.05,
+    "floor": 0.05,
+    "allowance": 0.5,
+    "most": 3.0,
+    "threshold": 4.0,
+}
+"""The alarm's parameters as they were before the first run."""
+LARGEST_FALSE = 0.02
+SERIES, QUICK_SERIES = 2000, 1000
+
+
+def every_cell() -> Iterator[StudyCell]:
+    """The cells in order of value: one of each means and a healthy one first."""
+    order = [
+        *((0, "collapse", arm) for arm in ("entropy1", "blind", "length")),
+        *((0, "healthy", arm) for arm in HEALTHY),
+        *((1, "collapse", arm) for arm in ("entropy0.4", "blind", "length")),
+        *((seed, "healthy", arm) for seed in (1, 2) for arm in HEALTHY),
+    ]
+    for seed, part, arm in order:
+        yield StudyCell(part, "frozenlake", arm, {**MEANS, **HEALTHY}[arm], seed, STEPS, STEP_S)
+
+
+STUDY = Study("made-to-collapse", COMMON, tuple(every_cell()), Path(__file__).parent / "results" / "made_to_collapse")
+
+
+def frozen() -> dict[str, Any]:
+    """The alarm's parameters now, in the form of FROZEN."""
+    return {
+        "watched": tuple(WATCHED),
+        "baseline": probe_alarm.BASELINE,
+        "drift": probe_alarm.DRIFT,
+        "told": probe_alarm.TOLD,
+        "floor": alarm.FLOOR,
+        "allowance": alarm.ALLOWANCE,
+        "most": alarm.MOST,
+        "threshold": alarm.THRESHOLD,
+    }
+
+
+def readings(run: Kept) -> list[tuple[int, dict[str, float]]]:
+    """(step, figures by flat key) of each reading of the probe."""
+    keys = [f"{key}{end}" for key in WATCHED.values() for end in ("", "_standard_error", "_p_value")]
+    series = {key: run.series(key) for key in keys}
+    return [(step, {key: own[step] for key, own in series.items() if step in own}) for step in series["probe/mi"]]
+
+
+def first_alarm(found: Sequence[tuple[int, Mapping[str, float]]]) -> tuple[int, tuple[str, ...]] | None:
+    """(step, figures) of the first alarm; None if there is none."""
+    watching = ProbeAlarm()
+    return next(((step, new) for step, one in found if (new := watching.reading(step, one))), None)
+
+
+def judged(run: Kept) -> dict[str, Any]:
+    """A run's alarm, its fall and the lead, in steps; None where there is none."""
+    success = Series(run.name, [], list(run.series("success").items()))
+    fall, warning = reward_fall(success), first_alarm(readings(run))
+    return {
+        "run": run.name,
+        "alarm": None if warning is None else warning[0],
+        "by": "" if warning is None else " and ".join(warning[1]),
+        "fall": fall,
+        "lead": None if warning is None or fall is None else fall - warning[0],
+        "ends": {key: _ends(run, key) for key in ("success", *WATCHED.values())},
+    }
+
+
+def _ends(run: Kept, key: str) -> list[float]:
+    values = list(run.series(key).values())
+    return [values[0], values[-1]] if values else []
+
+
+def drawn(run: Kept, rng: np.random.Generator) -> list[tuple[int, dict[str, float]]]:
+    """The run's readings with the noise of each figure resampled around its own course."""
+    found = [(step, dict(one)) for step, one in readings(run)]
+    for key in WATCHED.values():
+        own = [(step, one[key], one.get(f"{key}_standard_error", 0.0), True) for step, one in found if key in one]
+        values = {step: value for step, value, *_ in renoised(Series(run.name, own, []), rng)}
+        for step, one in found:
+            if step in values:
+                one[key] = values[step]
+    return found
+
+
+def false_alarms(runs: Sequence[Kept], number: int, seed: int = 0) -> dict[str, Any]:
+    """Share of `number` series from resampled healthy runs that raise the alarm, with Wilson's interval."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(len(runs), size=number)
+    raised = sum(first_alarm(drawn(runs[int(place)], rng)) is not None for place in chosen)
+    low, high = wilson_interval(raised, number)
+    return {"runs": len(runs), "series": number, "raised": raised, "low": low, "high": high}
+
+
+def measure(runs: Sequence[Kept], number: int) -> dict[str, Any]:
+    """All figures."""
+    collapsed = [judged(run) for run in runs if run.part == "collapse"]
+    healthy = [run for run in runs if run.part == "healthy"]
+    leads = [row["lead"] for row in collapsed if row["lead"] is not None]
+    return {
+        "benchmark": "made_to_collapse",
+        "frozen": FROZEN,
+        "collapsed": collapsed,
+        "healthy": [judged(run) for run in healthy],
+        "lead": {**t_interval([float(lead) for lead in leads]), "interval": INTERVAL.replace("seeds", "runs")},
+        "false_alarms": false_alarms(healthy, number) if healthy else None,
+    }
+
+
+COLUMNS = ("run", "alarm", "by", "fall of success", "lead", "success", "MI", "D")
+
+
+def rows(figures: Mapping[str, Any]) -> list[list[str]]:
+    """The printed rows."""
+    found = []
+    for row in [*figures["collapsed"], *figures["healthy"]]:
+        ends = [f"{e[0]:.2f} to {e[1]:.2f}" if e else "-" for e in row["ends"].values()]
+        told = ["-" if row[key] is None else str(row[key]) for key in ("alarm", "by", "fall", "lead")]
+        found.append([row["run"], *(word or "-" for word in told), *ends])
+    return found
+
+
+def notes(figures: Mapping[str, Any]) -> list[str]:
+    """The lines under the table."""
+    lead, false = figures["lead"], figures["false_alarms"]
+    lines = [f"collapsed runs: {len(figures['collapsed'])}; those with an alarm and a fall: {lead['n']}"]
+    if lead["low"] is not None:
+        lines.append(
+            f"lead of the alarm over the fall: {lead['mean']:.1f} [{lead['low']:.1f}, {lead['high']:.1f}] steps"
+        )
+    if false:
+        verdict = "at most 2%, as wanted" if false["high"] <= LARGEST_FALSE else "not shown to be at most 2%"
+        share = f"{false['raised']} of {false['series']} series of {false['runs']} healthy runs"
+        lines.append(f"false alarms: {share} [{false['low']:.4f}, {false['high']:.4f}], {verdict}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the forms of the command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = running.add_flags(parser)
+    form.add_argument("--quick", action="store_true", help=f"{QUICK_SERIES} series instead of {SERIES}")
+    parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
+    chosen = parser.parse_args(argv)
+    try:
+        code = running.listed_or_run(STUDY, chosen)
+        if code is None:
+            figures = measure(read_all(STUDY.results), QUICK_SERIES if chosen.quick else SERIES)
+            print_figures(figures, chosen.json, COLUMNS, rows(figures), notes(figures))
+    except (UserError, ValueError) as error:
+        parser.error(str(error))
+    return code or 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""The study of runs that are made to collapse: its runs, the frozen alarm, and what is judged."""
+
+import json
+
+import pytest
+
+from benchmarks.studies import made_to_collapse
+from benchmarks.studies.cells import run_of
+from benchmarks.studies.kept import Kept, read_all
+from benchmarks.studies.made_to_collapse import FROZEN, STUDY, false_alarms, frozen, judged, main, measure
+
+
+def kept(part: str, d: list[float], success: list[float], seed: int = 0) -> Kept:
+    steps, probe = list(range(0, 10 * len(d), 10)), {}
+    for key, values in (("probe/mi", [2.0] * len(d)), ("probe/link/dependence", d)):
+        probe |= {key: values, f"{key}_standard_error": [0.05] * len(d), f"{key}_p_value": [0.001] * len(d)}
+    each = {"step": list(range(1, len(success) + 1)), "success": success}
+    tables = {"probe": {"step": steps, **probe}, "steps": each}
+    return Kept(f"{part}_s{seed}", part, "frozenlake", "none", seed, 120, tables, {})
+
+
+FALLING = [1.0] * 4 + [0.1] * 8
+SUCCESS = [0.5] * 80 + [0.1] * 30
+
+
+def test_six_runs_collapse_by_three_means_and_six_are_healthy():
+    collapse = [cell for cell in STUDY.cells if cell.part == "collapse"]
+    assert len(collapse) >= 6 and min(cell.steps for cell in STUDY.cells) >= 120
+    assert {cell.arm.rstrip("01.4") for cell in collapse} == {"entropy", "blind", "length"}
+    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == 12
+
+
+def test_every_cell_is_a_run_that_can_be_made(tmp_path):
+    for cell in STUDY.cells:
+        config = run_of(STUDY, cell, str(tmp_path)).config
+        assert config.scorer.probe.every == 10 and config.scorer.probe.links
+
+
+def test_the_alarm_is_the_one_that_was_frozen():
+    assert frozen() == FROZEN, "the alarm was changed: judge it on runs that it has not seen"
+
+
+def test_the_lead_is_from_the_alarm_to_the_fall_of_success():
+    row = judged(kept("collapse", FALLING, SUCCESS))
+    assert (row["alarm"], row["by"]) == (50, "dependence")
+    assert row["fall"] is not None and row["lead"] == row["fall"] - 50 > 0
+    assert judged(kept("healthy", [1.0] * 12, [0.5] * 110))["lead"] is None
+
+
+def test_steady_runs_with_little_noise_raise_no_false_alarm_and_falling_ones_do():
+    steady = [kept("healthy", [1.0 + 0.02 * (i % 2) for i in range(12)], [0.5] * 110, s) for s in range(3)]
+    found = false_alarms(steady, 200)
+    assert found["raised"] == 0 and found["high"] <= 0.02
+    assert false_alarms([kept("healthy", FALLING, SUCCESS)], 50)["raised"] == 50
+
+
+def test_the_report_reads_the_committed_files(capsys):
+    assert main(["--quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["collapsed"]) + len(found["healthy"]) == len(read_all(STUDY.results))
+
+
+def test_the_mean_lead_has_an_interval_over_runs():
+    runs = [kept("collapse", FALLING, [0.5] * n + [0.1] * (110 - n), n) for n in (70, 80, 90)]
+    lead = measure(runs, 10)["lead"]
+    assert lead["n"] == 3 and lead["low"] < lead["mean"] < lead["high"]
+
+
+def test_a_word_that_matches_nothing_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--list", "--only", "healty"])
+    assert "healthy" in capsys.readouterr().err and made_to_collapse.STUDY.cells
