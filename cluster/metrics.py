@@ -102,6 +102,29 @@ METRICS: Table = {
             keys={"gain": ("mean",), "gain_low": ("low",), "gain_high": ("high",)},
         ),
         gauge("squelch_validation_step", "validation/step", "Training step that validation measured last"),
+        gauge(
+            "squelch_gaming_suspected",
+            "gaming/raised",
+            "1 while kept variance rises and validation success is flat over three validations, else 0",
+        ),
+        gauge(
+            "squelch_kept_variance_rise_ratio",
+            "gaming/variance_rise",
+            "Fitted rise of the kept variance over the last three validations, as a share of its start",
+        ),
+        gauge(
+            "squelch_validations_gain_ratio",
+            "gaming/success_gain",
+            "Gain of validation success over the last three validations, paired by task",
+        ),
+        MetricSpec(
+            "squelch_validations_gain_interval_ratio",
+            "gauge",
+            "Its 95% interval",
+            "gaming/success_gain_{bound}",
+            ("bound",),
+            product(("low", "high")),
+        ),
         gauge("squelch_collapsed", "collapsed", "1 when validation success fell below 1%, else 0"),
     ),
     Section.FILTER: (

@@ -142,6 +142,16 @@ RULES = (
         "All trajectories of a task fail, or all succeed. Change the tasks' difficulty, or raise the group size.",
     ),
     AlertRule(
+        "SquelchCriterionGamed",
+        f"{series('squelch_gaming_suspected')} == 1",
+        "0m",
+        "warning",
+        "Kept variance rises while validation success is flat",
+        "Over three validations the rewards of kept groups differ more and more, and the policy solves no more tasks "
+        "(squelch_kept_variance_rise_ratio, squelch_validations_gain_ratio): it may act at random to have its groups "
+        "kept. Tasks that come within reach look alike at first; read archived groups.",
+    ),
+    AlertRule(
         "SquelchCollapsed",
         f"{series('squelch_collapsed')} == 1",
         "0m",

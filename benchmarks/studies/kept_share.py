@@ -53,6 +53,11 @@ CONTROLLER: Mapping[str, Any] = {
     "filter.kept_share.error": 0.05,
 }
 AUTO = "auto"
+COURSE = {
+    "reward_variance_mean": "reward_variance_mean",
+    "kept_mass": "kept_mass",
+    "success": "validation/success",
+}
 COMMON = ("validation.tasks=256", "scorer.enabled=false")
 Kept = Mapping[str, Any]
 
@@ -105,6 +110,7 @@ def keep(folder: Path) -> Path:
         "kept_fraction": _mean(rows, "kept_fraction"),
         "seconds": _mean(rows, "seconds/step"),
         "seconds_measuring": _mean(rows, "seconds/kept_share"),
+        "course": [_course(row) for row in rows],
         "rho": [row["kept_share/rho"] for row in rows if row.get("kept_share/rho") is not None],
         "q": [_q(row) for row in rows if row.get("kept_share/measured") is not None],
     }
@@ -112,6 +118,12 @@ def keep(folder: Path) -> Path:
     file = RESULTS / f"{folder.parent.name}-{folder.name}.json"
     file.write_text(json.dumps(found, indent=1) + "\n")
     return file
+
+
+def _course(row: Kept) -> dict[str, float]:
+    """The figures from which `benchmarks.gaming` judges the warning for a gamed criterion."""
+    kept = {name: row[key] for name, key in COURSE.items() if row.get(key) is not None}
+    return {"step": row["step"]} | {name: round(value, 5) for name, value in kept.items()}
 
 
 def _q(row: Kept) -> dict[str, float]:

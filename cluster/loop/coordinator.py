@@ -44,6 +44,7 @@ from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import Admission, TicketSource
 from cluster.control.early_stop import EarlyStop
+from cluster.control.gaming import Gaming, kept_variance
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.control.parties import Archive, Failed, MetricsSink, reason_of
 from cluster.control.scaling import Kind
@@ -110,6 +111,9 @@ class Coordinator:
         self.early_stop = EarlyStop(config.validation.early_stop, config.validation.collapse_threshold)
         if state.early_stop:
             self.early_stop.restore(state.early_stop)
+        self.gaming = Gaming()
+        if state.gaming:
+            self.gaming.restore(state.gaming)
         self._settled = state.filter or make_window(config.filter).state()
         """The filter's state after the last step that was trained on."""
         self.windows: dict[int, Window] = {}
@@ -236,10 +240,12 @@ class Coordinator:
         flat["seconds/publish"] = time.time() - trained
         self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
         flat |= self.early_stop.figures()
+        self.gaming.step(step, kept_variance(decision.metrics))
         if self.validation.due(step, last=step == self.config.loop.steps):
             flat |= await self._validate(step)
         if self.probing.due(step, last=step == self.config.loop.steps):
             flat |= await self._probe(step)
+        flat |= self.gaming.figures()
         drained = await self._drain() if step == self.last_step else 0.0
         await self.journal.collect_spans(self.fleet)
         self._record(step, flat, began + drained)
@@ -413,6 +419,10 @@ class Coordinator:
         flat = await (measured if step else self._until_stopped(measured))
         self.journal.busy(started, time.time())
         self._stop_early(step, self.early_stop.validation(flat["validation/success"]))
+        if self.gaming.validation(step, self.validation.solved):
+            text = self.gaming.text()
+            self.journal.event("filter", "gaming_suspected", started, time.time(), step=step, text=text)
+            self.say(f"step {step:4d}  WARNING: {text}")
         self.journal.last |= flat
         if step == 0:
             self.journal.before_training(flat)
@@ -445,7 +455,7 @@ class Coordinator:
         state.ledger, state.filter = self.ledger.state(), self.filtering.state
         state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
-        state.kept_share = self.steering.state()
+        state.kept_share, state.gaming = self.steering.state(), self.gaming.state()
         vars(state).update(self._scorer_state())
         state.seconds += time.time() - self._started
         self._started = time.time()

@@ -58,6 +58,8 @@ class LoopState:
     first_validation: dict[str, Any] | None = None
     kept_share: dict[str, Any] | None = None
     """The state of the controller of the kept share."""
+    gaming: dict[str, Any] | None = None
+    """The state of the warning for a gamed criterion."""
 
     def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
         """The open tickets, in order of issue, with their ids, steps and seeds.

@@ -24,6 +24,8 @@ class Validation:
     def __init__(self, config: RunConfig, play: Play, state: LoopState) -> None:
         environment = config.environment
         self.config, self.play, self.state = config.validation, play, state
+        self.solved = np.zeros(0, dtype=bool)
+        """(num_tasks,) success of each fixed task at the last validation."""
         self.tickets = validation_tickets(
             environment.name,
             environment.options,
@@ -41,6 +43,7 @@ class Validation:
         """Plays the tasks after a training step; returns the flat figures."""
         started = time.time()
         solved, _ = await self.play.validate(self.tickets)
+        self.solved = solved
         success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))
         if success > self.state.best_success:
             self.state.best_success, self.state.best_step = success, step

@@ -48,6 +48,8 @@ class RunStatus:
     first_validation_success: float | None
     reward_variance_mean: float | None
     kept_mass: float | None
+    gaming: str | None
+    """The warning for a gamed criterion in words while it is raised; else None."""
     rho: float | None
     """rho with which the filter decided on the last step, if q is measured."""
     kept_groups: float | None
@@ -107,6 +109,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         first_validation_success=validated[0]["validation/success"] if validated else None,
         reward_variance_mean=last.get("reward_variance_mean"),
         kept_mass=last.get("kept_mass"),
+        gaming=gaming(last),
         rho=last.get("kept_share/rho"),
         kept_groups=last.get("kept_groups"),
         num_groups=last.get("num_groups"),
@@ -133,6 +136,15 @@ def dependence(line: Line) -> str | None:
     if line.get("alarm/raised") != 1:
         return None
     return alarm_text(line.get("alarm/since"), max(-1.0, min(1.0, line.get("alarm/reward_trend") or 0.0)))
+
+
+def gaming(line: Line) -> str | None:
+    """The warning for a gamed criterion in words if the step's figures say that it is raised; else None."""
+    if line.get("gaming/raised") != 1:
+        return None
+    rise, gain = line.get("gaming/variance_rise"), line.get("gaming/success_gain")
+    told = "" if rise is None or gain is None else f" (variance +{rise:.0%}, success {gain:+.3f})"
+    return f"kept variance rises, validation success does not{told}"
 
 
 PROBED = (

@@ -62,6 +62,7 @@ def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
         Figure("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
         Figure("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
         *([Figure("ALARM", status.dependence)] if status.dependence else []),
+        *([Figure("WARNING", status.gaming)] if status.gaming else []),
         Figure("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
         Figure("throughput", _throughput(status), history("tokens/per_second"), 0),
         Figure("members", _members(status)),

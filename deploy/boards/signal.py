@@ -102,6 +102,19 @@ NOISE = Row(
     ),
 )
 
+FEW_VALIDATIONS = "there are fewer than three validations, or validation.every is 0"
+GAMING = Panel(
+    "Is the criterion gamed",
+    "Rise of the kept variance over the last three validations, and the gain of validation success meanwhile with its "
+    "95% interval. Variance that rises while success is flat raises the warning (1).",
+    (
+        _q("squelch_kept_variance_rise_ratio", "rise of kept variance", FEW_VALIDATIONS),
+        _q("squelch_validations_gain_ratio", "gain of success", FEW_VALIDATIONS),
+        _q("squelch_validations_gain_interval_ratio", "gain, {{bound}}", FEW_VALIDATIONS),
+        _q("squelch_gaming_suspected", "warning"),
+    ),
+)
+
 FILTER = Row(
     "What the filter keeps",
     "filter.md",
@@ -140,6 +153,7 @@ FILTER = Row(
             (_q("squelch_no_signal_streak", "no signal"), _q("squelch_refill_rounds", "refill rounds")),
             low=0,
         ),
+        GAMING,
     ),
 )
 

@@ -91,6 +91,10 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({"squelch_no_signal_streak": "0 1 2 3"}, "3m", {}),
         ({"squelch_no_signal_streak": "0 1 2 3"}, "2m", None),
     ],
+    "SquelchCriterionGamed": [
+        ({"squelch_gaming_suspected": "0 1"}, "1m", {}),
+        ({"squelch_gaming_suspected": "1 0"}, "1m", None),
+    ],
     "SquelchCollapsed": [
         ({"squelch_collapsed": "0 1"}, "1m", {}),
         ({"squelch_collapsed": "0 1"}, "0m", None),

@@ -1,0 +1,172 @@
+"""Judges the warning for a gamed criterion: how often healthy runs raise it, and how often gamed ones do.
+
+python -m benchmarks.gaming [--healthy RUN ...] [--quick] [--json]
+
+RUN is the folder of a healthy run. Without any, the courses of the committed studies are read: the files with a
+`course` below `benchmarks/studies/results`. If there are none either, healthy courses are made up, and the output says
+so. A course holds the kept variance of every step and the success of every validation.
+
+Three rates are printed, each with Wilson's 95% interval: over the courses as they are; over courses whose noise is
+resampled around their own trend; and over gamed courses, where the warning should be raised. The kept variance is
+resampled as a running mean over 2 BLOCK + 1 steps plus blocks of BLOCK neighbouring residuals of the same run. Each of
+TASKS tasks is solved with the course's success, and a share PAIRED of them keep their luck from one validation to the
+next. Gamed courses are made from the healthy ones: from the middle on the kept variance is multiplied by a ramp up to
+1 + STRENGTH, and success is held where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.archive.reader import read_metrics
+from actors.diagnosis.uncertainty import wilson_interval
+from benchmarks.common import print_figures
+from cluster.control.gaming import VALIDATIONS, Gaming
+
+RESULTS = Path(__file__).parent / "studies" / "results"
+BLOCK = 4
+PAIRED = 0.5
+"""Share of the tasks whose outcome depends on the task alone: validations on fixed tasks are correlated."""
+STRENGTH = 1.0
+TASKS = 256
+Lines = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Course:
+    """One run: steps with their kept variance, and validations (step, success)."""
+
+    name: str
+    steps: list[int]
+    variances: np.ndarray
+    validations: list[tuple[int, float]]
+
+
+def course_of(name: str, lines: Lines, success: str) -> Course:
+    """The course in lines of figures; `success`: the key of validation success. Raises ValueError, which names it, if
+    it has fewer than three validations."""
+    rows = [line for line in lines if line["step"] and line.get("reward_variance_mean") is not None]
+    variances = [row["reward_variance_mean"] * (row.get("kept_mass") or 0.0) for row in rows]
+    validations = [(int(line["step"]), float(line[success])) for line in lines if line.get(success) is not None]
+    if len(validations) < VALIDATIONS or not rows:
+        raise ValueError(f"{name}: {len(validations)} validations over {len(rows)} steps; judging needs {VALIDATIONS}")
+    return Course(name, [int(row["step"]) for row in rows], np.array(variances), validations)
+
+
+def committed() -> list[Course]:
+    """The courses of the committed studies."""
+    found = []
+    for file in sorted(RESULTS.rglob("*.json")):
+        data = json.loads(file.read_text())
+        if isinstance(data, dict) and data.get("course"):
+            found.append(course_of(str(data.get("run", file.stem)), data["course"], "success"))
+    return found
+
+
+def raised(course: Course, rng: np.random.Generator) -> bool:
+    """Whether the warning is raised anywhere on a course, whose tasks are drawn."""
+    gaming, told = Gaming(), False
+    variances = dict(zip(course.steps, course.variances.tolist(), strict=True))
+    checked, fixed = dict(course.validations), rng.random(TASKS)
+    for step in sorted({*variances, *checked}):
+        if step in variances:
+            gaming.step(step, variances[step])
+        if step in checked:
+            luck = np.where(rng.random(TASKS) < PAIRED, fixed, rng.random(TASKS))
+            told |= gaming.validation(step, luck < checked[step])
+    return told
+
+
+def renoised(course: Course, rng: np.random.Generator) -> Course:
+    """The course with the noise of its kept variance resampled around its trend."""
+    values, count = course.variances, len(course.variances)
+    near = [values[max(0, i - BLOCK) : i + BLOCK + 1] for i in range(count)]
+    trend = np.array([part.mean() for part in near])
+    noise = (values - trend) / np.array([math.sqrt(max(1 - 1 / len(part), 0.5)) for part in near])
+    drawn = np.zeros(0)
+    while len(drawn) < count:
+        start = int(rng.integers(max(1, count - BLOCK + 1)))
+        drawn = np.append(drawn, noise[start : start + BLOCK])
+    return Course(course.name, course.steps, np.maximum(0.0, trend + drawn[:count]), course.validations)
+
+
+def gamed(course: Course) -> Course:
+    """The course of a policy that, from the middle on, raises its kept variance and learns nothing."""
+    middle, last = course.steps[len(course.steps) // 2], course.steps[-1]
+    ramp = np.array([max(0, step - middle) / max(1, last - middle) for step in course.steps])
+    before = [(step, value) for step, value in course.validations if step <= middle]
+    held = before[-1][1] if before else course.validations[0][1]
+    validations = [(step, value if step <= middle else held) for step, value in course.validations]
+    level = max(float(course.variances[: len(course.variances) // 2 + 1].mean()), 1e-6)
+    return Course(course.name, course.steps, np.maximum(course.variances, level) * (1 + STRENGTH * ramp), validations)
+
+
+def made_up(seed: int, steps: int = 120, every: int = 20) -> Course:
+    """A run that learns: success follows a logistic curve, and the variance that of binary rewards at the groups'
+    success, which differ, plus noise."""
+    rng = np.random.default_rng(seed)
+    start, slope, level = rng.uniform(-2.0, 0.5), rng.uniform(0.5, 3.0) / steps, rng.uniform(0.5, 1.5)
+
+    def at(step: int) -> float:
+        return 1 / (1 + math.exp(-(start + slope * step)))
+
+    odds = [1 / (1 + np.exp(-(start + slope * step + level * rng.normal(size=8)))) for step in range(1, steps + 1)]
+    variances = np.array([float((rng.binomial(16, p) / 16 * (1 - rng.binomial(16, p) / 16)).mean()) for p in odds])
+    return Course(
+        f"made up {seed}", list(range(1, steps + 1)), variances, [(s, at(s)) for s in range(0, steps + 1, every)]
+    )
+
+
+def rate(courses: Sequence[Course], rng: np.random.Generator, series: int) -> dict[str, Any]:
+    """The share of courses that raise the warning, each drawn as often as `series` allows."""
+    told = sum(raised(renoised(courses[i % len(courses)], rng), rng) for i in range(series))
+    low, high = wilson_interval(told, series)
+    return {"series": series, "raised": told, "rate": told / series, "interval": [low, high]}
+
+
+def measure(courses: Sequence[Course], series: int, seed: int = 0) -> dict[str, Any]:
+    """All figures that are printed."""
+    rng = np.random.default_rng(seed)
+    own = [raised(course, rng) for course in courses]
+    low, high = wilson_interval(sum(own), len(own))
+    return {
+        "courses": len(courses),
+        "as_they_are": {"series": len(own), "raised": sum(own), "rate": sum(own) / len(own), "interval": [low, high]},
+        "renoised": rate(courses, rng, series),
+        "gamed": rate([gamed(course) for course in courses], rng, series),
+    }
+
+
+def main() -> None:
+    """Prints the rates."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--healthy", type=Path, nargs="*", default=[], metavar="RUN", help="folders of healthy runs")
+    parser.add_argument("--quick", action="store_true", help="100 series instead of 1,000")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    args = parser.parse_args()
+    try:
+        courses = [course_of(run.name, read_metrics(run), "validation/success") for run in args.healthy] or committed()
+    except ValueError as error:
+        parser.error(str(error))
+    synthetic = not courses
+    courses = courses or [made_up(seed) for seed in range(24)]
+    figures = measure(courses, 100 if args.quick else 1000) | {"benchmark": "gaming", "made_up": synthetic}
+    rows = [
+        [name, found["series"], found["raised"], f"{found['rate']:.3f}", "[{:.3f}, {:.3f}]".format(*found["interval"])]
+        for name, found in figures.items()
+        if isinstance(found, dict)
+    ]
+    notes = [f"{len(courses)} healthy courses" + (", made up: no committed study holds any yet" if synthetic else "")]
+    print_figures(figures, args.json, ("courses", "series", "raised", "rate", "95% interval"), rows, notes)
+
+
+if __name__ == "__main__":
+    main()

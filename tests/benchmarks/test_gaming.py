@@ -1,0 +1,51 @@
+"""What must hold of the judge of the warning for a gamed criterion."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import gaming
+from benchmarks.gaming import course_of, gamed, made_up, measure, renoised
+
+LINES = [
+    {"step": step, "reward_variance_mean": 0.1, "kept_mass": 0.9, **({"success": 0.5} if step % 5 == 0 else {})}
+    for step in range(16)
+]
+
+
+def test_a_course_is_read_from_the_figures_of_a_run_and_too_short_ones_are_named() -> None:
+    found = course_of("run", LINES, "success")
+    assert found.steps == list(range(1, 16)) and found.validations == [(s, 0.5) for s in (0, 5, 10, 15)]
+    assert found.variances == pytest.approx(np.full(15, 0.09))
+    with pytest.raises(ValueError, match="run: 2 validations over 9 steps; judging needs 3"):
+        course_of("run", LINES[:10], "success")
+
+
+def test_noise_is_resampled_around_the_trend_and_nothing_else() -> None:
+    course = made_up(1)
+    found = renoised(course, np.random.default_rng(0))
+    assert found.validations == course.validations and found.steps == course.steps
+    assert not np.array_equal(found.variances, course.variances)
+    assert found.variances.mean() == pytest.approx(course.variances.mean(), rel=0.1)
+
+
+def test_gamed_courses_are_told_far_more_often_than_healthy_ones() -> None:
+    found = measure([made_up(seed) for seed in range(8)], 40)
+    assert found["renoised"]["rate"] <= 0.1 and found["gamed"]["rate"] >= 0.8
+    later = gamed(made_up(0))
+    assert len({success for _, success in later.validations[4:]}) == 1
+
+
+def test_committed_courses_are_read_and_without_any_the_output_says_that_they_are_made_up(
+    monkeypatch, capsys, tmp_path
+) -> None:
+    monkeypatch.setattr(gaming, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["gaming", "--quick", "--json"])
+    gaming.main()
+    assert json.loads(capsys.readouterr().out)["made_up"] is True
+    (tmp_path / "kept_share").mkdir()
+    (tmp_path / "kept_share" / "one.json").write_text(json.dumps({"run": "one", "course": LINES}))
+    gaming.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["made_up"] is False and found["courses"] == 1

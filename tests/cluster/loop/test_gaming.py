@@ -1,0 +1,60 @@
+"""The warning for a gamed criterion in a run: figures, event, terminal, and a resume; the parties are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from actors.metrics.series import MetricStore
+from actors.records import Ticket
+from cluster.loop.coordinator import Coordinator
+from cluster.metrics import REGISTRY
+from cluster.runs.ending import EndCause, Ending
+from cluster.runs.status import gaming
+from tests.fakes.parties import FakeArchive, World
+from tests.fakes.run import check, drive, settings
+
+WORDS = (
+    "loop.steps=18",
+    "loop.prompts=6",
+    "sampling.group_size=16",
+    "validation.every=6",
+    "validation.tasks=40",
+    "scorer.enabled=false",
+)
+
+
+def rewards(ticket: Ticket, index: int) -> float:
+    """Half of the validation tasks are solved, always the same; in training ever more trajectories fail by chance."""
+    if ticket.task.split == "validation":
+        return float(ticket.task.seed % 2)
+    return float(random.Random(f"{ticket.ticket_id} {index}").random() > 0.02 * ticket.step)
+
+
+def shares(archive: FakeArchive) -> str:
+    rows = [{k: v for k, v in row.items() if k.startswith("gaming/")} for row in archive.figures.values()]
+    return json.dumps(rows)
+
+
+def test_variance_that_rises_at_flat_success_is_told_once_and_a_resumed_run_tells_the_same(tmp_path: Path) -> None:
+    world, whole = World(settings(tmp_path / "whole", *WORDS), rewards=rewards), FakeArchive()
+    outcome = drive(world, whole)
+    check(outcome, world, whole)
+    raised = [step for step, row in whole.figures.items() if step and row["gaming/raised"] == 1]
+    assert raised == list(range(12, 19)) and whole.events.count(("filter", "gaming_suspected")) == 1
+    assert sum("WARNING: kept variance rose" in line for line in outcome.said) == 1
+    assert "variance +" in str(gaming(whole.figures[18])) and gaming(whole.figures[11]) is None
+    MetricStore(REGISTRY).step({k: v for k, v in whole.figures[18].items() if k.startswith("gaming/")})
+
+    parts, archive = World(settings(tmp_path / "parts", *WORDS), rewards=rewards), FakeArchive()
+
+    def stop_at_fourteen(coordinator: Coordinator) -> None:
+        coordinator.journal.say = lambda text: (
+            coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM")) if text.startswith("step   14/") else None
+        )
+
+    drive(parts, archive, stop_at_fourteen)
+    assert max(archive.figures) < 18
+    check(drive(parts, archive, resume=True), parts, archive)
+    assert shares(archive) == shares(whole)
