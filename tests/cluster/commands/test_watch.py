@@ -273,3 +273,27 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
     assert json.loads(status(tmp_path, as_json=True))["probe"]["link_follows"] == 0.0
     archive.metrics(3, step_figures(3) | flat | {"probe/link/follows": None, "probe/saturated": 1.0})
     assert "nats\n" in status(tmp_path) and "SATURATED" in status(tmp_path)
+
+
+def test_kinds_rho_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 1)
+    assert "kinds kept" not in status(tmp_path) and "WARNING" not in status(tmp_path)
+    flat = {
+        "kinds/played": 4.0,
+        "kinds/effective": 2.5,
+        "kinds/effective_played": 3.9,
+        "kinds/starved": 0.0,
+        "kinds/starved_success": None,
+        "kept_share/rho": 0.8,
+        "gaming/raised": 1.0,
+        "gaming/variance_rise": 0.4,
+        "gaming/success_gain": 0.001,
+    }
+    archive.metrics(2, step_figures(2) | flat, at=NOW)
+    text = status(tmp_path)
+    assert "2.5 effective of 4  (played: 3.9)" in text and "STARVED" not in text and "rho 0.8" in text
+    assert "kept variance rises, validation success does not (variance +40%, success +0.001)" in text
+    starved = {"kinds/starved": 2.0, "kinds/starved_success": 0.02}
+    kinds = {"kinds/kept/distance 4": 0.0, "kinds/age/distance 4": 12.0, "kinds/kept/distance 3": 0.0}
+    archive.metrics(3, step_figures(3) | flat | starved | kinds | {"kinds/age/distance 3": 3.0}, at=NOW)
+    assert "STARVED: 2, success 0.02; distance 4 for 12 steps" in status(tmp_path)
