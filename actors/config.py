@@ -10,8 +10,8 @@ from actors.labels import LabelSelector, require_gpu_share
 from envs.settings import Settings
 
 DEFAULT_REPLAYS = 4
-"""Replays of a trajectory where the statistic needs them. They generate no token; with 2, the standard error of a group
-without policy variance is twice as large (docs/policy-variance.md)."""
+"""Replays of a trajectory where the statistic needs them. They generate no token; with 2, intervals of the policy
+variance are too short where few replays are paid (docs/policy-variance.md)."""
 
 
 def _count(value: Any) -> Any:

@@ -64,7 +64,7 @@ def exact(lake: Lake, options: FrozenLakeOptions, policy: Tabular) -> tuple[floa
         else:
             cross = np.einsum("a,asu->su", chosen[0], each)
         mean = mean_step @ mean
-    return float(mean[lake.start]), float(cross[lake.start, lake.start] - mean[lake.start] ** 2)
+    return float(mean[lake.start]), max(0.0, float(cross[lake.start, lake.start] - mean[lake.start] ** 2))
 
 
 def plan_returns(lake: Lake, options: FrozenLakeOptions, plans: np.ndarray) -> np.ndarray:
@@ -99,13 +99,9 @@ class Drawn:
     returns: np.ndarray
 
 
-def replay(lake: Lake, options: FrozenLakeOptions, plans: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The return of one replay of each plan under fresh noise, (n,)."""
-    cells, _ = _start(lake, len(plans))
-    table = _cumulative(transitions(lake, options))
-    for actions in plans.T:
-        cells = np.where(actions >= 0, _draw(table[actions, cells], rng), cells)
-    return (cells == lake.goal).astype(np.float64)
+def replays(expected: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns of replays of plans with these expected returns, (n, count): each is paid 1 or 0, by noise of its own."""
+    return (rng.random((len(expected), count)) < expected[:, None]).astype(np.float64)
 
 
 def _start(lake: Lake, count: int) -> tuple[np.ndarray, np.ndarray]:
