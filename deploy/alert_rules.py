@@ -124,6 +124,16 @@ RULES = (
         "the regime, the filter's kept mass and the regularisers before the reward falls.",
     ),
     AlertRule(
+        "SquelchProbeFalling",
+        f"{series('squelch_probe_alarm')} == 1",
+        "0m",
+        "warning",
+        "On the fixed probe the reasoning tells less, or the answer follows less from it",
+        "The change-point alarm on the fixed probe, on the same tasks at every reading. figure=mi: the reasoning tells "
+        "less about its task than at the run's best level. figure=dependence: the answer takes less from its "
+        "reasoning. Check the regime, the judge and the reward's make-up before success falls.",
+    ),
+    AlertRule(
         "SquelchRewardVarianceCollapsed",
         f"{series('squelch_low_spread_streak')} >= 5",
         "0m",

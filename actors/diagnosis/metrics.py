@@ -151,6 +151,15 @@ METRICS: Table = {
         gauge(
             "squelch_dependence_falling_since_step", "alarm/since", "Last step before the fall; NaN without an alarm"
         ),
+        MetricSpec(
+            "squelch_probe_alarm",
+            "gauge",
+            "Fixed probe: 1 while the reasoning tells less about its task (mi), or the answer follows less from the "
+            "reasoning (dependence), than at the run's best level",
+            "probe/alarm/{figure}",
+            ("figure",),
+            product(("mi", "dependence")),
+        ),
         gauge("squelch_dependence_cusum", "alarm/cusum", "The alarm's statistic; it is raised above 4"),
         gauge("squelch_dependence_alarm_armed", "alarm/armed", "1 once a baseline above its null is known, else 0"),
         gauge(

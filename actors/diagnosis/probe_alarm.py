@@ -22,6 +22,10 @@ from actors.diagnosis.alarm import DependenceAlarm
 
 WATCHED: Mapping[str, str] = {"mi": "probe/mi", "dependence": "probe/link/dependence"}
 """Watched figures, by name; beside each `_standard_error` and `_p_value`."""
+WORDS: Mapping[str, str] = {
+    "mi": "the reasoning tells less about its task",
+    "dependence": "the answer follows less from the reasoning",
+}
 BASELINE = 2
 DRIFT = 0.25
 TOLD = 0.05
@@ -48,14 +52,25 @@ class ProbeAlarm:
                 new.append(name)
         return tuple(new)
 
+    def metrics(self) -> dict[str, float]:
+        """Flat keys of the metric registry: 1 for a figure whose fall is told at present, else 0."""
+        return {f"probe/alarm/{name}": float(alarm.raised) for name, alarm in self.figures.items()}
+
+    def text(self, figure: str) -> str:
+        """The alarm of a figure in words."""
+        alarm = self.figures[figure]
+        since = "the first reading" if alarm.since is None else f"step {alarm.since}"
+        level, latest = (math.nan if value is None else value for value in (alarm.reference, alarm.latest))
+        return f"{WORDS[figure]} since {since} (fixed probe, {level:.2f} -> {latest:.2f} nats)"
+
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
         return {name: alarm.state() for name, alarm in self.figures.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
-        for name, alarm in self.figures.items():
-            alarm.restore(state[name])
+        for name, own in state.items():
+            self.figures[name].restore(own)
 
 
 def _known(value: float | None) -> float:

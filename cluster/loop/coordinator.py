@@ -470,7 +470,7 @@ class Coordinator:
 
     def _scorer_state(self) -> dict[str, Any]:
         scoring = self.scoring
-        return {"scorer": scoring.state, "scorer_figures": scoring.pending(), "alarm": scoring.alarm.state()}
+        return {"scorer": scoring.state, "scorer_figures": scoring.pending(), "alarm": scoring.alarm_state()}
 
     def _staleness(self, kept: list[PlayedGroup]) -> tuple[float, float]:
         if not kept:

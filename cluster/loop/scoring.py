@@ -3,7 +3,7 @@ end of the run.
 
 `ScoringPace` decides which steps are scored and reports a scorer that is behind or late. The death of the scorer is
 logged as an error; its successor, which supervision starts at once, continues from the state after the last finished
-scoring. The alarm (`actors.diagnosis.alarm`) runs here, because it needs the rewards too.
+scoring. The alarms (`actors.diagnosis.alarm`, `probe_alarm`) run here, because the first needs the rewards too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError
 from actors.diagnosis.alarm import DependenceAlarm, scoring_of
+from actors.diagnosis.probe_alarm import ProbeAlarm
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
@@ -36,7 +37,7 @@ class Scoring:
     """Runs at most one scoring at a time. Its figures go into the next step's record that has no scoring yet."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
-        self.say, self.alarm = say, DependenceAlarm()
+        self.say, self.alarm, self.probe_alarm = say, DependenceAlarm(), ProbeAlarm()
         self.timeout_s, self.fleet, self.archive = config.scorer.timeout_s, fleet, archive
         self.start_s = config.cluster.start_timeout_s
         self.pace = ScoringPace(config.scorer.interval, config.scorer.timeout_s)
@@ -140,10 +141,13 @@ class Scoring:
         self._told = Counter(self.pace.outcomes)
         taken = self._figures.popleft() if self._figures else {}
         while self._probes:  # of two readings that ended since the last record the newer one is recorded
-            taken |= self._probes.popleft()
+            reading = self._probes.popleft()
+            self._watch_probe(reading)
+            taken |= reading
         self.alarm.reward(step, reward_mean)
         self._watch(taken)
-        return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | self.alarm.figures()
+        alarms = self.alarm.figures() | self.probe_alarm.metrics()
+        return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | alarms
 
     def _watch(self, taken: dict[str, float]) -> None:
         """Passes new figures to the alarm, and reports once when the alarm is raised."""
@@ -155,6 +159,19 @@ class Scoring:
         self.say(f"step {seen[0]:4d}  ALARM: {text}")
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend, "text": text}
         self.archive.event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
+
+    def _watch_probe(self, reading: dict[str, float]) -> None:
+        """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls."""
+        step, now = int(reading["probe/step"]), time.time()
+        for figure in self.probe_alarm.reading(step, reading):
+            text = self.probe_alarm.text(figure)
+            log.warning("%s", text)
+            self.say(f"step {step:4d}  ALARM: {text}")
+            self.archive.event("scorer", "probe_falling", now, now, step=step, figure=figure, text=text)
+
+    def alarm_state(self) -> dict[str, Any]:
+        """The state of both alarms, for `restore`; plain JSON."""
+        return {**self.alarm.state(), "probe": self.probe_alarm.state()}
 
     async def drain(self) -> None:
         """Waits at most `DRAIN_TIMEOUT_S` for the scoring under way, before the last record and at the end of a run."""
@@ -177,11 +194,12 @@ class Scoring:
         alarm: dict[str, Any] | None = None,
     ) -> None:
         """Restores the scorer's state of an earlier process. `pending`: that process's figures that no step has
-        recorded yet; `alarm`: the state of its alarm."""
+        recorded yet; `alarm`: the state of its alarms, of older releases without that of the probe's."""
         self.state = state
         self._probes.extend(figures for figures in pending if "probe/step" in figures)
         self._figures.extend(figures for figures in pending if "probe/step" not in figures)
         if alarm is not None:
-            self.alarm.restore(alarm)
+            self.alarm.restore({name: value for name, value in alarm.items() if name != "probe"})
+            self.probe_alarm.restore(alarm.get("probe", {}))
         if state is not None and self.fleet.scorer is not None:
             await bounded(self.fleet.scorer.restore(state), self.timeout_s)

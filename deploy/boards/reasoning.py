@@ -270,6 +270,7 @@ REGIME = Row(
             (
                 _q("squelch_dependence_cusum", "statistic"),
                 _q("squelch_dependence_alarm", "alarm"),
+                _q("squelch_probe_alarm", "fixed probe, {{figure}}"),
                 _q("squelch_dependence_alarm_armed", "armed"),
                 _q("squelch_dependence_falling_since_step", "falling since step", NO_ALARM),
                 _q("squelch_dependence_reward_trend", "reward trend", NO_ALARM),

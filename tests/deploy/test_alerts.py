@@ -83,6 +83,10 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({"squelch_dependence_alarm": "0 0 1"}, "2m", {}),
         ({"squelch_dependence_alarm": "0 0 1"}, "1m", None),
     ],
+    "SquelchProbeFalling": [
+        ({'squelch_probe_alarm{figure="dependence"}': "0 0 1"}, "2m", {"figure": "dependence"}),
+        ({'squelch_probe_alarm{figure="mi"}': "0 0 1"}, "1m", None),
+    ],
     "SquelchRewardVarianceCollapsed": [
         ({"squelch_low_spread_streak": "3 4 5"}, "2m", {}),
         ({"squelch_low_spread_streak": "3 4 0"}, "2m", None),

@@ -79,9 +79,37 @@ def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     for step, mi in enumerate([1.5] * 6 + [0.5], start=1):
         feed(watched, step, mi, 0.1)
     resumed, said, _ = scoring()
-    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm.state()))))
+    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm_state()))))
     feed(resumed, 8, 0.5, 0.1)
     assert len(said) == 1 and "falling since step 6" in said[0]
+
+
+def reading(step: int, dependence: float) -> dict[str, float]:
+    """Figures of a reading of the fixed probe."""
+    values = {"probe/mi": 2.0, "probe/link/dependence": dependence}
+    found = {f"{key}{end}": x for key, v in values.items() for end, x in (("", v), ("_standard_error", 0.05))}
+    return found | {f"{key}_p_value": 0.001 for key in values} | {"probe/step": float(step)}
+
+
+def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
+    watched, said, _ = scoring()
+    asyncio.run(watched.restore(None, [reading(step, 1.0) for step in (0, 10, 20)]))
+    assert watched.take_figures(21, 0.1)["probe/alarm/dependence"] == 0.0 and said == []
+    resumed, said, events = scoring()
+    low = [reading(step, 0.1) for step in (30, 40, 50)]
+    asyncio.run(resumed.restore(None, low, json.loads(json.dumps(watched.alarm_state()))))
+    figures = resumed.take_figures(51, 0.1)
+    text = "the answer follows less from the reasoning since step 20 (fixed probe, 1.00 -> 0.10 nats)"
+    assert said == [f"step   40  ALARM: {text}"]
+    assert [(e["name"], e["figure"], e["step"]) for e in events] == [("probe_falling", "dependence", 40)]
+    assert (figures["probe/alarm/dependence"], figures["probe/alarm/mi"], figures["probe/step"]) == (1.0, 0.0, 50.0)
+    assert all(REGISTRY.series_of(key) for key in figures)
+
+
+def test_a_checkpoint_of_an_older_release_has_no_state_of_the_probes_alarm() -> None:
+    resumed, *_ = scoring()
+    asyncio.run(resumed.restore(None, (), resumed.alarm.state()))
+    assert resumed.take_figures(1, 0.1)["probe/alarm/mi"] == 0.0
 
 
 class OneScorer:
