@@ -1,12 +1,13 @@
 """What must hold of the half gradients: their parts, and how faithful their sketches are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from learner import batching
+from learner import batching, process_group
 from learner.decomposition.decompose import group_parts, regulariser_objectives
 from learner.decomposition.halves import half_gram, trained_scale
 from learner.decomposition.sketches import Sketcher
@@ -14,7 +15,8 @@ from learner.decomposition.statistics import split_halves
 from learner.publish import gathered
 from learner.trainer import Trainer
 from tests.learner.decomposition.test_decompose import away_from_reference, config, flat, sampled_by
-from tests.learner.models import make_groups
+from tests.learner.models import make_groups, make_model
+from tests.learner.ranks import TIMEOUT_S, run_ranks
 
 WIDE = 2**18
 """Buckets enough for sketches of the tiny model to be nearly exact: few of its parameters share one."""
@@ -66,8 +68,6 @@ def _check_regulariser(trainer: Trainer, group_id: str, members: list, square: f
 
 
 def _silent(row: batching.Row) -> batching.Row:
-    from dataclasses import replace
-
     return replace(row, advantage=0.0)
 
 
@@ -101,3 +101,21 @@ def test_groups_that_are_not_finite_are_refused(model_dir: Path) -> None:
     broken[1][1][0].turns[0].reward = float("nan")
     with pytest.raises(ValueError, match="non-finite reward in group 000001-001"):
         half_gram(Trainer(model_dir, config()), broken)
+
+
+def work(trainer: Trainer, folder: Path) -> None:
+    found = half_gram(trainer, make_groups(3, size=6), WIDE)
+    np.save(folder / f"{trainer.world_size}-{trainer.rank}.npy", found.gram)
+
+
+@pytest.mark.slow
+def test_two_ranks_find_the_same_and_what_one_finds(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    process_group.start(0, 1, "127.0.0.1", 0, TIMEOUT_S, "cpu")
+    work(Trainer(model, config()), tmp_path)
+    process_group.stop()
+    run_ranks(2, model, config(), work, tmp_path)
+    one, first, second = (np.load(tmp_path / f"{name}.npy") for name in ("1-0", "2-0", "2-1"))
+    assert np.array_equal(first, second)
+    scale = np.sqrt(np.outer(np.diag(one), np.diag(one)))
+    assert np.abs(first - one).max() <= 2e-2 * scale.max() and (scale > 0).any()
