@@ -85,8 +85,8 @@ class LoopConfig(Settings):
     max_staleness: int = Field(0, ge=0)
     """S, in versions: step s is issued once s - 1 - S steps are completed. 0 is synchronous and on-policy."""
     group_timeout_s: float = Field(600.0, gt=0)
-    """Seconds within which an actor must return a group; then the failure names the actor, and the ticket is replayed
-    or fails (`max_attempts`)."""
+    """Seconds within which an actor must return a group; then the failure names the actor, and the ticket is played
+    again or fails (`max_attempts`)."""
     max_attempts: int = Field(3, ge=1)
     """Number of times that a ticket is played if its actor dies or is late; then it fails with the cause."""
     checkpoint_every: int = Field(20, ge=1)
