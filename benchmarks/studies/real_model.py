@@ -106,7 +106,6 @@ def keep(folder: Path) -> Path:
     steps = run.steps()
     found = {
         "run": f"{folder.parent.name}/{folder.name}",
-        "recipe": settings["name"],
         "environment": summary["environment"],
         "filter": summary["filter"]["rule"],
         "entropy": settings[ENTROPY],

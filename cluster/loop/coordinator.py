@@ -188,7 +188,7 @@ class Coordinator:
         open_tickets = self._open_tickets()
         self.windows.clear()
         await self.archiving.finish()
-        await self.scoring.drain()
+        await self.scoring.drain(self._stop.is_set())
         clock = self.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets)
@@ -256,7 +256,7 @@ class Coordinator:
         started = time.time()
         if self._stop.is_set():  # frees the cores for the scorer
             await self._cancel_plays()
-        await self.scoring.drain()
+        await self.scoring.drain(self._stop.is_set())
         return time.time() - started
 
     async def _upkeep(self, step: int) -> None:

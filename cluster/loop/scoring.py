@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-DRAIN_TIMEOUT_S = 60.0
+STOPPED_DRAIN_S = 60.0
+"""Most seconds that a run which was told to stop waits for the scorer."""
 
 
 class Scoring:
@@ -173,15 +174,17 @@ class Scoring:
         """The state of both alarms, for `restore`; plain JSON."""
         return {**self.alarm.state(), "probe": self.probe_alarm.state()}
 
-    async def drain(self) -> None:
-        """Waits at most `DRAIN_TIMEOUT_S` for the scoring under way, before the last record and at the end of a run."""
+    async def drain(self, stopped: bool) -> None:
+        """Waits for the scoring under way, before the last record and at the end of a run: at most `scorer.timeout_s`,
+        and at most `STOPPED_DRAIN_S` if the run was told to stop."""
         under_way = {task for task in (self._task, self._probe) if task is not None}
         if not under_way:
             return
-        _, late = await asyncio.wait(under_way, timeout=DRAIN_TIMEOUT_S)
+        bound = min(self.timeout_s, STOPPED_DRAIN_S) if stopped else self.timeout_s
+        _, late = await asyncio.wait(under_way, timeout=bound)
         for task in late:
             task.cancel()
-            log.warning("the scorer did not finish its last step within %g s", DRAIN_TIMEOUT_S)
+            log.warning("the scorer did not finish its last step within %g s", bound)
 
     def pending(self) -> list[dict[str, float]]:
         """Figures of finished scorings and readings that no step has recorded yet, oldest first."""

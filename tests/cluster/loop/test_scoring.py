@@ -199,12 +199,27 @@ def test_each_scoring_keeps_its_matrices_and_a_full_disk_costs_the_matrices_alon
             watched.offer(step, None, [])
             await asyncio.sleep(0)
             await fleet.scorer.answer({"scorer/version": float(step)})
-            await watched.drain()
+            await watched.drain(stopped=False)
             assert watched.take_figures(step, 0.1)["scorer/step"] == step
         return archive
 
     assert asyncio.run(run()).scored == [1, 2]
     assert "the score matrices of step 2 are not kept" in caplog.text and "no space" in caplog.text
+
+
+def test_the_last_scoring_is_waited_for_as_long_as_any_other_and_less_long_after_a_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(timeout_s: float, stopped: bool) -> None:
+        words = ["scorer.every=1", f"scorer.timeout_s={timeout_s}"]
+        watched = Scoring(load("frozenlake", words), OneScorerFleet(), FakeArchive(), lambda _: None)
+        watched.offer(1, None, [])
+        await watched.drain(stopped)
+
+    monkeypatch.setattr("cluster.loop.scoring.STOPPED_DRAIN_S", 0.02)
+    for timeout_s, stopped in ((0.05, False), (30.0, True)):
+        asyncio.run(run(timeout_s, stopped))
+    assert [record.args for record in caplog.records if "did not finish" in record.msg] == [(0.05,), (0.02,)]
 
 
 @pytest.mark.parametrize(
