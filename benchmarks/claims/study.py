@@ -5,9 +5,9 @@ python -m benchmarks.claims --run [--only WORD ...] [--minutes N] [--runs-dir DI
 python -m benchmarks.claims [--quick] [--json] [--write]
 
 `--list` prints the cells in order of value, with the minutes that each is expected to take on two idle cores. `--run`
-runs those that are not done, in that order, for at most N minutes; the cell under way then saves a checkpoint, and the
-same command goes on there. A finished cell leaves one small file in `benchmarks/claims/results`; commit it. A word is a
-part or the name of a cell, with wildcards: `--only lead`, `--only 'long-sokoban-*'`.
+runs those that are not done, in that order, for N minutes (models are built before). The cell under way then saves a
+checkpoint, and the same command goes on there. A finished cell leaves one small file in `benchmarks/claims/results`;
+commit it. A word is a part or the name of a cell, with wildcards: `--only lead`, `--only 'long-sokoban-*'`.
 
 Without `--list` and `--run` the claims are judged by the files there (`--quick` alike); nothing is run. `--write`
 writes docs/claims.md. Cells and claims were fixed before the first run (`plan.py`, `table.py`).

@@ -164,7 +164,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGro
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
     form.add_argument("--run", action="store_true", help="run the cells that are not done")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
-    parser.add_argument("--minutes", type=float, metavar="N", help="run: stop after so many minutes")
+    parser.add_argument("--minutes", type=float, metavar="N", help="run: minutes of running; models are built before")
     parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
     return form
