@@ -87,9 +87,9 @@ class TimedFiltering:
         self._last |= {group.ticket.step: time.perf_counter() for group in groups}
         await self._filtering.admit(groups)
 
-    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
         """As `Filtering.close`."""
-        decision = await self._filtering.close(step, final, target)
+        decision = await self._filtering.close(step, final, target, rho)
         self.waits.append(time.perf_counter() - max(self._last.pop(step), self.turn))
         return decision
 

@@ -113,9 +113,9 @@ class StandInFilter(_Supervised):
         """As the service."""
         return await self.host.call("admit", summaries)
 
-    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
         """As the service."""
-        return await self.host.call("close", step, final, target)
+        return await self.host.call("close", step, final, target, rho)
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """As the service."""
