@@ -123,6 +123,6 @@ def mean_of(name: str) -> str:
     return f"{series(f'{name}_sum')} / {series(f'{name}_count')}"
 
 
-def rate_query(name: str, legend: str, **labels: str) -> Query:
+def rate_query(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
     """A query for a counter's rate per second."""
-    return Query(f"rate({series(name, **labels)}[$__rate_interval])", legend)
+    return Query(f"rate({series(name, **labels)}[$__rate_interval])", legend, empty_when=empty_when)

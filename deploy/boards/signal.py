@@ -94,8 +94,8 @@ NOISE = Row(
             "Seconds of replays",
             "Seconds per second that replays wait for their environment, summed over trajectories, and failed replays.",
             (
-                rate_query("squelch_replay_seconds_total", "seconds"),
-                rate_query("squelch_replays_total", "failed replays", outcome="failed"),
+                rate_query("squelch_replay_seconds_total", "seconds", NO_REPLAYS),
+                rate_query("squelch_replays_total", "failed replays", "no replay failed", outcome="failed"),
             ),
             low=0,
         ),

@@ -87,6 +87,15 @@ def test_rollouts_are_what_was_fed_and_sampled(whole: Finished) -> None:
         assert all(p <= 0 if i in sampled else p == 0 for i, p in enumerate(row["log_probs"]))
 
 
+def test_every_trajectory_is_replayed_under_fresh_noise_and_its_replays_are_archived(whole: Finished) -> None:
+    counts = pc.list_value_length(read_groups(whole.folder)["replay_returns"])
+    assert set(counts.to_pylist()) == {2}
+    for figures in steps(whole.folder):
+        assert figures["replays"] == 2 * figures["trajectories"] and figures["replays_failed"] == 0
+        assert figures["policy_variance_mean"] <= figures["reward_variance_mean"] + 0.1
+        assert figures["replay_seconds"] > 0 and abs(figures["replay_gap_mean"]) <= 1
+
+
 def test_every_step_made_again_from_the_archive_gives_the_same_parameters(whole, tiny_policy, tmp_path) -> None:
     assert_replays(whole.folder, tiny_policy, 1, STEPS, tmp_path)
 
@@ -113,6 +122,14 @@ def test_the_fixed_probe_is_read_before_training_and_after_the_last_step(whole: 
 def test_prometheus_fills_every_panel_that_a_run_must_fill(whole: Finished) -> None:
     need_prometheus()
     assert len(dashboard_queries()) > 20 and whole.unfilled == []
+
+
+def test_kept_shares_are_measured_on_the_steps_own_groups(whole: Finished) -> None:
+    measured = [m for m in steps(whole.folder) if m.get("kept_share/measured") is not None]
+    assert measured and all(m["step"] % 2 == 0 and m["kept_share/measured"] >= 2 for m in measured)
+    assert all(m["kept_share/rho"] == 0.9 for m in steps(whole.folder)), "so few measurements tell nothing"
+    assert any(m["kept_share/q/1"] for m in measured)
+    assert {m["kinds/played"] > 0 for m in steps(whole.folder)} == {True}
 
 
 def test_gradients_are_taken_apart_in_a_run_and_from_its_archive(whole: Finished, capsys) -> None:
