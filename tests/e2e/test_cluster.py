@@ -98,6 +98,8 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
             "learner.hung_after_s=20",
             "rollout.count=2",
             "rollout.num_cpus=0.25",
+            "rollout.weight_transfer=gloo",
+            "rollout.update_timeout_s=60",
             "environment_actor.count=2",
             "validation.every=0",
             "scorer.every=1",
@@ -137,7 +139,18 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
     assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
     scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
     assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"
+    assert_weight_groups(read_events(run_dir))
     assert_replays(run_dir, tiny_policy, 5, 7, tmp_path)
+
+
+def assert_weight_groups(events: list[dict[str, Any]]) -> None:
+    """The weights went by broadcast: a group formed at the start, and again when a worker had joined."""
+    everyone = ["learner", "rollout-0", "rollout-1"]
+    formed = [e for e in events if e["name"] == "weight_group" and not e["failure"]]
+    assert formed[0]["members"] == everyone
+    joined = [e["end"] for e in events if e["name"] == "joined" and e["actor"].startswith("rollout-")]
+    again = [e for e in formed if joined and e["start"] > joined[0]]
+    assert again and again[0]["members"] == everyone and again[0]["number"] > formed[0]["number"]
 
 
 def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_store(cluster, tiny_policy, tmp_path):
