@@ -3,7 +3,7 @@
 The parts of one step, and the parties for which the coordinator waits:
 
     part       the coordinator waits for   unblocked by                on time-out
-    window     every ticket of the step    environment actors          replayed, or fails (cluster.loop.playing)
+    window     every ticket of the step    environment actors          played again, or fails (cluster.loop.playing)
     filter     the decisions               filter service              it is ended and replaced
     rows       rows of the step            object store                the step is played again; then the run ends
     train      every learner rank          learner                     recovery, see cluster.loop.learning
@@ -11,7 +11,7 @@ The parts of one step, and the parties for which the coordinator waits:
     gradients  extra groups, every rank    see cluster.loop.decomposing  see there
     steering   every rank                  see cluster.loop.steering   see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
-    probe      the probe's tasks           environment actors          replayed, or fails (cluster.loop.playing)
+    probe      the probe's tasks           environment actors          played again, or fails (cluster.loop.playing)
     record     spans of players, workers   the same actors             the late actor's spans are missing
     archive    the previous step's part    disk                        the run ends; the path is named
     checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run

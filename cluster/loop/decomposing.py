@@ -6,7 +6,7 @@ on, so that it uses up no training task. Their tickets are neither in the ledger
 the step's metrics and, for each group, in `runs/<name>/gradients/step-NNNNNN.json`.
 
     waits for         unblocked by          on time-out
-    extra groups      environment actors    the ticket is replayed or fails (cluster.loop.playing)
+    extra groups      environment actors    the ticket is played again or fails (cluster.loop.playing)
     every rank        learner               step_timeout_s per group; the run ends and names the late rank
 """
 

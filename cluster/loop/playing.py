@@ -6,9 +6,9 @@ has failed, and its rows in the archive state the cause.
 
     waits for          unblocked by                      on time-out or death
     a healthy member   a join or a replacement           RuntimeError if none is joining (cluster.fleet.fleet)
-    a group            the environment actor             the actor is named, replaced if dead; the ticket is replayed
+    a group            the environment actor             it is named, replaced if dead; the ticket is played again
     a worker's tokens  (the environment actor waits)     trajectories fail; if all failed and the worker is dead, it is
-                                                         replaced and the ticket is replayed
+                                                         replaced and the ticket is played again
     a member that is   -                                 its calls end at once (`CutOff`); the tickets are played again,
     removed at once                                      which does not count as an attempt
     a group's rows     the object store                  TimeoutError; the run ends
@@ -107,7 +107,7 @@ class Play:
         tickets. A failed trajectory counts as no success.
 
         Each environment actor plays a share of the tickets in one call. A dead actor is replaced and its share is
-        replayed; the tickets of a dead rollout worker are replayed too.
+        played again; the tickets of a dead rollout worker are played again too.
 
         Raises:
             RuntimeError: tasks remain after `loop.max_attempts` attempts.

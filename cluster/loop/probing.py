@@ -7,7 +7,7 @@ at every reading. They are played while no version is published, so that one ver
 neither in the ledger nor in the archive. The scorer reads them while training goes on (`cluster.loop.scoring`).
 
     waits for        unblocked by         on time-out or death
-    the tasks        environment actors   the ticket is replayed or fails (cluster.loop.playing)
+    the tasks        environment actors   the ticket is played again or fails (cluster.loop.playing)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Validation during training: the same fixed tasks each time, one trajectory per task (paper, appendix B.2).
 
 The weights do not change during a validation, because no version is published before it ends. It waits for the
-environment actors; a dead actor is replaced and its share of the tasks is replayed (`cluster.loop.playing`).
+environment actors; a dead actor is replaced and its share of the tasks is played again (`cluster.loop.playing`).
 """
 
 from __future__ import annotations
