@@ -30,7 +30,7 @@ from actors.diagnosis.known_links import (
     probe_information,
 )
 from actors.diagnosis.uncertainty import wilson_interval
-from benchmarks.common import print_figures
+from benchmarks.common import markdown_table, print_figures
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"
@@ -185,11 +185,10 @@ def markdown(figures: Mapping[str, Any]) -> str:
     """The page's text."""
     low, high = figures["band"]
     lines = [HEAD.format(trials=figures["trials"], others=BUDGET, low=low, high=high).rstrip(), ""]
-    lines += ["| estimate | K | readings | covers | verdict |", "|---|---|---|---|---|"]
-    keys = ("estimate", "samples", "draws", "covers", "verdict")
-    lines += ["| " + " | ".join(_text(row[key]) for key in keys) + " |" for row in figures["pooled"]]
-    lines += ["", "## Each channel", "", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_text(cell) for cell in cells(row)) + " |" for row in figures["rows"]]
+    pooled = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
+    lines += markdown_table(tuple(pooled), ([_text(row[key]) for key in pooled.values()] for row in figures["pooled"]))
+    lines += ["", "## Each channel", ""]
+    lines += markdown_table(COLUMNS, ([_text(cell) for cell in cells(row)] for row in figures["rows"]))
     return "\n".join(lines) + "\n"
 
 

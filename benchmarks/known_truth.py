@@ -21,7 +21,7 @@ import numpy as np
 from actors.diagnosis.known_truth import Channel, draw, random_channel
 from actors.diagnosis.proxies import Scores, proxies_of_scores
 from actors.diagnosis.uncertainty import uncertainty
-from benchmarks.common import print_figures
+from benchmarks.common import markdown_table, print_figures
 from cluster.figures import draw as drawing
 from cluster.figures.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
 
@@ -193,13 +193,15 @@ dependent (p <= 0.05) at these rates. They should be near 0.05:
 """
 
 
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    """The cells of a row on the page."""
+    return [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
+
+
 def markdown(figures: Mapping[str, Any]) -> str:
     """The text of docs/known-truth.md."""
     lines = [HEAD.format(length=LM_LENGTH, trials=figures["trials"])]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for row in figures["rows"]:
-        texts = [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
-        lines.append("| " + " | ".join(texts) + " |")
+    lines += markdown_table(COLUMNS, map(_texts, figures["rows"]))
     lines += [FALSE_POSITIVES, *(f"- {name}: {value:.3f}" for name, value in figures["false_positives"].items())]
     return "\n".join(lines) + "\n"
 

@@ -3,8 +3,8 @@ memory available to the rank.
 
 Every figure is bytes of one rank at the peak of a step. The estimate counts FSDP's shards (float32 master weights,
 gradients, two Adam moments), on CPU the copies from which a refused step is undone, the parameters that FSDP gathers,
-the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and, if the run held
-gradients, the gradients that the decomposition holds. It does not count allocator overhead or the runtime's own
+the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and the gradients that
+`learner.decomposition` holds if the run measures them. It does not count allocator overhead or the runtime's own
 hundreds of MiB. The tests compare the estimate with a step's measured peak; `squelch plan RECIPE` prints it for a
 recipe.
 """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from actors.filter.policy_variance import are_replayed
 from actors.filter.rules import RULES
 from actors.filter.scores import STATISTICS, Column, Compat, Statistic, mean, sample_variance
 from actors.lookup import look_up
@@ -146,7 +147,7 @@ def _shape(group: GroupStatistics, statistic: Statistic) -> _Shape:
 
 def _replayed(replay_returns: np.ndarray) -> np.ndarray:
     """The rows of the trajectories whose replays did not fail."""
-    return replay_returns[~np.isnan(replay_returns).any(axis=1)]
+    return replay_returns[are_replayed(replay_returns)]
 
 
 def _too_few(shape: _Shape, statistic: Statistic, filters: bool) -> str | None:
@@ -212,7 +213,7 @@ def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
 
 def _why_refused(group: GroupStatistics, values: np.ndarray, returns: np.ndarray, statistic: str) -> str:
     """The reason: the first trajectory whose reward, or other scored value, is not finite."""
-    whole = None if group.replay_returns is None else ~np.isnan(group.replay_returns).any(axis=1)
+    whole = None if group.replay_returns is None else are_replayed(group.replay_returns)
     scored = group.indices if values.ndim == 1 or whole is None else np.array(group.indices)[whole]
     for name, row, indices in (("reward", returns, group.indices), (statistic, values, scored)):
         bad = np.flatnonzero(~np.isfinite(row.reshape(len(row), -1)).all(axis=1))

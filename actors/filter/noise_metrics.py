@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from actors.filter.metrics import mean
-from actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error
+from actors.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
 from actors.filter.scores import sample_variance
 from actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from actors.records import GroupSummary
-
-FEWEST = 3
-"""Trajectories with replays that a group needs for a policy variance with a standard error."""
 
 METRICS: Table = {
     Section.FILTER: (
@@ -99,8 +96,7 @@ def _replays(summary: GroupSummary) -> np.ndarray:
 
 def _whole(summary: GroupSummary) -> np.ndarray:
     """Mask of the survivors whose replays did not fail, (num_survivors,)."""
-    returns = _replays(summary)
-    return (returns == returns).all(axis=1)  # NaN differs from itself
+    return are_replayed(_replays(summary))
 
 
 def _variance(summary: GroupSummary) -> tuple[float, float] | None:

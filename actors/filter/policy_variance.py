@@ -27,8 +27,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+FEWEST = 3
+"""Replayed trajectories that a group needs for a policy variance with a standard error."""
 STANDARD_ERRORS = 2.0
 """A policy variance is told from 0 if it exceeds this number of its standard errors."""
+
+
+def are_replayed(returns: np.ndarray) -> np.ndarray:
+    """Mask (G,) of the trajectories whose replays did not fail; `returns`: (G, R), a row with NaN where they did."""
+    return (returns == returns).all(axis=1)  # NaN differs from itself
 
 
 def policy_variance(returns: np.ndarray) -> np.ndarray:

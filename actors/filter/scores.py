@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from actors.filter.policy_variance import told_policy_variance
+from actors.filter.policy_variance import FEWEST, told_policy_variance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,7 @@ STATISTICS: Mapping[str, Statistic] = {
             told_policy_variance,
             "reward²",
             "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors",
-            needs=3,
+            needs=FEWEST,
             zero="policy variance not told from 0: at most 2 standard errors",
             without_noise="reward_variance",
         ),

@@ -101,14 +101,18 @@ def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
     rejects_all = all_zero and rule.filters and config.compat == "paper"
     if rejects_all or not len(positions):
         return Mask(kept, None, None, all_zero)
-    keys = -scores[positions] if config.keep == "largest" else scores[positions]
-    ranking = positions[np.lexsort((order[positions], keys))]
+    ranking = positions[best_first(scores[positions], order[positions], config)]
     chosen, threshold = rule.pick(Ranked(scores[ranking], len(scores)), config)
     kept[ranking[chosen]] = True
     passed, cut = scores[kept], None
     if len(passed):
         cut = float(passed.min() if config.keep == "largest" else passed.max())
     return Mask(kept, threshold, cut, all_zero)
+
+
+def best_first(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> np.ndarray:
+    """(n,) positions, the best score first; `order`: ticket order, which breaks ties. NaN comes last."""
+    return np.lexsort((order, -scores if config.keep == "largest" else scores))
 
 
 def without_rounding(scores: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from actors.filter.floors import Ranked, added_by_floors
 from actors.filter.measure import GroupStatistics, measure
 from actors.filter.metrics import count_zero, step_figures
 from actors.filter.rules import RULES, describe
-from actors.filter.selection import Code, explain, pick, without_rounding
+from actors.filter.selection import Code, best_first, explain, pick, without_rounding
 from actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
@@ -234,8 +234,7 @@ class FilterWindow:
             return
         valid = [entry for entry in found.entries.values() if entry.verdict != "refused"]
         tickets = ticket_order([entry.group_id for entry in valid])
-        sign = -1 if self.config.keep == "largest" else 1
-        best = np.lexsort((tickets, sign * without_rounding(np.array([entry.score for entry in valid]))))
+        best = best_first(without_rounding(np.array([entry.score for entry in valid])), tickets, self.config)
         groups = [
             Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.code == "below_threshold" and e.group_id in fresh)
             for rank, e in enumerate(valid[i] for i in best)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.table import NOT_CARRIED
+from benchmarks.common import markdown_table
 from benchmarks.studies.cells import StudyCell
 from benchmarks.studies.kept import Kept
 
@@ -57,8 +58,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: S
     lines = [HEAD, f"Of {len(planned)} planned runs {len(runs)} are done. Of {len(rows)} claims: {counted(rows)}.", ""]
     lines += _done(runs, planned)
     lines += ["## The claims", ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
+    lines += markdown_table(COLUMNS, ([cell.replace("|", "\\|") for cell in cells(row)] for row in rows))
     lines += ["", "## What this scale does not carry", ""]
     lines += [f"- {source}: {why}" for source, why in NOT_CARRIED.items()]
     return "\n".join(lines) + "\n"

@@ -21,7 +21,7 @@ import numpy as np
 from actors.diagnosis.uncertainty import t_quantile
 from actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error
 from actors.filter.scores import sample_variance
-from benchmarks.common import print_figures
+from benchmarks.common import markdown_table, print_figures
 from benchmarks.noise.lake import draw_plans, exact, plan_returns, replays
 from benchmarks.noise.policies import NUM_LAKES, POLICIES, lakes, options_at
 
@@ -138,9 +138,8 @@ policy reacts, and not by how much V is wrong.
 
 def page(found: dict[str, Any]) -> str:
     """The text of docs/policy-variance.md."""
-    head = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
-    rows = ["| " + " | ".join(cells(row)) + " |" for row in found["rows"]]
-    return "\n".join([HEAD.format(**found, degrees=GROUP - 1), *head, *rows, "", TAIL])
+    table = markdown_table(tuple(COLUMNS.values()), map(cells, found["rows"]))
+    return "\n".join([HEAD.format(**found, degrees=GROUP - 1), *table, "", TAIL])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.common import print_figures
+from benchmarks.common import markdown_table, print_figures
 from benchmarks.studies import collapse_figure
 from benchmarks.studies.collapse_runs import COLUMNS, ENDS, Run, arm_rows, by_arm, find_runs, missing
 from cluster.errors import UserError
@@ -123,8 +123,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
     environments = dict.fromkeys(row["environment"] for row in figures["arms"])
     lines += [line for name in environments for line in (f"![{name} over steps]({picture_of(name)})", "")]
     lines += ["The data of the pictures is in [collapse.csv](collapse.csv).", ""]
-    lines += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in figures["arms"]]
+    lines += markdown_table(HEAD, map(cells, figures["arms"]))
     return "\n".join([*lines, "", LEGEND, "", *(f"- {note}" for note in figures["notes"])]).rstrip() + "\n"
 
 

@@ -72,12 +72,19 @@ class Kept:
         return {int(step): value for step, value in pairs if step is not None and value is not None}
 
 
-def condense(folder: Path, **labels: str) -> dict[str, Any]:
-    """The content of a run's file. UserError if the run has not finished."""
+def finished(folder: Path) -> tuple[RunFolder, Mapping[str, Any]]:
+    """A finished run and its summary. UserError if it has not finished."""
     run = RunFolder(folder)
-    summary, settings, lines = run.summary(), run.settings(), run.metrics()
+    summary = run.summary()
     if not summary or not summary["finished"]:
         raise UserError(f"{folder}: the run has not finished; continue it with --run")
+    return run, summary
+
+
+def condense(folder: Path, **labels: str) -> dict[str, Any]:
+    """The content of a run's file. UserError if the run has not finished."""
+    run, summary = finished(folder)
+    settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
     tables["steps"] = _table([line for line in lines if line["step"] > 0], STEPS, "step")
     tables["blocks"] = _blocks(lines)
@@ -163,6 +170,13 @@ def write(file: Path, content: Mapping[str, Any]) -> Path:
     lines.append('  "tables": {\n' + ",\n".join(inner) + "\n  }")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return file
+
+
+def write_plain(file: Path, content: Mapping[str, Any]) -> Path:
+    """Writes the file of a run that a study condenses in a form of its own."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1) + "\n")
     return file
 
 

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_figures
+from benchmarks.studies.kept import finished, write_plain
 from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
 from cluster.sweep.plan import Arm, make_plan
 from cluster.sweep.table import t_interval, text
 
@@ -93,10 +93,8 @@ def run_stage(stage: str, environment: str, runs_dir: str, words: Sequence[str])
 
 def keep(folder: Path) -> Path:
     """Writes what the report needs of a finished run; returns the file."""
-    run = RunFolder(folder)
-    summary, settings = run.summary(), run.settings()
-    if not summary or not summary["finished"]:
-        raise UserError(f"{folder}: the run has not finished; continue it with --run")
+    run, summary = finished(folder)
+    settings = run.settings()
     rows = run.metrics()
     validated = [row["validation/success"] for row in rows if row.get("validation/success") is not None]
     found = {
@@ -114,10 +112,7 @@ def keep(folder: Path) -> Path:
         "rho": [row["kept_share/rho"] for row in rows if row.get("kept_share/rho") is not None],
         "q": [_q(row) for row in rows if row.get("kept_share/measured") is not None],
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    file = RESULTS / f"{folder.parent.name}-{folder.name}.json"
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    return file
+    return write_plain(RESULTS / f"{folder.parent.name}-{folder.name}.json", found)
 
 
 def _course(row: Kept) -> dict[str, float]:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import plan
-from benchmarks.common import print_figures
+from benchmarks.common import markdown_table, print_figures
 from benchmarks.studies import cells as running
 from benchmarks.studies.cells import Study, StudyCell
 from benchmarks.studies.kept import Kept, read_all
@@ -159,9 +159,7 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The text of docs/noise.md."""
-    head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines = ["| " + " | ".join(cells(found)) + " |" for found in rows]
-    return "\n".join([HEAD, *head, *lines, "", TAIL])
+    return "\n".join([HEAD, *markdown_table(COLUMNS, map(cells, rows)), "", TAIL])
 
 
 HEAD = f"""\
@@ -197,30 +195,18 @@ def report(as_json: bool, write: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
-    form.add_argument("--run", action="store_true", help="run the cells that are not done")
+    form = running.add_flags(parser)
     form.add_argument("--quick", action="store_true", help="judge the committed files, as without it")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these cells")
-    parser.add_argument("--minutes", type=float, metavar="N", help="run: stop after so many minutes")
-    parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
     parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
     parser.add_argument("--write", action="store_true", help="judge: write docs/noise.md")
     chosen = parser.parse_args(argv)
-    if chosen.minutes is not None and not chosen.minutes > 0:
-        parser.error("--minutes: more than 0")
     try:
-        wanted = STUDY.chosen(chosen.only)
-        if chosen.run:
-            return running.run(STUDY, wanted, chosen.runs_dir, chosen.minutes, chosen.set)
-        if chosen.list:
-            print_figures({}, False, running.COLUMNS, running.listed(STUDY, wanted), [])
-            return 0
-        report(chosen.json, chosen.write)
+        code = running.listed_or_run(STUDY, chosen)
+        if code is None:
+            report(chosen.json, chosen.write)
     except UserError as error:
         parser.error(str(error))
-    return 0
+    return code or 0
 
 
 if __name__ == "__main__":

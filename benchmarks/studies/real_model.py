@@ -30,10 +30,10 @@ from typing import Any
 from actors.archive.reader import read_groups
 from actors.archive.rows import from_table
 from benchmarks.common import print_figures
+from benchmarks.studies.kept import finished, write_plain
 from cluster.errors import UserError
 from cluster.inspector.texts import Pieces
 from cluster.inspector.trajectories import prompt_of, reasoning_of
-from cluster.runs.folder import RunFolder
 from cluster.sweep.plan import Arm, make_plan, read_seeds
 
 RESULTS = Path(__file__).parent / "results" / "real_model"
@@ -99,10 +99,8 @@ def run_part(name: str, seeds: Sequence[int], runs_dir: str, words: Sequence[str
 
 def keep(folder: Path) -> Path:
     """Writes what the report needs of a finished run; returns the file."""
-    run = RunFolder(folder)
-    summary, settings = run.summary(), run.settings()
-    if not summary or not summary["finished"]:
-        raise UserError(f"{folder}: the run has not finished; continue it with --run")
+    run, summary = finished(folder)
+    settings = run.settings()
     steps = run.steps()
     found = {
         "run": f"{folder.parent.name}/{folder.name}",
@@ -117,10 +115,7 @@ def keep(folder: Path) -> Path:
         "rows": [_row(row) for row in run.metrics()],
         "reasonings": {str(step): reasonings(folder, step) for step in (steps[0], steps[-1])},
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    file = RESULTS / f"{folder.parent.name}-{folder.name}.json"
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    return file
+    return write_plain(RESULTS / f"{folder.parent.name}-{folder.name}.json", found)
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

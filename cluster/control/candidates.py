@@ -14,7 +14,7 @@ import numpy as np
 from actors.config import FilterConfig
 from actors.filter.floors import Ranked, added_by_floors
 from actors.filter.measure import GroupStatistics, measure
-from actors.filter.selection import explain, pick, without_rounding
+from actors.filter.selection import best_first, explain, pick, without_rounding
 from actors.filter.tickets import ticket_order
 from learner.decomposition.alignment import HalfGram
 from learner.decomposition.statistics import split_halves
@@ -52,13 +52,11 @@ def chosen(groups: Sequence[GroupStatistics], config: FilterConfig) -> np.ndarra
         return mask.kept
     rows = zip(measured.scores.tolist(), mask.kept.tolist(), measured.refusals, strict=True)
     codes = [explain(*row, mask, config)[0] for row in rows]
-    sign = -1 if config.keep == "largest" else 1
-    rank = np.empty(len(groups), dtype=np.int64)
-    rank[np.lexsort((order, sign * without_rounding(measured.scores)))] = np.arange(len(groups))
+    best = best_first(without_rounding(measured.scores), order, config).tolist()
     ranked = [
-        Ranked(str(i), None, int(rank[i]), bool(mask.kept[i]), code == "below_threshold")
-        for i, code in enumerate(codes)
-        if code != "refused"
+        Ranked(str(i), None, rank, bool(mask.kept[i]), codes[i] == "below_threshold")
+        for rank, i in enumerate(best)
+        if codes[i] != "refused"
     ]
     kept = mask.kept.copy()
     kept[[int(name) for name in added_by_floors(ranked, {}, {}, config.model_copy(update={"kind_floor": 0.0}))]] = True
