@@ -2,9 +2,9 @@
 
 python -m benchmarks.gaming [--healthy RUN ...] [--quick] [--json]
 
-RUN is the folder of a healthy run. Without any, the courses of the committed studies are read: the files with a
-`course` below `benchmarks/studies/results`. If there are none either, healthy courses are made up, and the output says
-so. A course holds the kept variance of every step and the success of every validation.
+RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (STUDIES, PARTS). If
+there are none either, healthy courses are made up, and the output says so. A course holds the kept variance of every
+step and the success of every validation.
 
 Three rates are printed, each with Wilson's 95% interval: over the courses as they are; over courses whose noise is
 resampled around their own trend; and over gamed courses, where the warning should be raised. The kept variance is
@@ -17,27 +17,30 @@ next. Gamed courses are made from the healthy ones: from the middle on the kept 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import read_metrics
 from actors.diagnosis.uncertainty import wilson_interval
+from benchmarks.claims.plan import STUDY as CLAIMS
 from benchmarks.common import print_figures
+from benchmarks.studies import kept_share, made_to_collapse
+from benchmarks.studies.kept import Kept, condense, of_content, read_all
 from cluster.control.gaming import VALIDATIONS, Gaming
+from cluster.errors import UserError
 
-RESULTS = Path(__file__).parent / "studies" / "results"
+STUDIES = (CLAIMS.results, made_to_collapse.STUDY.results, kept_share.RESULTS)
+PARTS = ("lead", "long", "healthy", "grid", "fresh")
+"""Parts of the studies whose runs were meant to be healthy."""
 BLOCK = 4
 PAIRED = 0.5
 """Share of the tasks whose outcome depends on the task alone: validations on fixed tasks are correlated."""
 STRENGTH = 1.0
 TASKS = 256
-Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,21 @@ class Course:
     validations: list[tuple[int, float]]
 
 
-def course_of(name: str, lines: Lines, success: str) -> Course:
-    """The course in lines of figures; `success`: the key of validation success. Raises ValueError, which names it, if
-    it has fewer than three validations."""
-    rows = [line for line in lines if line["step"] and line.get("reward_variance_mean") is not None]
-    variances = [row["reward_variance_mean"] * (row.get("kept_mass") or 0.0) for row in rows]
-    validations = [(int(line["step"]), float(line[success])) for line in lines if line.get(success) is not None]
-    if len(validations) < VALIDATIONS or not rows:
-        raise ValueError(f"{name}: {len(validations)} validations over {len(rows)} steps; judging needs {VALIDATIONS}")
-    return Course(name, [int(row["step"]) for row in rows], np.array(variances), validations)
+def course_of(run: Kept) -> Course:
+    """The course of a condensed run. UserError if it has fewer than three validations."""
+    variances = run.series("kept_variance")
+    validations = list(run.series("validation/success").items())
+    if len(validations) < VALIDATIONS or not variances:
+        raise UserError(
+            f"{run.name}: {len(validations)} validations over {len(variances)} steps; judging needs {VALIDATIONS}"
+        )
+    return Course(run.name, list(variances), np.array(list(variances.values())), validations)
 
 
 def committed() -> list[Course]:
-    """The courses of the committed studies."""
-    found = []
-    for file in sorted(RESULTS.rglob("*.json")):
-        data = json.loads(file.read_text())
-        if isinstance(data, dict) and data.get("course"):
-            found.append(course_of(str(data.get("run", file.stem)), data["course"], "success"))
-    return found
+    """The courses of the healthy runs of the committed studies that were validated often enough."""
+    runs = [run for folder in STUDIES for run in read_all(folder) if run.part in PARTS]
+    return [course_of(run) for run in runs if len(run.series("validation/success")) >= VALIDATIONS]
 
 
 def raised(course: Course, rng: np.random.Generator) -> bool:
@@ -145,6 +144,10 @@ def measure(courses: Sequence[Course], series: int, seed: int = 0) -> dict[str, 
     }
 
 
+def _run(folder: Path) -> Kept:
+    return of_content(condense(folder, part="healthy", recipe="", arm=""))
+
+
 def main() -> None:
     """Prints the rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,8 +156,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     try:
-        courses = [course_of(run.name, read_metrics(run), "validation/success") for run in args.healthy] or committed()
-    except ValueError as error:
+        courses = [course_of(_run(folder)) for folder in args.healthy] or committed()
+    except UserError as error:
         parser.error(str(error))
     synthetic = not courses
     courses = courses or [made_up(seed) for seed in range(24)]

@@ -2,8 +2,8 @@
 
 The file has tables of figures by step (a list for each figure, null where it is missing): `scored` (one entry a
 scoring), `validated`, `probe` (readings of the fixed probe), `steps` (training steps), `blocks` (means over `BLOCK`
-training steps, named by the last of them) and `gradients` (decompositions); and in `groups` rank correlations over all
-groups of the run.
+training steps, named by the last of them), `gradients` (decompositions) and `kept_share` (rho and measurements of q);
+and in `groups` rank correlations over all groups of the run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from actors.archive.reader import stream_groups
 from actors.diagnosis.grounding import spearman
+from cluster.control.gaming import kept_variance
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
 
@@ -45,9 +46,10 @@ EACH_STEP = (
     *("alarm/raised", "learner/grad_norm"),
     *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
-STEPS = ("success", "reward_mean")
+STEPS = ("success", "reward_mean", "kept_variance")
 BUCKETS = range(1, 7)
 GRADIENTS = tuple(f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "regulariser"))
+KEPT_SHARE = ("kept_share/rho", "kept_share/measured", "seconds/kept_share")
 STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
 
 
@@ -86,9 +88,12 @@ def condense(folder: Path, **labels: str) -> dict[str, Any]:
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
-    tables["steps"] = _table([line for line in lines if line["step"] > 0], STEPS, "step")
-    tables["blocks"] = _blocks(lines)
+    trained = [line for line in lines if line["step"] > 0]
+    tables["steps"] = _table([{**line, "kept_variance": _kept_variance(line)} for line in trained], STEPS, "step")
+    tables["blocks"] = _blocks(trained)
     tables["gradients"] = _table(lines, GRADIENTS, "step")
+    q = sorted({key for line in lines for key in line if key.startswith("kept_share/q/")})
+    tables["kept_share"] = _table(lines, (*KEPT_SHARE, *q), "step")
     return {
         "name": folder.name,
         **labels,
@@ -118,12 +123,18 @@ def _table(lines: Sequence[Mapping[str, Any]], keys: Sequence[str], step: str) -
 def _blocks(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     by_block: dict[int, list[Mapping[str, Any]]] = {}
     for line in lines:
-        if line["step"] > 0:
-            by_block.setdefault(math.ceil(line["step"] / BLOCK) * BLOCK, []).append(line)
+        by_block.setdefault(math.ceil(line["step"] / BLOCK) * BLOCK, []).append(line)
     ordered = sorted(by_block)
     means = {key: [_mean(row.get(key) for row in by_block[at]) for at in ordered] for key in EACH_STEP}
     known = {key: values for key, values in means.items() if any(value is not None for value in values)}
     return {"step": [*ordered], **known}
+
+
+def _kept_variance(line: Mapping[str, Any]) -> float | None:
+    if line.get("num_groups") is None:
+        return None
+    known = ("reward_variance_mean", "kept_mass", "num_groups", "refused_groups")
+    return kept_variance({key: math.nan if line[key] is None else line[key] for key in known})
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -173,23 +184,28 @@ def write(file: Path, content: Mapping[str, Any]) -> Path:
     return file
 
 
-def write_plain(file: Path, content: Mapping[str, Any]) -> Path:
-    """Writes the file of a run that a study condenses in a form of its own."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n")
-    return file
-
-
 def read(file: Path) -> Kept:
     """A condensed run. UserError if the file is damaged."""
     try:
-        found = json.loads(file.read_text())
-        labels = {name: found[name] for name in ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")}
+        return of_content(json.loads(file.read_text()))
     except (ValueError, KeyError) as error:
         raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
-    return Kept(**labels)
+
+
+def of_content(content: Mapping[str, Any]) -> Kept:
+    """A run from the content of its file. KeyError if something is missing."""
+    labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
+    return Kept(**{name: content[name] for name in labels})
 
 
 def read_all(folder: Path) -> list[Kept]:
     """Every condensed run in a folder, by name."""
     return [read(file) for file in sorted(folder.glob("*.json"))]
+
+
+def not_worse(low: float | None, high: float | None, tolerance: float) -> str:
+    """The verdict on "not worse by more than the tolerance", from the interval of a difference. No interval tells
+    nothing."""
+    if low is None or high is None:
+        return "cannot be told"
+    return "holds" if low > -tolerance else "fails" if high < -tolerance else "cannot be told"

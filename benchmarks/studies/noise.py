@@ -39,7 +39,7 @@ from benchmarks.claims import plan
 from benchmarks.common import markdown_table, print_figures
 from benchmarks.studies import cells as running
 from benchmarks.studies.cells import Study, StudyCell
-from benchmarks.studies.kept import Kept, read_all
+from benchmarks.studies.kept import Kept, not_worse, read_all
 from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval, text
 
@@ -131,11 +131,7 @@ def figures_of(runs: Sequence[Kept], arm: str, level: float) -> dict[str, float 
 
 def verdict(difference: Mapping[str, Any], whole: bool) -> str:
     """What the criterion of the module's head says of a difference from `none`."""
-    if not whole or difference["low"] is None:
-        return "not run"
-    if difference["low"] > -TOLERANCE:
-        return "holds"
-    return "fails" if difference["high"] < -TOLERANCE else "cannot be told"
+    return not_worse(difference["low"], difference["high"], TOLERANCE) if whole else "not run"
 
 
 def judged(runs: Sequence[Kept]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from typing import Any
 from actors.archive.reader import read_groups
 from actors.archive.rows import from_table
 from benchmarks.common import print_figures
-from benchmarks.studies.kept import finished, write_plain
+from benchmarks.studies.kept import finished
 from cluster.errors import UserError
 from cluster.inspector.texts import Pieces
 from cluster.inspector.trajectories import prompt_of, reasoning_of
@@ -115,7 +115,10 @@ def keep(folder: Path) -> Path:
         "rows": [_row(row) for row in run.metrics()],
         "reasonings": {str(step): reasonings(folder, step) for step in (steps[0], steps[-1])},
     }
-    return write_plain(RESULTS / f"{folder.parent.name}-{folder.name}.json", found)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    file = RESULTS / f"{folder.parent.name}-{folder.name}.json"
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    return file
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,19 +7,26 @@ import pytest
 
 from benchmarks import gaming
 from benchmarks.gaming import course_of, gamed, made_up, measure, renoised
+from benchmarks.studies.kept import Kept, write
+from cluster.errors import UserError
 
-LINES = [
-    {"step": step, "reward_variance_mean": 0.1, "kept_mass": 0.9, **({"success": 0.5} if step % 5 == 0 else {})}
-    for step in range(16)
-]
+
+def run(part: str = "lead", steps: int = 15) -> Kept:
+    """A condensed run with a validation every five steps."""
+    at, checked = list(range(1, steps + 1)), list(range(0, steps + 1, 5))
+    tables = {
+        "validated": {"step": checked, "validation/success": [0.5] * len(checked)},
+        "steps": {"step": at, "kept_variance": [0.09] * steps},
+    }
+    return Kept("run", part, "sokoban", "none", 0, steps, tables, {})
 
 
 def test_a_course_is_read_from_the_figures_of_a_run_and_too_short_ones_are_named() -> None:
-    found = course_of("run", LINES, "success")
+    found = course_of(run())
     assert found.steps == list(range(1, 16)) and found.validations == [(s, 0.5) for s in (0, 5, 10, 15)]
     assert found.variances == pytest.approx(np.full(15, 0.09))
-    with pytest.raises(ValueError, match="run: 2 validations over 9 steps; judging needs 3"):
-        course_of("run", LINES[:10], "success")
+    with pytest.raises(UserError, match="run: 2 validations over 9 steps; judging needs 3"):
+        course_of(run(steps=9))
 
 
 def test_noise_is_resampled_around_the_trend_and_nothing_else() -> None:
@@ -40,12 +47,13 @@ def test_gamed_courses_are_told_far_more_often_than_healthy_ones() -> None:
 def test_committed_courses_are_read_and_without_any_the_output_says_that_they_are_made_up(
     monkeypatch, capsys, tmp_path
 ) -> None:
-    monkeypatch.setattr(gaming, "RESULTS", tmp_path)
+    monkeypatch.setattr(gaming, "STUDIES", (tmp_path,))
     monkeypatch.setattr("sys.argv", ["gaming", "--quick", "--json"])
     gaming.main()
     assert json.loads(capsys.readouterr().out)["made_up"] is True
-    (tmp_path / "kept_share").mkdir()
-    (tmp_path / "kept_share" / "one.json").write_text(json.dumps({"run": "one", "course": LINES}))
+    write(tmp_path / "one.json", vars(run()))
+    write(tmp_path / "short.json", vars(run(steps=9)))
+    write(tmp_path / "ill.json", vars(run("collapse")))
     gaming.main()
     found = json.loads(capsys.readouterr().out)
     assert found["made_up"] is False and found["courses"] == 1
