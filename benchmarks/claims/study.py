@@ -15,7 +15,6 @@ writes docs/claims.md. Cells and claims were fixed before the first run (`plan.p
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -25,10 +24,8 @@ from benchmarks.claims.plan import STUDY
 from benchmarks.claims.statistics import Pool
 from benchmarks.claims.table import every_claim
 from benchmarks.claims.verdict import verdict
-from benchmarks.common import print_figures
-from benchmarks.studies import cells as running
+from benchmarks.studies.cells import Report, command
 from benchmarks.studies.kept import read_all
-from cluster.errors import UserError
 
 
 def judged(pool: Pool) -> list[dict[str, Any]]:
@@ -51,29 +48,16 @@ def judged(pool: Pool) -> list[dict[str, Any]]:
     return rows
 
 
-def report(as_json: bool, write: bool) -> None:
-    """Judges the claims by the committed files and prints the verdicts."""
+def report(quick: bool = False) -> Report:
+    """Judges the claims by the committed files."""
     runs = read_all(STUDY.results)
-    rows = judged(Pool(runs))
-    if write:
-        PAGE.write_text(markdown(rows, runs, STUDY.cells))
-    figures = {"benchmark": "claims", "runs": len(runs), "planned": len(STUDY.cells), "claims": rows}
-    notes = [counted(rows), f"{len(runs)} of {len(STUDY.cells)} runs are done"]
-    print_figures(figures, as_json, COLUMNS, [cells(row) for row in rows], notes)
+    found = judged(Pool(runs))
+    figures = {"benchmark": "claims", "runs": len(runs), "planned": len(STUDY.cells), "claims": found}
+    notes = [counted(found), f"{len(runs)} of {len(STUDY.cells)} runs are done"]
+    page = markdown(found, runs, STUDY.cells)
+    return Report(figures, COLUMNS, [cells(row) for row in found], notes, page)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    form = running.add_flags(parser)
-    form.add_argument("--quick", action="store_true", help="judge the committed files, as without it")
-    parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help="judge: write docs/claims.md")
-    chosen = parser.parse_args(argv)
-    try:
-        code = running.listed_or_run(STUDY, chosen)
-        if code is None:
-            report(chosen.json, chosen.write)
-    except (UserError, ValueError) as error:
-        parser.error(str(error))
-    return code or 0
+    return command(__doc__, lambda: STUDY, report, argv, page=PAGE)

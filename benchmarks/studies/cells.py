@@ -17,7 +17,7 @@ import asyncio
 import fnmatch
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,31 +158,57 @@ async def _within(sweep: Sweep, minutes: float | None) -> None:
     await sweep.run()
 
 
-def add_flags(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """The flags `--list`, `--run` and those that go with them; returns the group of forms, for a further form."""
+@dataclass(frozen=True)
+class Report:
+    """What a study says of its committed files. `figures`: for `--json`; `page`: the text of its page, if it has
+    one."""
+
+    figures: Mapping[str, Any]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    notes: Sequence[str] = ()
+    page: str = ""
+
+
+def command(
+    words: str | None,
+    find: Callable[[], Study],
+    judge: Callable[[bool], Report],
+    argv: Sequence[str] | None,
+    *,
+    quick: str = "judge the committed files, as without it",
+    page: Path | None = None,
+) -> int:
+    """The command of a study: runs its cells, lists them, or judges the committed files; returns the exit code.
+    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `page`: where `--write` puts the
+    report's page. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
     form.add_argument("--run", action="store_true", help="run the cells that are not done")
+    form.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
     parser.add_argument("--minutes", type=float, metavar="N", help="run: minutes of running; models are built before")
     parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
-    return form
-
-
-def listed_or_run(study: Study, chosen: argparse.Namespace) -> int | None:
-    """Does what `--list` or `--run` asks for and returns the exit code; None if neither was given.
-
-    Raises:
-        UserError: a flag, setting or folder is wrong, or a model cannot be used.
-    """
+    parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
+    if page is not None:
+        parser.add_argument("--write", action="store_true", help=f"judge: write docs/{page.name}")
+    chosen = parser.parse_args(argv)
     if chosen.minutes is not None and not chosen.minutes > 0:
-        raise UserError(f"--minutes {chosen.minutes:g}: give a number above 0")
-    wanted = study.chosen(chosen.only)
-    if chosen.list:
-        print_figures({}, False, COLUMNS, listed(study, wanted), [])
-        return 0
-    return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set) if chosen.run else None
+        parser.error(f"--minutes {chosen.minutes:g}: give a number above 0")
+    try:
+        study = find()
+        wanted = study.chosen(chosen.only)
+        if chosen.run:
+            return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set)
+        report = Report({}, COLUMNS, listed(study, wanted)) if chosen.list else judge(chosen.quick)
+    except (UserError, ValueError) as error:
+        parser.error(str(error))
+    if page is not None and chosen.write:
+        page.write_text(report.page)
+    print_figures(report.figures, chosen.json, report.columns, report.rows, report.notes)
+    return 0
 
 
 COLUMNS = ("cell", "steps", "minutes", "sum", "state")

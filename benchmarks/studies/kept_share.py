@@ -24,17 +24,13 @@ alike; nothing is run.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.plan import STEP_S
-from benchmarks.common import print_figures
-from benchmarks.studies import cells as running
-from benchmarks.studies.cells import Study, StudyCell
+from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import Kept, not_worse, read_all
-from cluster.errors import UserError
 from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "kept_share"
@@ -150,29 +146,18 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
     return [row["environment"], f"{row['best']:g}", *texts, row["tolerance"], last, row["verdict"]]
 
 
-def report(as_json: bool) -> None:
+def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     found = committed()
-    rows = [judged(found, name) for name in TOLERANCES]
+    judgements = [judged(found, name) for name in TOLERANCES]
     notes = [] if found else ["no run was kept yet"]
-    figures = {"benchmark": "kept_share_study", "rows": rows}
-    print_figures(figures, as_json, COLUMNS, [cells(row) for row in rows], notes)
+    figures = {"benchmark": "kept_share_study", "rows": judgements}
+    return Report(figures, COLUMNS, [cells(row) for row in judgements], notes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    form = running.add_flags(parser)
-    form.add_argument("--quick", action="store_true", help="judge the committed files, as without it")
-    parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
-    chosen = parser.parse_args(argv)
-    try:
-        code = running.listed_or_run(study(), chosen)
-        if code is None:
-            report(chosen.json)
-    except UserError as error:
-        parser.error(str(error))
-    return code or 0
+    return command(__doc__, study, report, argv)
 
 
 if __name__ == "__main__":

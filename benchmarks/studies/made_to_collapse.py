@@ -24,7 +24,6 @@ and a test compares them. Its figures, from the committed files:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,8 @@ from actors.diagnosis import alarm, probe_alarm
 from actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.alarm import Series, renoised, reward_fall
-from benchmarks.common import print_figures
-from benchmarks.studies import cells as running
-from benchmarks.studies.cells import Study, StudyCell
+from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import Kept, read_all
-from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval
 
 STEPS, STEP_S = 120, 3.0
@@ -202,21 +198,15 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def report(quick: bool) -> Report:
+    """Judges the committed files."""
+    figures = measure(read_all(STUDY.results), QUICK_SERIES if quick else SERIES)
+    return Report(figures, COLUMNS, rows(figures), notes(figures))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    form = running.add_flags(parser)
-    form.add_argument("--quick", action="store_true", help=f"{QUICK_SERIES} series instead of {SERIES}")
-    parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
-    chosen = parser.parse_args(argv)
-    try:
-        code = running.listed_or_run(STUDY, chosen)
-        if code is None:
-            figures = measure(read_all(STUDY.results), QUICK_SERIES if chosen.quick else SERIES)
-            print_figures(figures, chosen.json, COLUMNS, rows(figures), notes(figures))
-    except (UserError, ValueError) as error:
-        parser.error(str(error))
-    return code or 0
+    return command(__doc__, lambda: STUDY, report, argv, quick=f"{QUICK_SERIES} series instead of {SERIES}")
 
 
 if __name__ == "__main__":

@@ -30,17 +30,14 @@ are judged, `--quick` alike; nothing is run. `--write` writes docs/noise.md.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import plan
-from benchmarks.common import markdown_table, print_figures
-from benchmarks.studies import cells as running
-from benchmarks.studies.cells import Study, StudyCell
+from benchmarks.common import markdown_table
+from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import Kept, not_worse, read_all
-from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval, text
 
 PAGE = Path(__file__).parents[2] / "docs" / "noise.md"
@@ -176,33 +173,19 @@ TAIL = """\
 """
 
 
-def report(as_json: bool, write: bool) -> None:
-    """Judges the committed files and prints the rows."""
-    rows = judged(committed())
-    if write:
-        PAGE.write_text(markdown(rows))
-    notes = [f"{found['arm']} at p = {found['p']:g}: {found['verdict']}" for found in rows if found["judged"]]
-    open_cells = [cell for cell in STUDY.cells if not STUDY.is_done(cell)]
-    notes.append(f"{len(STUDY.cells) - len(open_cells)} of {len(STUDY.cells)} runs of this study are done")
-    figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": rows}
-    print_figures(figures, as_json, COLUMNS, [cells(found) for found in rows], notes)
+def report(quick: bool = False) -> Report:
+    """Judges the committed files."""
+    found = judged(committed())
+    notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
+    done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
+    notes.append(f"{done} of {len(STUDY.cells)} runs of this study are done")
+    figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}
+    return Report(figures, COLUMNS, [cells(one) for one in found], notes, markdown(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the forms of the command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    form = running.add_flags(parser)
-    form.add_argument("--quick", action="store_true", help="judge the committed files, as without it")
-    parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help="judge: write docs/noise.md")
-    chosen = parser.parse_args(argv)
-    try:
-        code = running.listed_or_run(STUDY, chosen)
-        if code is None:
-            report(chosen.json, chosen.write)
-    except UserError as error:
-        parser.error(str(error))
-    return code or 0
+    return command(__doc__, lambda: STUDY, report, argv, page=PAGE)
 
 
 if __name__ == "__main__":
