@@ -180,8 +180,8 @@ def command(
     page: Path | None = None,
 ) -> int:
     """The command of a study: runs its cells, lists them, or judges the committed files; returns the exit code.
-    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `page`: where `--write` puts the
-    report's page. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
+    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `page`: where
+    `--write` puts the report's page. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
@@ -205,7 +205,7 @@ def command(
         report = Report({}, COLUMNS, listed(study, wanted)) if chosen.list else judge(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
-    if page is not None and chosen.write:
+    if page is not None and chosen.write and report.page:
         page.write_text(report.page)
     print_figures(report.figures, chosen.json, report.columns, report.rows, report.notes)
     return 0
