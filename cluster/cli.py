@@ -16,29 +16,30 @@ from cluster.terminal import complain, remark, say
 from envs.untrusted.files import reason
 
 COMMANDS = {
-    "train": "train a policy",
-    "submit": "run `train` as a job on a Ray cluster that is up",
-    "job": "list submitted jobs; show status or logs of one, or stop it",
-    "status": "show the progress of a run once",
-    "watch": "show the progress of a run live",
-    "inspect": "show a run's groups, trajectories and spans in the browser",
-    "trace": "write who worked when, for Perfetto",
-    "scale": "change the number of rollout workers or environment actors of a live run",
-    "eval": "measure success on the fixed validation tasks",
-    "tiny": "build the embedded tiny policy",
-    "warmup": "fine-tune a model on demonstrations or conversations before training",
-    "filter": "show which groups the filter keeps, from a file of rewards",
-    "mi": "measure whether reasoning depends on its input, from a score matrix",
-    "score": "the same from prompts and completions of any trainer",
-    "gradients": "measure task and regulariser gradients by reward variance (Figure 3)",
-    "report": "write the paper's figures of one or several runs as an HTML file",
-    "sweep": "run a recipe over settings and seeds, with one table at the end",
-    "dashboards": "push the dashboards to Grafana, export them, or check them",
-    "plan": "estimate memory and step time of a recipe, and how many rollout workers it needs",
-    "config": "print all settings of a recipe, or the list of recipes",
-    "doctor": "list what this machine lacks, and how to install it",
+    "train": ("train", "train a policy"),
+    "submit": ("submit", "run `train` as a job on a Ray cluster that is up"),
+    "job": ("job", "list submitted jobs; show status or logs of one, or stop it"),
+    "status": ("existing_runs.status", "show the progress of a run once"),
+    "watch": ("existing_runs.watch", "show the progress of a run live"),
+    "inspect": ("existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),
+    "trace": ("existing_runs.trace", "write who worked when, for Perfetto"),
+    "scale": ("existing_runs.scale", "change the number of rollout workers or environment actors of a live run"),
+    "eval": ("existing_runs.eval", "measure success on the fixed validation tasks"),
+    "tiny": ("tiny", "build the embedded tiny policy"),
+    "warmup": ("warmup", "fine-tune a model on demonstrations or conversations before training"),
+    "filter": ("other_trainers.filter", "show which groups the filter keeps, from a file of rewards"),
+    "mi": ("other_trainers.mi", "measure whether reasoning depends on its input, from a score matrix"),
+    "score": ("other_trainers.score", "the same from prompts and completions of any trainer"),
+    "gradients": ("existing_runs.gradients", "measure task and regulariser gradients by reward variance (Figure 3)"),
+    "report": ("existing_runs.report", "write the paper's figures of one or several runs as an HTML file"),
+    "sweep": ("sweep", "run a recipe over settings and seeds, with one table at the end"),
+    "dashboards": ("dashboards", "push the dashboards to Grafana, export them, or check them"),
+    "plan": ("plan", "estimate memory and step time of a recipe, and how many rollout workers it needs"),
+    "config": ("config", "print all settings of a recipe, or the list of recipes"),
+    "doctor": ("doctor", "list what this machine lacks, and how to install it"),
 }
-"""Name and one line of help. The module `cluster.commands.NAME` defines `add_arguments(parser)` and `run(options)`."""
+"""Name, module in `cluster.commands`, and one line of help. The module defines `add_arguments(parser)` and
+`run(options)`."""
 
 EPILOG = """\
 examples:
@@ -125,12 +126,12 @@ def build_parser(command: str | None = None) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, text in COMMANDS.items():
+    for name, (module, text) in COMMANDS.items():
         of_command = commands.add_parser(name, help=text)
         if name == command:
-            module = importlib.import_module(f"cluster.commands.{name}")
-            module.add_arguments(of_command)
-            of_command.set_defaults(run=module.run)
+            loaded = importlib.import_module(f"cluster.commands.{module}")
+            loaded.add_arguments(of_command)
+            of_command.set_defaults(run=loaded.run)
     return parser
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from cluster.commands.watch import view
+from cluster.commands.existing_runs.watch import view
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import read_status
 

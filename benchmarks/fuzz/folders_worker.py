@@ -64,7 +64,7 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
     from actors.model_folder import load_model_folder
     from actors.play.codec import ChatCodec
     from actors.scorer.fixed_model import check_scorer_model
-    from cluster.commands.score_files import Reader
+    from cluster.commands.other_trainers.score_files import Reader
 
     def codec() -> None:
         found = ChatCodec(folder)
@@ -191,7 +191,7 @@ def _import_for_the_forks() -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
-    from cluster.commands import score_files  # noqa: F401
+    from cluster.commands.other_trainers import score_files  # noqa: F401
     from cluster.loop import state  # noqa: F401
     from learner import trainer  # noqa: F401
 

@@ -207,7 +207,7 @@ def _filter(path: Path) -> None:
     import json
 
     from actors.config import FilterConfig
-    from cluster.commands.filter import filter_report, filter_table, read_windows
+    from cluster.commands.other_trainers.filter import filter_report, filter_table, read_windows
 
     windows = read_windows(path)
     for config in (FilterConfig(), FilterConfig(rule="min_p", rho=0.5), FilterConfig(statistic="reward_std")):
@@ -219,7 +219,7 @@ def _filter(path: Path) -> None:
 def _mi(path: Path) -> None:
     import json
 
-    from cluster.commands.mi import mi_json, mi_reports, mi_table
+    from cluster.commands.other_trainers.mi import mi_json, mi_reports, mi_table
 
     for compat in ("paper", "ragen"):
         found, _ = mi_reports(path, compat)
@@ -229,7 +229,7 @@ def _mi(path: Path) -> None:
 
 
 def _groups(path: Path) -> None:
-    from cluster.commands.gradients import archived_groups
+    from cluster.commands.existing_runs.gradients import archived_groups
 
     archived_groups(path.parents[1], 1)
 

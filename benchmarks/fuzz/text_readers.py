@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from benchmarks.fuzz.mutation import mutated, mutated_json, mutated_value
 from benchmarks.fuzz.target import NAME, Target
-from cluster.commands import score_files
+from cluster.commands.other_trainers import score_files
 from cluster.config import dump, load
 from cluster.runs.folder import RunFolder
 from envs.data.rows import read_rows
@@ -83,8 +83,8 @@ def _grid(path: Path) -> None:
 
 
 def _metrics(path: Path) -> None:
-    from cluster.commands.status import status
-    from cluster.commands.watch import view
+    from cluster.commands.existing_runs.status import status
+    from cluster.commands.existing_runs.watch import view
     from cluster.runs.status import read_status
     from cluster.runs.words import step_text
 

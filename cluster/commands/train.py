@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
-    from cluster.commands.report import after_the_run
+    from cluster.commands.existing_runs.report import after_the_run
     from cluster.loop.run import train
 
     code = train(config, options.resume, say)

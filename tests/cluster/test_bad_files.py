@@ -14,8 +14,8 @@ from actors.archive.schema import ARCHIVE_SCHEMA
 from actors.archive.writer import Archive
 from actors.process.disk import write_whole
 from cluster.cli import main
-from cluster.commands.filter import read_windows
-from cluster.commands.score_files import read_rows
+from cluster.commands.other_trainers.filter import read_windows
+from cluster.commands.other_trainers.score_files import read_rows
 from cluster.config import load
 from cluster.errors import UserError
 from cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds

@@ -14,7 +14,7 @@ from cluster.config import RunConfig, load
 from cluster.loop.decomposing import Decomposing
 from cluster.loop.playing import PlayedGroup
 from learner.decomposition.statistics import Decomposition
-from tests.cluster.commands.test_gradients import trajectory
+from tests.cluster.commands.existing_runs.test_gradients import trajectory
 
 NOTHING = Decomposition((), ())
 

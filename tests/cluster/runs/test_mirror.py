@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.archive.store import LocalStore, Store
 from cluster.commands.arguments import place_of
-from cluster.commands.status import status
+from cluster.commands.existing_runs.status import status
 from cluster.errors import UserError
 from cluster.loop.state import checkpoints, prune
 from cluster.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from rich.console import Console
 from actors.archive.store import LocalStore
 from cluster.cli import main
 from cluster.commands.arguments import place_of
-from cluster.commands.watch import watch
+from cluster.commands.existing_runs.watch import watch
 from cluster.errors import UserError
 from cluster.runs import stored
 from cluster.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.archive.store import LocalStore
 from actors.archive.writer import Archive
-from cluster.commands.trace import trace
+from cluster.commands.existing_runs.trace import trace
 from cluster.errors import UserError
 from cluster.runs.following import LineFollower
 from cluster.runs.timeline import Timeline

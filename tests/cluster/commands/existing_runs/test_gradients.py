@@ -15,7 +15,13 @@ from actors.archive.writer import Archive
 from actors.failures import Failure, FailureCause
 from actors.records import Group, Task, Ticket, Trajectory, Turn
 from cluster.cli import main
-from cluster.commands.gradients import archived_groups, choose_checkpoint, choose_groups, learner_config, show
+from cluster.commands.existing_runs.gradients import (
+    archived_groups,
+    choose_checkpoint,
+    choose_groups,
+    learner_config,
+    show,
+)
 from cluster.config import dump, load
 from cluster.errors import UserError
 from cluster.loop.state import LoopState, checkpoint_dir

@@ -17,14 +17,14 @@ from actors.diagnosis.links import LinksReading, read_links
 from actors.diagnosis.metrics import LINKS
 from actors.diagnosis.regime import Reading, RegimeGauge
 from actors.scorer.linking import Pairs, draw_references, score_links
-from cluster.commands.score_files import EMPTY
+from cluster.commands.other_trainers.score_files import EMPTY
 from cluster.terminal import aligned
 
 if TYPE_CHECKING:
     from actors.diagnosis.proxies import Proxies
     from actors.diagnosis.uncertainty import Uncertainty
     from actors.scorer.linking import PathEngine
-    from cluster.commands.score_files import Reasonings
+    from cluster.commands.other_trainers.score_files import Reasonings
 
 REFERENCES, OTHER_PROMPTS = 2, 8
 """Reasonings of each other prompt, and other prompts, under which an answer is scored: as the fixed probe's settings

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from actors.archive.writer import Archive
-from cluster.commands.status import status
-from cluster.commands.watch import watch
+from cluster.commands.existing_runs.status import status
+from cluster.commands.existing_runs.watch import watch
 from cluster.errors import UserError
 from cluster.runs import status as statuses
 from cluster.runs import words

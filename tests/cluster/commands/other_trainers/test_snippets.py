@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.cli import main
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "use-with-other-trainers.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "use-with-other-trainers.md"
 NUM_PROMPTS, GROUP_SIZE = 6, 4
 
 

@@ -1,6 +1,6 @@
 """`squelch score`: measures whether reasoning depends on its input, for prompts and reasonings of any trainer.
 
-The command reads the file (cluster/commands/score_files.py), scores every reasoning under every prompt with one model
+The command reads the file (`score_files.py`), scores every reasoning under every prompt with one model
 (actors/scorer/cross_scoring.py), prints the figures of `squelch mi` with their intervals, and lists the reasonings that
 fit every prompt. It runs in one process, without Ray or vLLM. Bad input raises a `UserError` that names the file and
 the row.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from actors.diagnosis.templates import Template
     from actors.diagnosis.uncertainty import Uncertainty
     from actors.scorer.cross_scoring import CrossScorer
-    from cluster.commands.score_answers import Answers
-    from cluster.commands.score_files import Reasonings
+    from cluster.commands.other_trainers.score_answers import Answers
+    from cluster.commands.other_trainers.score_files import Reasonings
 
 SCORE_HELP = """\
 Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
@@ -70,7 +70,7 @@ class ScoreReport:
     @property
     def regime(self) -> str:
         """The regime, one of `actors.diagnosis.metrics.REGIMES`."""
-        from cluster.commands.score_answers import regime_of
+        from cluster.commands.other_trainers.score_answers import regime_of
 
         return regime_of(self.proxies, self.uncertainty, self.answers.links if self.answers else None)
 
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     matrix = engine.matrix(found.prompts, found.ids)
     answers = None
     if args.links and any(answer is not None for answer in found.answers):
-        from cluster.commands.score_answers import read_answers
+        from cluster.commands.other_trainers.score_answers import read_answers
 
         answers = read_answers(engine, engine.context_length, found, args.seed)
     if args.out is not None:
@@ -145,7 +145,7 @@ def _check_output(path: Path) -> None:
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
     from actors.model_folder import check_model_folder, read_config
-    from cluster.commands.score_files import Reader, at_most, read_rows, within_context
+    from cluster.commands.other_trainers.score_files import Reader, at_most, read_rows, within_context
 
     rows = read_rows(args.file, args.step)
     try:
@@ -248,8 +248,8 @@ def _notes(report: Proxies, vocab_size: int) -> list[str]:
 
 def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
-    from cluster.commands.mi import mi_json
-    from cluster.commands.score_answers import answers_json
+    from cluster.commands.other_trainers.mi import mi_json
+    from cluster.commands.other_trainers.score_answers import answers_json
 
     return {
         **report.facts,
@@ -264,12 +264,12 @@ def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
 
 def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
     """The report as text: the table of `squelch mi`, then the templates."""
-    from cluster.commands.mi import mi_table
+    from cluster.commands.other_trainers.mi import mi_table
 
     head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
     lines = [mi_table(report.proxies, report.uncertainty, args.half_width, head), *report.notes]
     if report.answers is not None:
-        from cluster.commands.score_answers import answers_text
+        from cluster.commands.other_trainers.score_answers import answers_text
 
         lines += ["", *answers_text(report.answers, report.regime)]
     total = report.proxies.num_samples

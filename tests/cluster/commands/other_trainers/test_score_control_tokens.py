@@ -11,7 +11,7 @@ import pytest
 
 from actors.text.chat_template import read_chat_tokenizer
 from cluster.cli import main
-from cluster.commands.score_files import Reader, Reasonings
+from cluster.commands.other_trainers.score_files import Reader, Reasonings
 from cluster.errors import UserError
 from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, NOT_SPECIAL, chatml_bpe, metaspace, save_folder
 

@@ -13,7 +13,7 @@ import pytest
 
 from actors.archive.schema import ARCHIVE_SCHEMA
 from actors.filter.policy_variance import told_policy_variance
-from tests.cluster.commands.test_filter import archive_rows, output, refusal, save
+from tests.cluster.commands.other_trainers.test_filter import archive_rows, output, refusal, save
 
 RNG = np.random.default_rng(0)
 CHANCES = np.array([[0.05] * 4 + [0.95] * 4, [0.5] * 8, [0.05] * 4 + [0.95] * 4])

@@ -1,5 +1,5 @@
-"""`squelch filter`: applies the filter to files that any trainer can write. `squelch mi` (cluster/commands/mi.py) uses
-this module's reader of .npz files.
+"""`squelch filter`: applies the filter to files that any trainer can write. `squelch mi` uses this module's reader of
+.npz files.
 
 The command starts in well under 0.5 s: it imports no torch, Ray or vLLM, and pyarrow only to read Parquet. Bad input
 raises a `UserError` that names the file and the key and says what would be right.

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from actors.diagnosis.metrics import REGIMES
 from actors.diagnosis.templates import gaps, ranked
 from cluster.cli import main
-from cluster.commands.score_files import EMPTY, TEXT_BEFORE, TOO_LONG, UNCLOSED, split_completion
+from cluster.commands.other_trainers.score_files import EMPTY, TEXT_BEFORE, TOO_LONG, UNCLOSED, split_completion
 
 
 @pytest.fixture(scope="module")

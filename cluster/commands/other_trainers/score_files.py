@@ -5,7 +5,7 @@ A file is JSONL or Parquet with one reasoning per row, as text (`prompt` with `r
 ids are used unchanged. X ends with the opening marker of the reasoning; Z is the text between the markers.
 
 A prompt that is text is taken as already rendered: what it spells as control tokens are control tokens, and they are
-counted. In messages only the chat template writes control tokens (`cluster/commands/score_messages.py`).
+counted. In messages only the chat template writes control tokens (`score_messages.py`).
 
 A malformed row is refused; the error names the file and the row's number. A row whose reasoning cannot be scored is
 counted under a reason. This module imports neither torch nor Ray.
@@ -316,7 +316,7 @@ class Reader:
         ]
         if not spoken:
             return {}
-        from cluster.commands.score_messages import MessageRenderer
+        from cluster.commands.other_trainers.score_messages import MessageRenderer
 
         try:
             renderer = MessageRenderer(self._path, self._model_dir, self._tokenizer, self._markers or ())

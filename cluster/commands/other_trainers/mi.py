@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.arguments import add_compat, add_file, natural, positive
-from cluster.commands.filter import read_npz
+from cluster.commands.other_trainers.filter import read_npz
 from cluster.errors import UserError
 from cluster.terminal import aligned, say
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli import main
-from cluster.commands import report
+from cluster.commands.existing_runs import report
 from cluster.errors import UserError
 from tests.cluster.report.synthetic import Made, write_run
 

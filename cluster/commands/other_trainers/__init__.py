@@ -1,0 +1,11 @@
+"""The commands that read files which any trainer can write (docs/use-with-other-trainers.md). They need no run.
+
+    filter          which groups the filter keeps, from rewards
+    mi              the mutual-information proxies of a score matrix
+    score           the same from prompts and reasonings, which it scores
+    score_files     the files of `squelch score`, converted to ids
+    score_messages  prompts that are lists of messages, rendered with a model folder's chat template
+    score_answers   whether answers follow from their reasonings
+
+None of them starts Ray or vLLM.
+"""
