@@ -1,4 +1,4 @@
-"""Holds the model of a step's time (`cluster.runs.step_time`, `squelch plan`) against runs with 1 to 4 rollout workers.
+"""Holds the model of a step's time (`squelch plan`, `cluster.runs.timing.step_time`) against runs with 1 to 4 workers.
 
     python -m benchmarks.step_time [--quick] [--json]
 
@@ -37,7 +37,7 @@ from cluster.fleet.fleet import Fleet
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState
 from cluster.runs.folder import RunFolder
-from cluster.runs.step_time import StepModel, fitted, observed
+from cluster.runs.timing.step_time import StepModel, fitted, observed
 
 PROMPTS, GROUP_SIZE = 8, 8
 LENGTHS = (20, 120)

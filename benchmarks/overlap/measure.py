@@ -41,7 +41,7 @@ from cluster.fleet.fleet import Fleet, party_names
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.state import LoopState
 from cluster.metrics import REGISTRY
-from cluster.runs.intervals import clip_intervals, union_seconds
+from cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 BOUNDS = (0, 1, 2)
 STAND_INS = Times(generate_s=1.0, train_s=0.8, publish_s=0.1, load_s=0.05)

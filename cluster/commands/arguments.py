@@ -73,8 +73,8 @@ def place_of(place: str) -> Path | Store:
     """The folder of a run, or the run in a store as it grows. UserError if there is no run."""
     if not in_store(place):
         return run_folder(Path(place))
-    from cluster.runs.manifest import find_run
-    from cluster.runs.stored import Followed
+    from cluster.runs.in_store.manifest import find_run
+    from cluster.runs.in_store.reading import Followed
 
     return Followed(find_run(place))
 

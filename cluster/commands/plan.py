@@ -1,9 +1,9 @@
 """`squelch plan`: the memory that each party of a recipe needs, and how many rollout workers its learner needs.
 
 Memory is always estimated, from the shapes of the model (`learner.memory`, `actors.rollout.memory`,
-`actors.scorer.memory`); no weights are read. The time of a step is a model (`cluster.runs.step_time`) with constants
-from runs (`--run`), or counted from shapes and data sheets for recipes on GPUs (`cluster.runs.counted_step`). The
-output says which.
+`actors.scorer.memory`); no weights are read. The time of a step is a model (`cluster.runs.timing.step_time`) with
+constants from runs (`--run`), or counted from shapes and data sheets for recipes on GPUs
+(`cluster.runs.timing.counted_step`). The output says which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.commands.arguments import add_recipe, positive, run_folder
 from cluster.errors import UserError
-from cluster.runs.step_time import NEARLY, Observed, StepModel, fitted, observed
+from cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from cluster.terminal import say
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def _measured(config: RunConfig, runs: Sequence[Path]) -> tuple[StepModel, str]:
 
 
 def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[StepModel, str]:
-    from cluster.runs.counted_step import PRODUCTS, READING, counted, device_of
+    from cluster.runs.timing.counted_step import PRODUCTS, READING, counted, device_of
 
     kind = device_of(device or 80.0)
     origin = (

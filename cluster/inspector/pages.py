@@ -28,8 +28,8 @@ from cluster.inspector.texts import SHARES, Pieces
 from cluster.inspector.trajectories import group_view
 from cluster.inspector.words import FILTERS, strip_of
 from cluster.runs.folder import RunFolder
-from cluster.runs.timeline import Timeline
-from cluster.runs.trace import trace_events
+from cluster.runs.timing.perfetto import trace_events
+from cluster.runs.timing.timeline import Timeline
 from envs.untrusted.files import brief
 
 SHOWS = ("posterior", "gap")

@@ -17,8 +17,8 @@ from cluster.control.parties import Archive, Died, MetricsSink
 from cluster.fleet.fleet import UP, Fleet
 from cluster.fleet.waiting import outcomes
 from cluster.loop.scoring import Scoring
-from cluster.runs.intervals import clip_intervals, union_seconds
 from cluster.runs.step_line import step_line
+from cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 SPANS_TIMEOUT_S = 30.0
 WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}

@@ -9,9 +9,10 @@
     main      -                    the upload after the last      upload             as above; the files stay on the
                                    step only                                         driver's disk
 
-The loop waits for neither: what is uploaded are closed files on the driver's disk (`cluster.runs.mirror`). A store that
-fails or is slow is said at once, and again when it is back; events and metrics have it too. When the bound is exceeded,
-or another driver has taken the run over, the run ends after the step in training, with its checkpoint on the disk.
+The loop waits for neither: what is uploaded are closed files on the driver's disk (`cluster.runs.in_store.mirror`). A
+store that fails or is slow is said at once, and again when it is back; events and metrics have it too. When the bound
+is exceeded, or another driver has taken the run over, the run ends after the step in training, with its checkpoint on
+the disk.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from cluster.config import RunConfig, UploadConfig
 from cluster.control.parties import Archive
 from cluster.errors import UserError
 from cluster.runs.ending import EndCause, Ending
-from cluster.runs.lease import Lease, acquire, this_process
-from cluster.runs.manifest import Superseded, answering, require_base, words
-from cluster.runs.mirror import Mirror, Stopped
+from cluster.runs.in_store.lease import Lease, acquire, this_process
+from cluster.runs.in_store.manifest import Superseded, answering, require_base, words
+from cluster.runs.in_store.mirror import Mirror, Stopped
 
 SLOW_S = 60.0
 """Seconds without progress after which an upload under way is reported."""

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Plays the tasks and prints the result."""
     if not in_store(options.run_dir):
         return _evaluate(run_folder(Path(options.run_dir)), options, lambda _: None)
-    from cluster.runs.stored import local_copy
+    from cluster.runs.in_store.reading import local_copy
 
     with local_copy(options.run_dir) as copy:
         copy.fetch(lambda key: key == "config.yaml" or key.endswith("/loop.json"))

@@ -47,7 +47,7 @@ def trace(run_dir: Path, out: Path | None = None) -> tuple[Path, int]:
     from actors.archive.store import writing
     from actors.process.disk import whole_file
     from cluster.runs.shapes import checked_event
-    from cluster.runs.trace import trace_events, write_trace
+    from cluster.runs.timing.perfetto import trace_events, write_trace
 
     folder, path = RunFolder(run_dir).require(), out or run_dir / NAME
     with bad_files_are_the_users():

@@ -11,7 +11,7 @@ from actors.rollout import memory as rollout_memory
 from actors.scorer import memory as scorer_memory
 from cluster.cli import main
 from cluster.config import dump, load
-from cluster.runs.counted_step import DEVICES, counted, device_of
+from cluster.runs.timing.counted_step import DEVICES, counted, device_of
 from learner.shapes import published
 
 SIZE = model_size(published("Qwen2.5-0.5B"), 494_032_768)

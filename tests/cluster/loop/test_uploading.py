@@ -18,9 +18,9 @@ from cluster.loop import uploading
 from cluster.loop.uploading import Uploads, open_uploads
 from cluster.metrics import REGISTRY
 from cluster.runs.ending import EndCause, Ending
-from cluster.runs.lease import acquire, this_process
-from cluster.runs.manifest import newest
-from cluster.runs.mirror import Mirror
+from cluster.runs.in_store.lease import acquire, this_process
+from cluster.runs.in_store.manifest import newest
+from cluster.runs.in_store.mirror import Mirror
 from tests.stores import Memory
 
 

@@ -2,7 +2,7 @@
 
     manifests/000000042.json                  manifest 42; the newest is the state of the run
     files/groups/step-000012.g3-17.parquet    a file, as the driver of generation 3 has sent it, its 17th
-    lease/                                    who may write (`cluster.runs.lease`)
+    lease/                                    who may write (`cluster.runs.in_store.lease`)
 
 Invariants:
 

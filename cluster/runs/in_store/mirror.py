@@ -33,7 +33,7 @@ from actors.archive.store import LocalStore, Store
 from actors.process.disk import partial_path, sync, whole_file, write_whole
 from cluster.errors import UserError
 from cluster.runs.folder import CHECKPOINTS
-from cluster.runs.manifest import (
+from cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
     FILES,
     Manifest,
@@ -50,7 +50,7 @@ from cluster.runs.manifest import (
 from envs.untrusted.files import read_bytes, reason
 from envs.untrusted.text import parse_object
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cluster.runs.mirror")  # as driver.log names it
 MARK = ".store.json"
 """File of a run's folder with the id under which manifests know it. A copy of the folder elsewhere has another."""
 NOT_SENT = ("log/",)

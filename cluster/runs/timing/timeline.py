@@ -21,8 +21,8 @@ from actors.archive.reader import EVENTS
 from actors.archive.store import Store
 from cluster.errors import bad_files_are_the_users
 from cluster.runs.following import LineFollower
-from cluster.runs.intervals import clip_intervals, union_seconds
 from cluster.runs.shapes import checked_event
+from cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 LEARNER, ENVELOPE = "learner", "call"
 """The actor whose waiting is a bubble, and its span that only encloses the others: from the call to its answer."""

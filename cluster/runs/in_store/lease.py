@@ -8,7 +8,7 @@ Invariants:
   another host is believed: a lease has run out when the driver that wants it has watched it for `seconds` seconds
   without a new beat.
 - The owner of the newest generation is the driver. An owner that was away for too long finds a newer generation, and
-  its next manifest is refused (`cluster.runs.manifest`), so that it can change nothing any more.
+  its next manifest is refused (`cluster.runs.in_store.manifest`), so that it can change nothing any more.
 
 Waiting: a driver waits for the lease at most `seconds` of its owner; a live owner is named after a third of that. The
 lease of a process that has died on the same host is taken at once.
@@ -38,7 +38,7 @@ from envs.settings import Settings
 from envs.untrusted.files import Unreadable, read_bounded, reason
 from envs.untrusted.text import parse_object
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cluster.runs.lease")  # as driver.log names it
 FOLDER = "lease"
 MAX_BYTES = 64 << 10
 ATTEMPTS = 5

@@ -1,4 +1,4 @@
-"""The constants of a step's time (`cluster.runs.step_time`), counted from a model's size and a recipe. Pure.
+"""The constants of a step's time (`cluster.runs.timing.step_time`), counted from a model's size and a recipe. Pure.
 
 A decoded token of a sequence reads all weights once, together with the other sequences of its batch, and the keys and
 values of its own sequence:
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from actors.model_size import BYTES, ModelSize
 from cluster.config import RunConfig
-from cluster.runs.step_time import StepModel
+from cluster.runs.timing.step_time import StepModel
 
 
 @dataclass(frozen=True)

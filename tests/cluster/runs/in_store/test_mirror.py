@@ -16,8 +16,17 @@ from cluster.commands.existing_runs.status import status
 from cluster.errors import UserError
 from cluster.loop.state import checkpoints, prune
 from cluster.runs.folder import RunFolder
-from cluster.runs.manifest import Manifest, Snapshot, StoredFile, Superseded, find_run, newest, numbers, object_name
-from cluster.runs.mirror import MARK, Mirror, Stopped
+from cluster.runs.in_store.manifest import (
+    Manifest,
+    Snapshot,
+    StoredFile,
+    Superseded,
+    find_run,
+    newest,
+    numbers,
+    object_name,
+)
+from cluster.runs.in_store.mirror import MARK, Mirror, Stopped
 from tests.stores import Memory, tree
 
 

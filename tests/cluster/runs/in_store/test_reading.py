@@ -12,10 +12,10 @@ from cluster.cli import main
 from cluster.commands.arguments import place_of
 from cluster.commands.existing_runs.watch import watch
 from cluster.errors import UserError
-from cluster.runs import stored
 from cluster.runs.folder import RunFolder
-from cluster.runs.mirror import Mirror
-from cluster.runs.stored import local_copy
+from cluster.runs.in_store import reading
+from cluster.runs.in_store.mirror import Mirror
+from cluster.runs.in_store.reading import local_copy
 from tests.cluster.report.synthetic import Made, write_run
 
 
@@ -44,7 +44,7 @@ def test_a_run_in_a_store_is_followed_while_its_driver_replaces_files(
     (folder / "metrics.jsonl").write_text(lines + lines.splitlines(keepends=True)[-1])
     mirror.upload()
     assert len(run.metrics()) == len(before) + 3, "which is not read again at once"
-    monkeypatch.setattr(stored, "FOLLOW_S", -1.0)
+    monkeypatch.setattr(reading, "FOLLOW_S", -1.0)
     assert len(run.metrics()) == len(before) + 4
     for change in (run.store.put, run.store.delete, lambda key: run.store.create(key, b"")):
         with pytest.raises(PermissionError, match="written by its driver only"):

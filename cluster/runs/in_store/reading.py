@@ -1,4 +1,4 @@
-"""Reads a run that is in a store (`cluster.runs.manifest`), on a host that has no folder of it.
+"""Reads a run that is in a store (`cluster.runs.in_store.manifest`), on a host that has no folder of it.
 
 `Followed` shows the newest state of a run that may be live: when it is read, it looks for a newer manifest, at most
 every `FOLLOW_S` seconds. `LocalCopy` brings files to this disk, for readers that need a folder. Both are only read.
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from actors.archive.store import LocalStore, Stat
 from actors.process.disk import whole_file
-from cluster.runs.manifest import Snapshot, find_run, newest
+from cluster.runs.in_store.manifest import Snapshot, find_run, newest
 
 FOLLOW_S = 5.0
 
