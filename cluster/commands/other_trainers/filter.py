@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ FILE is one of
       optional, of the same shape: `lengths` (sampled tokens), `surprisals` (mean -log p of the sampled tokens, nats),
       `penalties` (format penalties, used by --compat ragen); for --statistic policy_variance `replay_returns`
       (num_groups, group_size, replays): returns of each trajectory's actions under fresh environment noise, NaN for a
-      failed replay
+      failed replay; for the coverage of kinds of tasks `kinds` (num_groups,): names or numbers
   a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately"""
 
 FILTER_EPILOG = """\
@@ -140,7 +141,7 @@ RANGES = {
 
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
-    *("loss_mask", "log_probs", "replay_returns"),
+    *("loss_mask", "log_probs", "replay_returns", "task_kind"),
 )
 """Columns of the archive from which the filter's statistics are computed."""
 
@@ -191,8 +192,8 @@ def _windows_of_npz(path: Path) -> list[Window]:
 
     from actors.filter.measure import GroupStatistics
 
-    arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns"))
-    rewards = arrays.pop("rewards")
+    arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns", "kinds"))
+    rewards, kinds = arrays.pop("rewards"), arrays.pop("kinds", None)
     if rewards.ndim != 2 or 0 in rewards.shape:
         raise UserError(
             f"{path}: `rewards` has shape {rewards.shape}; it must be (num_groups, group_size) with at least one group "
@@ -203,10 +204,16 @@ def _windows_of_npz(path: Path) -> list[Window]:
         if (array.shape[:-1] if of_replays else array.shape) != rewards.shape or (of_replays and array.shape[-1] == 1):
             wanted = f"{rewards.shape} and a last axis of 2 or more replays" if of_replays else f"{rewards.shape}"
             raise UserError(f"{path}: `{name}` has shape {array.shape}; it must be that of `rewards`, {wanted}")
+    if kinds is not None and kinds.shape != rewards.shape[:1]:
+        raise UserError(
+            f"{path}: `kinds` has shape {kinds.shape}; it must be ({len(rewards)},), one kind for each group"
+        )
     rows = [
         GroupStatistics.from_row(str(i), 0, rewards[i], **{name: np.asarray(a[i]) for name, a in arrays.items()})
         for i in range(len(rewards))
     ]
+    if kinds is not None:
+        rows = [replace(row, kind=str(kind)) for row, kind in zip(rows, kinds.tolist(), strict=True)]
     return [Window(None, list(range(len(rows))), rows)]
 
 
@@ -271,6 +278,7 @@ def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
         "trajectory": rows["trajectory"].to_numpy(),
         "replay_returns": replays.to_numpy(zero_copy_only=False),
         "replays": np.array(counts.max(initial=-1)),
+        "kinds": rows["task_kind"].to_numpy(),
     }
 
 
@@ -282,9 +290,9 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
         columns[name][alive] for name in ("returns", "penalties", "lengths", "surprisals")
     )
     replays = _replays(group_id, columns["replay_returns"][alive].tolist(), int(columns["replays"]))
-    indices = tuple(columns["trajectory"][alive].tolist())
+    indices, kind = tuple(columns["trajectory"][alive].tolist()), columns["kinds"][rows[0]]
     return GroupStatistics(
-        group_id, step, len(rows), indices, returns, penalties, lengths, surprisals, replay_returns=replays
+        group_id, step, len(rows), indices, returns, penalties, lengths, surprisals, kind, replay_returns=replays
     )
 
 
@@ -322,6 +330,7 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
         "filter": describe(config),
         "compat": config.compat,
         "threshold": chosen[0][0].threshold if len(chosen) == 1 else None,
+        **_coverage([group for window in windows for group in window.groups], rows),
     }
     if windows[0].step is not None:
         whole["group_ids"] = [row["group_id"] for row in rows]
@@ -360,6 +369,25 @@ def _rows(window: Window, scores: np.ndarray, selection: Selection) -> Iterable[
         }
 
 
+def _coverage(groups: Sequence[GroupStatistics], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the groups that were not refused and the kept ones spread over the kinds of tasks, the commonest kind first;
+    empty if no group names its kind."""
+    from actors.filter.coverage import effective_number, kind_name
+
+    named = [
+        (kind, row["decision"])
+        for group, row in zip(groups, rows, strict=True)
+        if (kind := kind_name(group.kind)) is not None and row["decision"] != "refused"
+    ]
+    played, kept = Counter(kind for kind, _ in named), Counter(kind for kind, told in named if told == "kept")
+    if not played:
+        return {}
+    effective = {"groups": effective_number(played.values())}
+    effective |= {"kept": effective_number(kept.values())} if kept else {}
+    kinds = {kind: {"groups": number, "kept": kept[kind]} for kind, number in played.most_common()}
+    return {"kinds": kinds, "effective_kinds": effective}
+
+
 def _rejected(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("index", "reason", "decision", "code")}
 
@@ -383,9 +411,25 @@ def filter_table(report: Mapping[str, Any]) -> str:
         ("kept groups", f"{len(report['kept'])} of {report['num_groups']} ({report['kept_fraction']:.1%})"),
         ("kept mass", "no reward variance" if report["kept_mass"] is None else f"{report['kept_mass']:.1%}"),
         ("zero scores", str(report["num_zero"])),
+        *_kind_lines(report),
     ]
     body = _step_lines(report) if "steps" in report else _group_lines(report)
     return "\n".join([*aligned(head), "", *body])
+
+
+def _kind_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The coverage of kinds; the kinds of which no group was kept are named, SHOWN_KINDS at most."""
+    from actors.filter.coverage import SHOWN_KINDS
+
+    if "kinds" not in report:
+        return []
+    effective, starved = report["effective_kinds"], [k for k, found in report["kinds"].items() if not found["kept"]]
+    of_kept = f"{effective['kept']:.1f} among the kept ones" if "kept" in effective else "none among the kept ones"
+    lines = [("kinds of tasks", f"{len(report['kinds'])}; effectively {effective['groups']:.1f}, {of_kept}")]
+    if starved:
+        more = f" and {len(starved) - SHOWN_KINDS} more" if len(starved) > SHOWN_KINDS else ""
+        lines.append(("kinds not kept", ", ".join(starved[:SHOWN_KINDS]) + more))
+    return lines
 
 
 def _step_lines(report: Mapping[str, Any]) -> list[str]:
@@ -417,9 +461,12 @@ def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[
         return {name: _numbers(path, name, array) for name, array in found.items()}
 
 
+LABELS = ("prompt_id", "kinds")
+
+
 def _numbers(path: Path, name: str, array: np.ndarray) -> np.ndarray:
-    """The array as float64; `prompt_id` is returned unchanged, because it may hold any type that can be compared."""
-    if name == "prompt_id" and array.dtype.kind in "fiubSU":
+    """The array as float64; labels (LABELS) are returned unchanged, because they may be numbers or texts."""
+    if name in LABELS and array.dtype.kind in "fiubSU":
         return array
     if array.dtype.kind not in "fiub":
         raise UserError(f"{path}: `{name}` holds {array.dtype}; it must hold numbers")
