@@ -21,13 +21,14 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from actors.process.disk import write_whole
 from actors.process.preparation import START_FOLDER
@@ -56,6 +57,13 @@ _held = ExitStack()
 """Undoes `start` in this process; Ray allows one cluster a process."""
 
 
+START_S = 120.0
+"""Seconds that Ray's processes may take to start. Ray itself would give up after 30, which a machine under load may
+need."""
+STARTS_LATE = "timed out during startup"
+"""In Ray's error when its node has not registered in time."""
+
+
 def start(
     num_cpus: int, object_store_bytes: int, runtime_env: Mapping[str, Any], run_dir: Path | None = None, **options: Any
 ) -> None:
@@ -63,12 +71,13 @@ def start(
     are further ones of `ray.init`; `run_dir`: the folder of the run by which `running` finds the cluster.
 
     Raises:
-        UserError: no folder can be made that only this user can enter, or Ray's token cannot be hidden from others.
+        UserError: no folder can be made that only this user can enter, Ray's token cannot be hidden from others, or
+            Ray does not start within START_S.
     """
     variables = _start_folder() | runtime_env.get("env_vars", {})
     folder = _held.enter_context(_folder())
     _hide_token()
-    with settings(), away():
+    with settings(), away(), _patience(folder):
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,
@@ -105,6 +114,35 @@ def away() -> Iterator[None]:
         os.environ[variable] = str(Path(os.environ[variable]).absolute())
     with chdir("/"):
         yield
+
+
+@contextmanager
+def _patience(folder: Path) -> Iterator[None]:
+    """For a call of `ray.init`: its question whether the node has registered is answered after START_S at the latest.
+    UserError if it has not by then."""
+    ask, deadline = services.get_node, time.monotonic() + START_S
+
+    def ask_until_then(gcs_address: str, node_id: str) -> dict[str, Any]:
+        while True:
+            try:
+                return ask(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = ask_until_then
+    try:
+        yield
+    except Exception as error:
+        if STARTS_LATE not in str(error):
+            raise
+        raise UserError(
+            f"Ray did not start within {START_S:g} s. Its processes may be short of processor time or memory; their "
+            f"logs are below {folder}/session_latest/logs. Start the run again when the machine is less busy"
+        ) from error
+    finally:
+        services.get_node = ask
 
 
 def all_running() -> dict[str, str]:

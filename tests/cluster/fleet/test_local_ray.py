@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from actors.process.preparation import START_FOLDER
 from cluster.errors import UserError
@@ -172,6 +172,38 @@ def test_ray_is_told_of_loopback_of_its_folder_and_of_its_patience_only_while_it
     lock = local_ray._lock(folder)
     assert lock is not None, "the lock is given back when the cluster could not be started"
     os.close(lock)
+
+
+@pytest.fixture
+def slow_node(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ray's node registers at the third question."""
+    asked: list[str] = []
+
+    def get_node(gcs_address: str, node_id: str) -> dict[str, str]:
+        asked.append(node_id)
+        if len(asked) < 3:
+            raise RuntimeError("not yet")
+        return {"node_id": node_id}
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    return asked
+
+
+def test_a_node_that_registers_late_is_waited_for(slow_node: list[str], tmp_path: Path) -> None:
+    original = services.get_node
+    with local_ray._patience(tmp_path):
+        assert services.get_node("127.0.0.1:1", "node") == {"node_id": "node"}
+    assert slow_node == ["node"] * 3 and services.get_node is original
+
+
+def test_a_node_that_never_registers_is_refused_with_its_logs(slow_node, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local_ray, "START_S", 0.0)
+    with pytest.raises(UserError, match=f"within 0 s.*{tmp_path}"), local_ray._patience(tmp_path):
+        with pytest.raises(RuntimeError):
+            services.get_node("127.0.0.1:1", "node")
+        raise Exception("The current node timed out during startup. This could happen because ...")
+    with pytest.raises(KeyError), local_ray._patience(tmp_path):
+        raise KeyError("another error passes as it is")
 
 
 def test_a_token_named_by_a_relative_path_is_found_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
