@@ -309,7 +309,8 @@ def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[
     kind = device_of(device or 80.0)
     origin = (
         f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
-        f"{kind.name} a party, every turn at its limit, every group kept; give --run for times of your own machines"
+        f"{kind.name} a party, every turn at its limit, every group kept, no time in environments and replays; "
+        "give --run for times of your own machines"
     )
     return counted(size, config, kind), origin
 

@@ -9,7 +9,8 @@ values of its own sequence:
     publish   the weights' bytes at `PUBLISHED`
 
 The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
-those of a data sheet times a share that is usual. A run's own figures are better in every respect.
+those of a data sheet times a share that is usual. What an environment takes for its steps and replays is not counted.
+A run's own figures are better in every respect.
 """
 
 from __future__ import annotations
