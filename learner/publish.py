@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from actors.messages import TensorEntry, WeightBundle
 from actors.weight_group import WeightGroup
 from actors.weights import checksum
-from learner.kernels.attention import Layout
+from learner.kernels.layout import Layout
 from learner.kernels.packing import pack
 from learner.policy.lora import merged, published_name
 from learner.policy.model import Policy, one_layer_at_a_time

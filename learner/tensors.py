@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learner.batching import MicroBatch, OptimizerStep, Row
 from learner.config import ObjectiveConfig
-from learner.kernels.attention import Layout
+from learner.kernels.layout import Layout
 from learner.objective.components import StepSize
 from learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
 

@@ -15,7 +15,6 @@ Invariants:
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,12 +108,3 @@ def open_loggers(
 
     makers: dict[str, Callable[[], RunLogger]] = {"tensorboard": tensorboard, "wandb": wandb}
     return [makers[logger]() for logger in config.loggers]
-
-
-def named_figures(registry: Registry, flat: Flat) -> dict[str, float]:
-    """The figures that have a value, under `SECTION/KEY`."""
-    return {
-        f"{registry.section_of(key)}/{key}": float(value)
-        for key, value in flat.items()
-        if value is not None and math.isfinite(value)
-    }

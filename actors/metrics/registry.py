@@ -18,7 +18,9 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
 from actors.lookup import nearest
@@ -47,6 +49,14 @@ class Registry:
         if name not in self.specs:
             raise ValueError(f"unknown metric `{name}`{nearest(name, self.specs)}")
         return self.specs[name]
+
+    def named(self, flat: Mapping[str, float | None]) -> dict[str, float]:
+        """The figures of a step that have a value, under `SECTION/KEY`; ValueError for an unknown key."""
+        return {
+            f"{self.section_of(key)}/{key}": float(value)
+            for key, value in flat.items()
+            if value is not None and math.isfinite(value)
+        }
 
     def section_of(self, key: str) -> Section:
         """The section of the first metric that a flat key feeds. Raises ValueError if it feeds none."""

@@ -13,7 +13,6 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from actors.metrics.loggers import named_figures
 from actors.metrics.registry import Registry
 from actors.metrics.series import Flat
 
@@ -35,7 +34,7 @@ class TensorBoardLog:
     def step(self, step: int, flat: Flat) -> None:
         """Takes the flat figures of a training step."""
         event = Event(step=step, wall_time=time.time())
-        for name, value in named_figures(self._registry, flat).items():
+        for name, value in self._registry.named(flat).items():
             event.summary.value.add(tag=name, simple_value=value, metadata=self._description(name))
         self._writer.add_event(event)
         self._writer.flush()  # a killed process leaves every step before its last checkpoint

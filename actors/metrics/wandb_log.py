@@ -16,7 +16,6 @@ from typing import Any
 import wandb
 
 from actors.config import RecorderConfig
-from actors.metrics.loggers import named_figures
 from actors.metrics.registry import Registry
 from actors.metrics.series import Flat
 from actors.process.disk import write_whole
@@ -41,7 +40,7 @@ class WandbLog:
     def step(self, step: int, flat: Flat) -> None:
         """Takes the flat figures of a training step."""
         if step > self._last:
-            self._run.log(named_figures(self._registry, flat), step=step)
+            self._run.log(self._registry.named(flat), step=step)
             self._last = step
             self._keep()
 

@@ -22,7 +22,7 @@ from benchmarks.learner.random_work import random_groups
 from learner.batching import to_rows
 from learner.config import ObjectiveConfig
 from learner.kernels import attention
-from learner.kernels.attention import Layout
+from learner.kernels.layout import Layout
 from learner.kernels.packing import Forest, pack
 
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2}

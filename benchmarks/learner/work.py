@@ -21,9 +21,9 @@ from envs.episode import Episode
 from envs.format import well_formed
 from envs.registry import make
 from learner.config import LoraSettings
-from learner.kernels.attention import Layout
 from learner.kernels.gated import use_gated_blocks
 from learner.kernels.head import log_probabilities
+from learner.kernels.layout import Layout
 from learner.kernels.linear import use_fast_products
 from learner.policy.model import Policy, shard
 from learner.trainer import Trainer

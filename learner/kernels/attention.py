@@ -15,18 +15,16 @@ A layer that needs more than scaling (soft caps, sinks, dropout) is refused by n
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from actors.process.compile_cache import own_compile_cache
-from learner.kernels.block_attention import Block, Plan, blocks
-from learner.kernels.packing import Forest
+from learner.kernels.block_attention import Plan
+from learner.kernels.layout import Layout
 from learner.kernels.plain import row_attention
 
 logger = logging.getLogger(__name__)
@@ -39,35 +37,6 @@ TILE = 128
 """Number of queries, and of keys, in a block of FlexAttention's mask."""
 
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """A `Forest` on the device. `position_ids` and `ends`: (num_tokens,) int64; see
-    `learner.kernels.packing.Forest`."""
-
-    position_ids: Tensor
-    ends: Tensor
-    rows: tuple[np.ndarray, ...]
-    """Per row, the indices of its tokens in the layout, in order."""
-    blocks: tuple[Block, ...]
-    """Blocks of queries and keys; empty unless on CPU."""
-    longest: int
-    """Tokens of the longest row."""
-    block_masks: dict[int, Any] = field(default_factory=dict)
-    """FlexAttention's block masks by sliding window (0: no window), computed once for all layers."""
-
-    @classmethod
-    def of(cls, forest: Forest, device: torch.device) -> "Layout":
-        """The layout of `forest` on `device`."""
-        positions, ends = (torch.from_numpy(array).to(device) for array in (forest.position_ids, forest.ends))
-        found = tuple(blocks(forest)) if device.type == "cpu" else ()
-        return cls(positions, ends, forest.places, found, int(forest.position_ids.max(initial=-1)) + 1)
-
-    def sees(self, query: Tensor, key: Tensor, window: int = 0) -> Tensor:
-        """The mask rule: whether tokens at `query` attend to tokens at `key` (int64 indices, shapes that broadcast)."""
-        seen = (key <= query) & (query < self.ends[key])
-        return seen & (self.position_ids[query] - self.position_ids[key] < window) if window else seen
 
 
 @torch.compiler.disable

@@ -5,18 +5,15 @@ layers and gated blocks. They are slower and need more memory: attention is comp
 shared tokens are computed once per row, and the head computes all logits at once. The same tests cover both forms.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-if TYPE_CHECKING:
-    from learner.kernels.attention import Layout
+from learner.kernels.layout import Layout
 
 
-def row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: "Layout", window: int) -> Tensor:
+def row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
     """Causal attention within every row, over the last `window` tokens if `window` is not 0.
 
     Query (1, num_heads, num_tokens, head_size), key and value with their own heads; returns (1, num_tokens, num_heads,

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from learner.config import LearnerConfig
-from learner.kernels.attention import Layout
+from learner.kernels.layout import Layout
 from learner.objective.objectives import value_loss
 from learner.policy.model import equip, hidden_states, load_model, local, reshard, shard
 from learner.tensors import Batch, Inputs

@@ -33,8 +33,8 @@ from transformers import PreTrainedModel
 from actors.model_folder import load_model_folder
 from actors.process.compile_cache import own_compile_cache
 from learner.config import LearnerConfig, LoraSettings
-from learner.kernels.attention import Layout
 from learner.kernels.choice import KERNELS
+from learner.kernels.layout import Layout
 from learner.kernels.packing import MIN_SAVED, pack
 from learner.policy.lora import add_adapters
 

@@ -9,7 +9,8 @@ from learner import memory
 from learner.config import LearnerConfig
 from learner.decomposition.statistics import MAX_GRADIENTS
 from learner.kernels import block_attention
-from learner.kernels.attention import NAME, Layout
+from learner.kernels.attention import NAME
+from learner.kernels.layout import Layout
 from learner.kernels.linear import use_fast_products
 from learner.kernels.packing import pack
 from learner.policy.model import decoder_layers, hidden_states

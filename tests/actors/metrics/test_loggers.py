@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
-from actors.metrics.loggers import Loggers, named_figures, open_loggers, require_packages
+from actors.metrics.loggers import Loggers, open_loggers, require_packages
 from cluster.cli import main
 from cluster.metrics import REGISTRY
 
@@ -36,9 +36,9 @@ def log(folder: Path, clock: int, steps: range, *loggers: str) -> None:
 
 
 def test_a_figure_is_named_by_its_section_and_key_and_left_out_without_a_value() -> None:
-    assert named_figures(REGISTRY, figures(2)) == {"Filter/kept_mass": 0.2, "Progress/time": 5.0}
+    assert REGISTRY.named(figures(2)) == {"Filter/kept_mass": 0.2, "Progress/time": 5.0}
     with pytest.raises(ValueError, match="did you mean"):
-        named_figures(REGISTRY, {"kept_mas": 1.0})
+        REGISTRY.named({"kept_mas": 1.0})
 
 
 def scalars(folder: Path) -> list[tuple[int, float]]:

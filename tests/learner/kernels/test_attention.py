@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3
 from learner.batching import Row, collate, to_rows
 from learner.config import LearnerConfig, ObjectiveConfig
 from learner.kernels import attention, head
-from learner.kernels.attention import TILE, Layout, block_mask, mask_rule, packed_attention, plain_attention
+from learner.kernels.attention import TILE, block_mask, mask_rule, packed_attention, plain_attention
 from learner.kernels.choice import KERNELS
+from learner.kernels.layout import Layout
 from learner.kernels.packing import pack
 from learner.objective.components import StepSize
 from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights

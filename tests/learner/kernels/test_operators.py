@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from actors.process.private_operators import private_operator
 from learner.kernels import attention
-from learner.kernels.attention import Layout
+from learner.kernels.layout import Layout
 from learner.kernels.linear import product, serves
 from learner.kernels.operators import has_onednn_linear, silu_backward, softmax_backward_
 from learner.kernels.packing import pack
