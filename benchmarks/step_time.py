@@ -35,7 +35,7 @@ from benchmarks.control_plane.stand_ins import StandIns
 from cluster.config import RunConfig, load
 from cluster.fleet.fleet import Fleet
 from cluster.loop.coordinator import Coordinator
-from cluster.loop.state import LoopState
+from cluster.loop.persistence.state import LoopState
 from cluster.runs.folder import RunFolder
 from cluster.runs.timing.step_time import StepModel, fitted, observed
 

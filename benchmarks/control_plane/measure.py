@@ -43,8 +43,8 @@ from cluster.config import RunConfig, load
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.filtering import Filtering
-from cluster.loop.playing import PlayedGroup
-from cluster.loop.state import LoopState
+from cluster.loop.persistence.state import LoopState
+from cluster.loop.tickets.playing import PlayedGroup
 from cluster.metrics import REGISTRY
 
 WORKERS = (10, 100, 1000)

@@ -26,7 +26,7 @@ from cluster.fleet.bootstrap import connect, disconnect
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.initial_policy import prepare_model
-from cluster.loop.playing import Play
+from cluster.loop.tickets.playing import Play
 from cluster.runs.logs import log_folder
 
 BUSY = 16

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from actors.archive.reader import read_groups
 from cluster.control.ledger import DROPPED, FAILED, TRAINED, Ledger
-from cluster.loop.state import checkpoints, read_state
+from cluster.loop.persistence.state import checkpoints, read_state
 
 Rows = Counter[tuple[int, str]]
 """Number of rows of a ticket by (step of the part, decision)."""

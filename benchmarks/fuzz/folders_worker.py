@@ -86,7 +86,7 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
 
 def read_checkpoint(_: random.Random, folder: Path, valid: Path) -> None:
     """Reads a checkpoint as `squelch train --resume` does."""
-    from cluster.loop.state import read_state
+    from cluster.loop.persistence.state import read_state
     from learner import process_group
     from learner.checkpoint.folder import load_weights
 
@@ -192,7 +192,7 @@ def _import_for_the_forks() -> None:
     from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
     from cluster.commands.other_trainers import score_files  # noqa: F401
-    from cluster.loop import state  # noqa: F401
+    from cluster.loop.persistence import state  # noqa: F401
     from learner import trainer  # noqa: F401
 
     torch.set_num_threads(1)

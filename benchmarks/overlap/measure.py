@@ -39,7 +39,7 @@ from cluster.config import RunConfig, load
 from cluster.control.parties import Parties
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.loop.coordinator import Coordinator
-from cluster.loop.state import LoopState
+from cluster.loop.persistence.state import LoopState
 from cluster.metrics import REGISTRY
 from cluster.runs.timing.intervals import clip_intervals, union_seconds
 

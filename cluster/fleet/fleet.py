@@ -14,7 +14,7 @@ rollout workers and environment actors. A new worker is stale until it is known 
 the current weights and has passed the checks on them. It loads them beside the run; if a newer version is published
 meanwhile, the next update brings it the one after that, together with all others, so that no update ever waits for a
 worker that joins. Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made
-again by `cluster.loop.recovery`. This module does not import Ray: `Parties` creates the parties.
+again by `cluster.loop.learner_side.recovery`. This module does not import Ray: `Parties` creates the parties.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """The coordinator: issues tickets, waits for windows, calls filter and learner, and publishes the weights.
 
-The parts of one step, and the parties for which the coordinator waits:
+The parts of one step, and the parties for which the coordinator waits (modules are named from `cluster.loop`):
 
     part       the coordinator waits for   unblocked by                on time-out
-    window     every ticket of the step    environment actors          played again, or fails (cluster.loop.playing)
+    window     every ticket of the step    environment actors          played again, or fails (tickets.playing)
     filter     the decisions               filter service              it is ended and replaced
     rows       rows of the step            object store                the step is played again; then the run ends
-    train      every learner rank          learner                     recovery, see cluster.loop.learning
+    train      every learner rank          learner                     recovery, see learner_side.learning
     publish    every rollout worker        the worker's parity probe   the late worker is replaced
-    gradients  extra groups, every rank    see cluster.loop.decomposing  see there
-    steering   every rank                  see cluster.loop.steering   see there
+    gradients  extra groups, every rank    see learner_side.decomposing   see there
+    steering   every rank                  see learner_side.steering      see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
-    probe      the probe's tasks           environment actors          played again, or fails (cluster.loop.playing)
+    probe      the probe's tasks           environment actors          played again, or fails (tickets.playing)
     record     spans of players, workers   the same actors             the late actor's spans are missing
     archive    the previous step's part    disk                        the run ends; the path is named
     checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
@@ -50,20 +50,20 @@ from cluster.control.parties import Archive, Failed, MetricsSink, reason_of
 from cluster.control.scaling import Kind
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Supervisor, Watchdog
-from cluster.loop.archiving import Archiving
-from cluster.loop.checkpointing import Checkpointing
-from cluster.loop.decomposing import Decomposing
 from cluster.loop.filtering import Filtering
-from cluster.loop.journal import Journal
-from cluster.loop.learning import Learning, PlayAgain, learner_figures
-from cluster.loop.playing import Play, PlayedGroup
-from cluster.loop.probing import Probing
+from cluster.loop.learner_side.decomposing import Decomposing
+from cluster.loop.learner_side.learning import Learning, PlayAgain, learner_figures
+from cluster.loop.learner_side.steering import Steering
+from cluster.loop.persistence.archiving import Archiving
+from cluster.loop.persistence.checkpointing import Checkpointing
+from cluster.loop.persistence.journal import Journal
+from cluster.loop.persistence.state import LoopState, pack_ticket
 from cluster.loop.scaling import Scaling
 from cluster.loop.scoring import Scoring
-from cluster.loop.state import LoopState, pack_ticket
-from cluster.loop.steering import Steering
-from cluster.loop.validation import Validation
-from cluster.loop.window import Window
+from cluster.loop.tickets.playing import Play, PlayedGroup
+from cluster.loop.tickets.probing import Probing
+from cluster.loop.tickets.validation import Validation
+from cluster.loop.tickets.window import Window
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.summary import Outcome
 

@@ -20,8 +20,8 @@ from cluster.fleet.fleet import Fleet
 from cluster.fleet.ray_parties import RayParties
 from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.initial_policy import prepare_model
-from cluster.loop.playing import Play
-from cluster.loop.state import checkpoints, read_state
+from cluster.loop.persistence.state import checkpoints, read_state
+from cluster.loop.tickets.playing import Play
 from cluster.runs.folder import RunFolder
 from cluster.runs.logs import log_folder, quiet
 from learner.checkpoint.manifest import EXPORT

@@ -21,7 +21,7 @@ from cluster.control.parties import Died, Refused
 from cluster.errors import UserError
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
-from cluster.loop.playing import PlayedGroup
+from cluster.loop.tickets.playing import PlayedGroup
 
 FILTER_TIMEOUT_S = 60.0
 T = TypeVar("T")

@@ -48,9 +48,9 @@ from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.initial_policy import prepare_model
+from cluster.loop.persistence.state import LoopState, check_folder, checkpoints, read_state
+from cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from cluster.loop.pulse import Pulse, beating, limits
-from cluster.loop.state import LoopState, check_folder, checkpoints, read_state
-from cluster.loop.uploading import Uploads, open_uploads, watched
 from cluster.metrics import REGISTRY
 from cluster.package import installed_version, needs_extra
 from cluster.runs.ending import EndCause, Ending

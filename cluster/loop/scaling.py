@@ -27,7 +27,7 @@ from cluster.control.parties import LEARNER, Desk, Learner, PartyError
 from cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
-from cluster.loop.state import LoopState
+from cluster.loop.persistence.state import LoopState
 
 log = logging.getLogger(__name__)
 POLL_S = 20.0

@@ -24,7 +24,7 @@ from cluster.config import RunConfig
 from cluster.control.parties import Archive, Died, PartyError, Refused, Scorer, reason_of
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
-from cluster.loop.playing import PlayedGroup
+from cluster.loop.tickets.playing import PlayedGroup
 
 if TYPE_CHECKING:
     import pyarrow as pa

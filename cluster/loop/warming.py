@@ -48,9 +48,9 @@ from cluster.errors import UserError
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.fleet.waiting import within
-from cluster.loop.playing import Play
-from cluster.loop.ranks import Ranks
-from cluster.loop.state import checkpoint_dir, checkpoints
+from cluster.loop.learner_side.ranks import Ranks
+from cluster.loop.persistence.state import checkpoint_dir, checkpoints
+from cluster.loop.tickets.playing import Play
 from learner.checkpoint.manifest import read_loop
 from learner.config import CriticConfig, ObjectiveConfig
 from learner.warmup.corpus import Corpus

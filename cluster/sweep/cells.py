@@ -36,7 +36,7 @@ from typing import IO, Any, Literal, Protocol
 from actors.process.disk import write_whole
 from cluster.config import RunConfig, dump
 from cluster.errors import UserError
-from cluster.loop.state import check_folder
+from cluster.loop.persistence.state import check_folder
 from cluster.package import variables
 from cluster.runs.folder import SUMMARY, RunFolder
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished

@@ -6,7 +6,8 @@ is JSON, and no unpickler is involved.
     PATH/                   written under the name .NAME.partial, renamed once complete
       model.json            rank 0    format, names and shapes of all parameters, other properties that distinguish
                                       models, the algorithm, optimizer steps (`manifest`)
-      loop.json             rank 0    the caller's data; the coordinator may replace it later (`cluster.loop.state`)
+      loop.json             rank 0    the caller's data; the coordinator may replace it later
+                                      (`cluster.loop.persistence.state`)
       sharded/R-P.safetensors  each rank R, in parts P: its shards of every tensor (`shards`)
           MODULE/parameter/NAME             float32; MODULE is `policy`, or another trained module, e.g. `critic`
           MODULE/exp_avg/NAME, exp_avg_sq   AdamW's moments, of each parameter that it has updated

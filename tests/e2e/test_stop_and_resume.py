@@ -14,7 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from actors.archive.reader import read_events, read_groups, read_metrics
-from cluster.loop.state import checkpoints
+from cluster.loop.persistence.state import checkpoints
 from learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 

@@ -14,7 +14,7 @@ import pytest
 
 from actors.archive.reader import read_groups
 from cluster.config import load
-from cluster.loop.state import checkpoints
+from cluster.loop.persistence.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 

@@ -14,7 +14,7 @@ import pytest
 from actors.archive.reader import read_events, read_groups, read_metrics
 from cluster.cli import main
 from cluster.fleet import local_ray
-from cluster.loop.state import checkpoints
+from cluster.loop.persistence.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
 from tests.exposure import exposed, writable_by_others

@@ -14,7 +14,7 @@ from cluster.config import RunConfig, load
 from cluster.control.ledger import Ledger
 from cluster.fleet.fleet import Fleet
 from cluster.loop.coordinator import Coordinator
-from cluster.loop.state import LoopState, checkpoints, read_state
+from cluster.loop.persistence.state import LoopState, checkpoints, read_state
 from cluster.metrics import REGISTRY
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, FakeParties, World

@@ -96,7 +96,7 @@ def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[int, int, Path |
     Raises:
         UserError: there are no such weights; the text names the steps that exist.
     """
-    from cluster.loop.state import read_state
+    from cluster.loop.persistence.state import read_state
 
     folder = RunFolder(run_dir)
     saved, played = folder.checkpoints(), set(folder.steps())

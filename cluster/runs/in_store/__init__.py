@@ -5,5 +5,5 @@
     mirror    sends what is closed, then the manifest; makes a folder from the newest manifest
     reading   the newest state as files that can only be read, on a host that has no folder of the run
 
-`cluster.loop.uploading` decides when a run does so; `actors.archive.store` and `bucket` are the stores.
+`cluster.loop.persistence.uploading` decides when a run does so; `actors.archive.store` and `bucket` are the stores.
 """

@@ -18,7 +18,7 @@ from cluster.config import load
 from cluster.control.parties import Refused
 from cluster.errors import UserError
 from cluster.loop import run
-from cluster.loop.state import LoopState, check_folder
+from cluster.loop.persistence.state import LoopState, check_folder
 from cluster.package import installed_version
 from cluster.runs.ending import EndCause, Ending
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cluster.control.scaling import By, Kind, Request
 from cluster.loop.coordinator import Coordinator
-from cluster.loop.state import LoopState
+from cluster.loop.persistence.state import LoopState
 from cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, Fault, World

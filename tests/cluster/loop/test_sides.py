@@ -18,9 +18,9 @@ from actors.filter.windows import make_window
 from actors.metrics.exporter import Recorder
 from cluster.control.parties import Died, Failed, Refused
 from cluster.errors import UserError
-from cluster.loop.archiving import Archiving
 from cluster.loop.filtering import Filtering
-from cluster.loop.journal import Journal
+from cluster.loop.persistence.archiving import Archiving
+from cluster.loop.persistence.journal import Journal
 from cluster.metrics import REGISTRY
 from tests.fakes import clock
 

@@ -12,7 +12,7 @@ import pytest
 from cluster.control.parties import Died
 from cluster.errors import UserError
 from cluster.loop import warming
-from cluster.loop.state import checkpoints
+from cluster.loop.persistence.state import checkpoints
 from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
 from learner.batching import Row
 from learner.warmup.corpus import Corpus

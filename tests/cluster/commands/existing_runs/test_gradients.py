@@ -24,7 +24,7 @@ from cluster.commands.existing_runs.gradients import (
 )
 from cluster.config import dump, load
 from cluster.errors import UserError
-from cluster.loop.state import LoopState, checkpoint_dir
+from cluster.loop.persistence.state import LoopState, checkpoint_dir
 from learner.decomposition.statistics import Decomposition, GroupFigures, summarise_bucket
 from tests.learner.checkpoint.hostile import write_older
 

@@ -14,7 +14,7 @@ from actors.archive.store import LocalStore, Store
 from cluster.commands.arguments import place_of
 from cluster.commands.existing_runs.status import status
 from cluster.errors import UserError
-from cluster.loop.state import checkpoints, prune
+from cluster.loop.persistence.state import checkpoints, prune
 from cluster.runs.folder import RunFolder
 from cluster.runs.in_store.manifest import (
     Manifest,

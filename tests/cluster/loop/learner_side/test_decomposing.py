@@ -11,8 +11,8 @@ import pytest
 
 from actors.records import Group, GroupSummary, Task, Ticket, summarise
 from cluster.config import RunConfig, load
-from cluster.loop.decomposing import Decomposing
-from cluster.loop.playing import PlayedGroup
+from cluster.loop.learner_side.decomposing import Decomposing
+from cluster.loop.tickets.playing import PlayedGroup
 from learner.decomposition.statistics import Decomposition
 from tests.cluster.commands.existing_runs.test_gradients import trajectory
 

@@ -23,13 +23,13 @@ from actors.filter.metrics import RHO_PLACES
 from cluster.config import RunConfig
 from cluster.control.candidates import Alignment, alignment
 from cluster.control.kept_share import Interval, KeptShare, Move, grid_of
-from cluster.loop.decomposing import comparable
-from cluster.loop.journal import Journal
-from cluster.loop.learning import Learning
-from cluster.loop.playing import PlayedGroup
+from cluster.loop.learner_side.decomposing import comparable
+from cluster.loop.learner_side.learning import Learning
+from cluster.loop.persistence.journal import Journal
+from cluster.loop.tickets.playing import PlayedGroup
 from learner.decomposition.statistics import MIN_SPLIT
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cluster.loop.steering")  # as driver.log names it
 FEWEST_GROUPS = 2
 """Fewest groups that a measurement needs; with one there is nothing to choose."""
 

@@ -9,7 +9,7 @@ from actors.filter.decisions import Decision, StepDecision
 from actors.filter.noise_metrics import noise_figures
 from actors.play.metrics import trajectory_figures
 from actors.records import GroupSummary, Ticket
-from cluster.loop.playing import PlayedGroup
+from cluster.loop.tickets.playing import PlayedGroup
 
 
 @dataclass

@@ -14,8 +14,8 @@ from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
 from cluster.config import UploadConfig, load
 from cluster.errors import UserError
-from cluster.loop import uploading
-from cluster.loop.uploading import Uploads, open_uploads
+from cluster.loop.persistence import uploading
+from cluster.loop.persistence.uploading import Uploads, open_uploads
 from cluster.metrics import REGISTRY
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.in_store.lease import acquire, this_process

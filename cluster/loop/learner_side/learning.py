@@ -1,9 +1,9 @@
 """The coordinator's side of the learner: every call to it, its recovery, and the limit on refused steps.
 
-The learner is one party, all of its ranks together. Each call is bounded and watched (`cluster.loop.ranks`). A call
-that finds a rank dead, failed or hung makes the weights again (`cluster.loop.recovery`) and is then repeated, so that
-its caller sees a longer call and nothing else. While groups are played, `beside` notices a dead rank at once; a frozen
-rank is noticed at the next call.
+The learner is one party, all of its ranks together. Each call is bounded and watched (`ranks`). A call that finds a
+rank dead, failed or hung makes the weights again (`recovery`) and is then repeated, so that its caller sees a longer
+call and nothing else. While groups are played, `beside` notices a dead rank at once; a frozen rank is noticed at the
+next call.
 
     call         the coordinator waits for        a rank is lost                       bad input
     train        every rank, the groups' rows     recovery, then again                 the run ends
@@ -50,18 +50,18 @@ from cluster.fleet.delivery import SenderLost
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog
 from cluster.fleet.waiting import bounded
-from cluster.loop.archiving import Archiving
-from cluster.loop.journal import Journal
-from cluster.loop.playing import FETCH_TIMEOUT_S, PlayedGroup
-from cluster.loop.ranks import Ranks
-from cluster.loop.recovery import LOST, Recovery, TrainedStep
-from cluster.loop.state import LoopState
+from cluster.loop.learner_side.ranks import Ranks
+from cluster.loop.learner_side.recovery import LOST, Recovery, TrainedStep
+from cluster.loop.persistence.archiving import Archiving
+from cluster.loop.persistence.journal import Journal
+from cluster.loop.persistence.state import LoopState
+from cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
 from learner.decomposition.alignment import HalfGram
 from learner.decomposition.statistics import Decomposition
 from learner.metrics import publication_figures
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log = logging.getLogger("cluster.loop.learning")  # as driver.log names it
 ROOM_S = 30.0
 """Seconds within which the cluster must say what is free."""
 

@@ -22,7 +22,7 @@ count as no restart. Bad input (`Refused`) ends the run at once.
 The version that rollout workers were told last is gathered again and its checksum compared. If the two are equal, the
 loss cost nothing but time: the same version is offered to workers that join later. If they differ (fewer ranks add up
 in another order, or a kernel is not deterministic), the weights that workers sampled from exist nowhere; `remade` is
-then set until the new weights are published under a higher version (`cluster.loop.learning`).
+then set until the new weights are published under a higher version (`learning`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from actors.messages import StepReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.parties import LEARNER, Died, Failed, Payload, Refused
 from cluster.fleet.fleet import Fleet
-from cluster.loop.archiving import Archiving
-from cluster.loop.journal import Journal
-from cluster.loop.ranks import Ranks
-from cluster.loop.state import checkpoints
+from cluster.loop.learner_side.ranks import Ranks
+from cluster.loop.persistence.archiving import Archiving
+from cluster.loop.persistence.journal import Journal
+from cluster.loop.persistence.state import checkpoints
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cluster.loop.recovery")  # as driver.log names it
 LOST = (Died, Failed, TimeoutError)
 """Errors after which the ranks are of no more use, except `Refused`."""
 ROOM_POLL_S = 1.0

@@ -6,7 +6,7 @@ import pytest
 from actors.process.disk import partial_path
 from actors.records import Task, Ticket
 from cluster.errors import UserError
-from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
+from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
 from envs.config import EnvironmentConfig
 from tests.disk import files_of_at_most
 

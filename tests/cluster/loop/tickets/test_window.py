@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from actors.config import FilterConfig
 from actors.play.metrics import trajectory_figures
 from actors.records import Task, Ticket
-from cluster.loop.window import Window
+from cluster.loop.tickets.window import Window
 from cluster.metrics import REGISTRY
 from tests.actors.filter.test_metrics import CONFIGS, GROUPS, decide
 

@@ -1,7 +1,7 @@
 """Validation during training: the same fixed tasks each time, one trajectory per task (paper, appendix B.2).
 
 The weights do not change during a validation, because no version is published before it ends. It waits for the
-environment actors; a dead actor is replaced and its share of the tasks is played again (`cluster.loop.playing`).
+environment actors; a dead actor is replaced and its share of the tasks is played again (`playing`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from actors.diagnosis.uncertainty import wilson_interval
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
-from cluster.loop.playing import Play
-from cluster.loop.state import LoopState
+from cluster.loop.persistence.state import LoopState
+from cluster.loop.tickets.playing import Play
 from cluster.runs.gain import gain_interval
 
 

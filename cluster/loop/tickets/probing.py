@@ -7,7 +7,7 @@ at every reading. They are played while no version is published, so that one ver
 neither in the ledger nor in the archive. The scorer reads them while training goes on (`cluster.loop.scoring`).
 
     waits for        unblocked by         on time-out or death
-    the tasks        environment actors   the ticket is played again or fails (cluster.loop.playing)
+    the tasks        environment actors   the ticket is played again or fails (cluster.loop.tickets.playing)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
-from cluster.loop.playing import Play, PlayedGroup
+from cluster.loop.tickets.playing import Play, PlayedGroup
 
 
 class Probing:

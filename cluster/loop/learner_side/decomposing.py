@@ -6,7 +6,7 @@ on, so that it uses up no training task. Their tickets are neither in the ledger
 the step's metrics and, for each group, in `runs/<name>/gradients/step-NNNNNN.json`.
 
     waits for         unblocked by          on time-out
-    extra groups      environment actors    the ticket is played again or fails (cluster.loop.playing)
+    extra groups      environment actors    the ticket is played again or fails (cluster.loop.tickets.playing)
     every rank        learner               step_timeout_s per group; the run ends and names the late rank
 """
 
@@ -24,11 +24,11 @@ from actors.process.disk import write_whole
 from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
-from cluster.loop.learning import Learning
-from cluster.loop.playing import Play, PlayedGroup
+from cluster.loop.learner_side.learning import Learning
+from cluster.loop.tickets.playing import Play, PlayedGroup
 from learner.decomposition.statistics import Decomposition
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cluster.loop.decomposing")  # as driver.log names it
 FOLDER = "gradients"
 
 

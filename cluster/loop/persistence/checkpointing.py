@@ -2,7 +2,7 @@
 it exists completely or not at all.
 
 The loop waits for the previous part of the archive, then for every learner rank and the disk. Ranks that are lost
-meanwhile are recovered (`cluster.loop.learning`); if the disk refuses, the run ends and names the path.
+meanwhile are recovered (`cluster.loop.learner_side.learning`); if the disk refuses, the run ends and names the path.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 from cluster.config import RunConfig
-from cluster.loop.archiving import Archiving
-from cluster.loop.journal import Journal
-from cluster.loop.learning import Learning
-from cluster.loop.state import LoopState, amend, checkpoint_dir, checkpoints, prune
+from cluster.loop.learner_side.learning import Learning
+from cluster.loop.persistence.archiving import Archiving
+from cluster.loop.persistence.journal import Journal
+from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
 
 
 class Checkpointing:
