@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cluster.control.parties import Died, Failed
+from cluster.control.party_errors import Died, Failed
 
 HEADER = 8
 """Bytes of a message's length."""

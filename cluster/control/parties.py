@@ -1,12 +1,8 @@
 """The parties of a run as protocols: the calls that the loop makes to the actors and services. Pure.
 
 `cluster.fleet.ray_parties` implements them as Ray actors; the tests run the same loop with in-process parties. A call
-to a party ends in one of four ways:
-
-    a value
-    `Died`       the party's process is gone; the call's work is lost, and a successor may be started
-    `Failed`     the party raised an error and lives; its subclass `Refused` says that the input was wrong (ValueError)
-    never        callers bound every call (`cluster.fleet.waiting`); after the bound a TimeoutError names the party
+to a party returns a value, raises an error of `cluster.control.party_errors`, or never ends: callers bound every call
+(`cluster.fleet.waiting`), and after the bound a TimeoutError names the party.
 
 A cancelled call is cancelled in the party too where that is possible; its result is never used.
 """
@@ -34,36 +30,6 @@ LEARNER = "learner"
 """The learner's name, in events and in what `Parties.leaving` returns."""
 Payload = Any
 """Reference to a group's rows; `Payloads.fetch` resolves it."""
-
-
-class PartyError(RuntimeError):
-    """A party's call ended without a value."""
-
-
-class Died(PartyError):
-    """The party's process is gone."""
-
-
-class Failed(PartyError):
-    """The party raised an error and lives. `cause`: that error."""
-
-    def __init__(self, message: str, cause: BaseException) -> None:
-        super().__init__(message)
-        self.cause = cause
-
-    @property
-    def reason(self) -> str:
-        """The last line of the party's error, without the traceback."""
-        return (str(self.cause).strip() or repr(self.cause)).splitlines()[-1]
-
-
-class Refused(Failed):
-    """The party refused its input (ValueError): the user can correct it."""
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a call ended without a value, for a message: without the traceback of the party's process."""
-    return error.reason if isinstance(error, Failed) else str(error) or repr(error)
 
 
 class Party(Protocol):

@@ -32,7 +32,8 @@ from actors.config import RolloutConfig
 from actors.messages import Backend, GroupSeat, UpdateReport, WeightBundle
 from cluster.config import Transfer
 from cluster.control.membership import Member
-from cluster.control.parties import Died, Learner, Worker
+from cluster.control.parties import Learner, Worker
+from cluster.control.party_errors import Died
 from cluster.fleet.waiting import outcomes
 
 log = logging.getLogger(__name__)

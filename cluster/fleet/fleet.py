@@ -31,19 +31,8 @@ from actors.messages import UpdateReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import (
-    Died,
-    Failed,
-    Filter,
-    Learner,
-    Parties,
-    Party,
-    PartyError,
-    Player,
-    Scorer,
-    Worker,
-    reason_of,
-)
+from cluster.control.parties import Filter, Learner, Parties, Party, Player, Scorer, Worker
+from cluster.control.party_errors import Died, Failed, PartyError, reason_of
 from cluster.control.restarts import RestartBudget
 from cluster.control.scaling import Kind, start_names
 from cluster.fleet.delivery import Delivery

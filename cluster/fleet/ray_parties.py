@@ -36,7 +36,8 @@ from actors.records import GroupSummary, Ticket
 from actors.rollout.worker import RolloutWorker
 from actors.scorer.actor import ScorerActor
 from cluster.config import RunConfig
-from cluster.control.parties import LEARNER, Died, Failed, Payload, Refused, Worker
+from cluster.control.parties import LEARNER, Payload, Worker
+from cluster.control.party_errors import Died, Failed, Refused
 from cluster.control.scaling import Answer, Kind, Request
 from cluster.fleet import desk
 from cluster.fleet.placement import Placement, alive_nodes, may_grow

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.control.membership import FINAL, Member, Membership
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import PartyError, Worker
+from cluster.control.parties import Worker
+from cluster.control.party_errors import PartyError
 from cluster.control.scaling import WORDS, By, Kind, Request, free_names, leavers, start_counts
 from cluster.fleet.waiting import bounded
 

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 from actors.process.progress import Progress
 from cluster.control.membership import Member
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import PartyError, Scorer, Single, reason_of
+from cluster.control.parties import Scorer, Single
+from cluster.control.party_errors import PartyError, reason_of
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 

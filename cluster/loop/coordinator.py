@@ -46,7 +46,8 @@ from cluster.control.admission import Admission, TicketSource
 from cluster.control.early_stop import EarlyStop
 from cluster.control.gaming import Gaming, kept_variance
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
-from cluster.control.parties import Archive, Failed, MetricsSink, reason_of
+from cluster.control.parties import Archive, MetricsSink
+from cluster.control.party_errors import Failed, reason_of
 from cluster.control.scaling import Kind
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Supervisor, Watchdog

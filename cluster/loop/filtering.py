@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from actors.filter.decisions import StepDecision
-from cluster.control.parties import Died, Refused
+from cluster.control.party_errors import Died, Refused
 from cluster.errors import UserError
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded

@@ -29,7 +29,7 @@ from actors.pretrained.source import resolved
 from actors.process.folders import file_digest
 from actors.text.shipped_templates import with_template
 from cluster.config import RunConfig
-from cluster.control.parties import Failed, PartyError
+from cluster.control.party_errors import Failed, PartyError
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import (
     build_tiny_policy,

@@ -41,7 +41,7 @@ from actors.play.replaying import notes_on_replays
 from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, load
-from cluster.control.parties import Failed, Refused
+from cluster.control.party_errors import Failed, Refused
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from cluster.fleet.fleet import Fleet, party_names

@@ -23,7 +23,8 @@ from contextlib import asynccontextmanager
 from cluster.config import RunConfig
 from cluster.control.autoscaling import Autoscaling, StepTimes
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import LEARNER, Desk, Learner, PartyError
+from cluster.control.parties import LEARNER, Desk, Learner
+from cluster.control.party_errors import PartyError
 from cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded

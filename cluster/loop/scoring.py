@@ -21,7 +21,8 @@ from actors.diagnosis.probe_alarm import ProbeAlarm
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
-from cluster.control.parties import Archive, Died, PartyError, Refused, Scorer, reason_of
+from cluster.control.parties import Archive, Scorer
+from cluster.control.party_errors import Died, PartyError, Refused, reason_of
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 from cluster.loop.tickets.playing import PlayedGroup

@@ -27,7 +27,7 @@ from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, Weig
 from actors.process.progress import Progress
 from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from cluster.config import RunConfig
-from cluster.control.parties import Died, Failed, Refused
+from cluster.control.party_errors import Died, Failed, Refused
 from cluster.control.scaling import Answer, Kind, Request
 from learner.batching import Row
 from learner.decomposition.alignment import HalfGram

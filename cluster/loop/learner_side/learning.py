@@ -45,7 +45,8 @@ from typing import Any, TypeVar
 from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
-from cluster.control.parties import Died, Failed, PartyError, Payload, Refused, reason_of
+from cluster.control.parties import Payload
+from cluster.control.party_errors import Died, Failed, PartyError, Refused, reason_of
 from cluster.fleet.delivery import SenderLost
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog

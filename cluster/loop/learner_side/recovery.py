@@ -36,7 +36,8 @@ from pathlib import Path
 
 from actors.messages import StepReport, WeightBundle
 from cluster.config import RunConfig
-from cluster.control.parties import LEARNER, Died, Failed, Payload, Refused
+from cluster.control.parties import LEARNER, Payload
+from cluster.control.party_errors import Died, Failed, Refused
 from cluster.fleet.fleet import Fleet
 from cluster.loop.learner_side.ranks import Ranks
 from cluster.loop.persistence.archiving import Archiving

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cluster.control.parties import Archive, Died, MetricsSink
+from cluster.control.parties import Archive, MetricsSink
+from cluster.control.party_errors import Died
 from cluster.fleet.fleet import UP, Fleet
 from cluster.fleet.waiting import outcomes
 from cluster.loop.scoring import Scoring

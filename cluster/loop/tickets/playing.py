@@ -29,7 +29,8 @@ from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from cluster.config import RunConfig
 from cluster.control.membership import CutOff, Member, at_work
 from cluster.control.membership import MemberState as State
-from cluster.control.parties import Died, PartyError, Payload, Player, Worker
+from cluster.control.parties import Payload, Player, Worker
+from cluster.control.party_errors import Died, PartyError
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from cluster.config import load
-from cluster.control.parties import Died, Failed, PartyError, Refused
+from cluster.control.party_errors import Died, Failed, PartyError, Refused
 from cluster.fleet import ray_parties
 from cluster.fleet.ray_parties import RayLearner, RayParties, answered
 from learner.actor import RankLost

@@ -13,7 +13,7 @@ import pytest
 
 import benchmarks.faults
 from actors.process.progress import Progress
-from cluster.control.parties import Failed
+from cluster.control.party_errors import Failed
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
 from tests.fakes import clock

@@ -15,7 +15,7 @@ import pytest
 from actors.archive.store import ArchiveError
 from actors.metrics.loggers import Loggers
 from cluster.config import load
-from cluster.control.parties import Refused
+from cluster.control.party_errors import Refused
 from cluster.errors import UserError
 from cluster.loop import run
 from cluster.loop.persistence.state import LoopState, check_folder

@@ -11,7 +11,7 @@ import pytest
 
 from actors.archive.store import ArchiveError
 from cluster.config import load
-from cluster.control.parties import Died, Failed, Refused
+from cluster.control.party_errors import Died, Failed, Refused
 from cluster.errors import UserError
 from cluster.loop.run import _check_scorer
 from cluster.loop.scoring import Scoring

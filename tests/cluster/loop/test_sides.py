@@ -16,7 +16,7 @@ from actors.config import FilterConfig, RecorderConfig
 from actors.filter.measure import GroupStatistics
 from actors.filter.windows import make_window
 from actors.metrics.exporter import Recorder
-from cluster.control.parties import Died, Failed, Refused
+from cluster.control.party_errors import Died, Failed, Refused
 from cluster.errors import UserError
 from cluster.loop.filtering import Filtering
 from cluster.loop.persistence.archiving import Archiving

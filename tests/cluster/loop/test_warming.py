@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.control.parties import Died
+from cluster.control.party_errors import Died
 from cluster.errors import UserError
 from cluster.loop import warming
 from cluster.loop.persistence.state import checkpoints

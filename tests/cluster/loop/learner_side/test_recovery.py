@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.control.parties import Failed
+from cluster.control.party_errors import Failed
 from cluster.loop.coordinator import Coordinator
 from cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
