@@ -28,7 +28,7 @@ from cluster.loop.learner_side.learning import Learning
 from cluster.loop.tickets.playing import Play, PlayedGroup
 from learner.decomposition.statistics import Decomposition
 
-log = logging.getLogger("cluster.loop.decomposing")  # as driver.log names it
+log = logging.getLogger(__name__)
 FOLDER = "gradients"
 
 

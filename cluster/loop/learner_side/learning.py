@@ -62,7 +62,7 @@ from learner.decomposition.statistics import Decomposition
 from learner.metrics import publication_figures
 
 T = TypeVar("T")
-log = logging.getLogger("cluster.loop.learning")  # as driver.log names it
+log = logging.getLogger(__name__)
 ROOM_S = 30.0
 """Seconds within which the cluster must say what is free."""
 

@@ -44,7 +44,7 @@ from cluster.loop.persistence.archiving import Archiving
 from cluster.loop.persistence.journal import Journal
 from cluster.loop.persistence.state import checkpoints
 
-log = logging.getLogger("cluster.loop.recovery")  # as driver.log names it
+log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)
 """Errors after which the ranks are of no more use, except `Refused`."""
 ROOM_POLL_S = 1.0

@@ -29,7 +29,7 @@ from cluster.loop.persistence.journal import Journal
 from cluster.loop.tickets.playing import PlayedGroup
 from learner.decomposition.statistics import MIN_SPLIT
 
-log = logging.getLogger("cluster.loop.steering")  # as driver.log names it
+log = logging.getLogger(__name__)
 FEWEST_GROUPS = 2
 """Fewest groups that a measurement needs; with one there is nothing to choose."""
 

@@ -38,7 +38,7 @@ from envs.settings import Settings
 from envs.untrusted.files import Unreadable, read_bounded, reason
 from envs.untrusted.text import parse_object
 
-log = logging.getLogger("cluster.runs.lease")  # as driver.log names it
+log = logging.getLogger(__name__)
 FOLDER = "lease"
 MAX_BYTES = 64 << 10
 ATTEMPTS = 5

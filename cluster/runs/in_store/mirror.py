@@ -50,7 +50,7 @@ from cluster.runs.in_store.manifest import (
 from envs.untrusted.files import read_bytes, reason
 from envs.untrusted.text import parse_object
 
-log = logging.getLogger("cluster.runs.mirror")  # as driver.log names it
+log = logging.getLogger(__name__)
 MARK = ".store.json"
 """File of a run's folder with the id under which manifests know it. A copy of the folder elsewhere has another."""
 NOT_SENT = ("log/",)
