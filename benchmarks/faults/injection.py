@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.faults.plan import DRIVER, Fault
-from tests.e2e.hosts import Hosts
+from tests.e2e.hosts import PREFIX, Hosts
 
 STOPPED_S, RUNNING_S = 0.4, 0.1
 """Of each half second a slow process runs a fifth."""
@@ -33,9 +33,10 @@ UNDO_S = 60.0
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk of `DISK_MIB` of its own, mounted at the folder."""
+    """A disk of `DISK_MIB` of its own, mounted at the folder; `remove_leftovers` knows it by its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "none", str(folder)], check=True, timeout=20)
+    disk = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m", f"{PREFIX}-{os.getpid()}"]
+    subprocess.run(["mount", *disk, str(folder)], check=True, timeout=20)
     try:
         yield folder
     finally:

@@ -214,7 +214,10 @@ def _connect(driver: Host, others: list[Host]) -> None:
 
 
 def remove_leftovers() -> None:
-    """Removes the hosts of test processes that were killed."""
+    """Removes the hosts and the disks of test processes that were killed."""
+    for disk in psutil.disk_partitions(all=True):
+        if disk.device.startswith(f"{PREFIX}-") and not psutil.pid_exists(int(disk.device.split("-")[2])):
+            subprocess.run(["umount", "--lazy", disk.mountpoint], check=True, timeout=20)
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20, check=True).stdout
     for namespace in [line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")]:
         if psutil.pid_exists(int(namespace.split("-")[2])):
