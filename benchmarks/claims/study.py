@@ -1,7 +1,8 @@
 """Every claim of the paper that this scale can carry: its runs, its statistic, and the verdict.
 
 python -m benchmarks.claims --list [--only WORD ...]
-python -m benchmarks.claims --run [--only WORD ...] [--minutes N] [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m benchmarks.claims --run [--only WORD ...] [--minutes N] [--parallel N]
+    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m benchmarks.claims [--quick] [--json] [--write]
 
 `--list` prints the cells in order of value, with the minutes that each is expected to take on two idle cores. `--run`

@@ -1,9 +1,9 @@
 """Cells of a study: training runs in a fixed order, started within a time box, continued, and condensed once finished.
 
 A cell is an ordinary run, `squelch train`, whose name depends only on the study and the cell. `run` starts the open
-cells in their order. When the time is over, the cell under way finishes its step and saves a checkpoint, from which the
-next call continues it. A finished cell is condensed into one small file (`benchmarks.studies.kept`); a cell with such a
-file is done, also where its run folder no longer exists.
+cells in their order, some at a time. When the time is over, the cells under way finish their step and save a
+checkpoint, from which the next call continues them. A finished cell is condensed into one small file
+(`benchmarks.studies.kept`); a cell with such a file is done, also where its run folder no longer exists.
 
     party          waits for         unblocked by                        on time-out
     run            a cell            the end of its process              `minutes`: the cell saves a checkpoint, ends;
@@ -122,8 +122,16 @@ def keep(study: Study, cell: StudyCell, folder: Path) -> Path:
     return write(study.file(cell), found)
 
 
-def run(study: Study, cells: Sequence[StudyCell], runs_dir: str, minutes: float | None, words: Sequence[str]) -> int:
-    """Runs the open cells in order, until `minutes` are over; returns the exit code: 0 unless a cell failed.
+def run(
+    study: Study,
+    cells: Sequence[StudyCell],
+    runs_dir: str,
+    minutes: float | None,
+    words: Sequence[str],
+    parallel: int = 1,
+) -> int:
+    """Runs the open cells in order, `parallel` at a time, until `minutes` are over; returns the exit code: 0 unless a
+    cell failed.
 
     Raises:
         UserError: a setting or folder is wrong, or a model cannot be used.
@@ -138,8 +146,8 @@ def run(study: Study, cells: Sequence[StudyCell], runs_dir: str, minutes: float 
     for cell in wanted:
         if is_finished(runs[cell.name].folder):
             keep(study, cell, runs[cell.name].folder)
-    sweep = Sweep(plan, KeepingRunner(study, {cell.name: cell for cell in wanted}), 1, say)
-    prepare([cell.config for cell in sweep.open_cells], 1, say)
+    sweep = Sweep(plan, KeepingRunner(study, {cell.name: cell for cell in wanted}), parallel, say)
+    prepare([cell.config for cell in sweep.open_cells], parallel, say)
     asyncio.run(_within(sweep, minutes))
     failed = [cell.name for cell in plan.cells if sweep.outcomes[cell.name].status == "failed"]
     for name in failed:
@@ -189,6 +197,7 @@ def command(
     form.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
     parser.add_argument("--minutes", type=float, metavar="N", help="run: minutes of running; models are built before")
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="run: cells at the same time")
     parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
     parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
@@ -197,11 +206,13 @@ def command(
     chosen = parser.parse_args(argv)
     if chosen.minutes is not None and not chosen.minutes > 0:
         parser.error(f"--minutes {chosen.minutes:g}: give a number above 0")
+    if chosen.parallel < 1:
+        parser.error(f"--parallel {chosen.parallel}: give at least 1")
     try:
         study = find()
         wanted = study.chosen(chosen.only)
         if chosen.run:
-            return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set)
+            return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set, chosen.parallel)
         report = Report({}, COLUMNS, listed(study, wanted)) if chosen.list else judge(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))

@@ -1,7 +1,8 @@
 """The study of the kept share that sets itself: the controller against the best fixed rho, seed by seed.
 
 python -m benchmarks.studies.kept_share --list [--only WORD ...]
-python -m benchmarks.studies.kept_share --run [--only WORD ...] [--minutes N] [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m benchmarks.studies.kept_share --run [--only WORD ...] [--minutes N] [--parallel N]
+    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m benchmarks.studies.kept_share [--quick] [--json]
 
 Everything here was fixed before the first cell ran; do not change it once a cell has.

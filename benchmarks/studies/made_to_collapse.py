@@ -1,7 +1,8 @@
 """Runs that are made to collapse, and whether the alarm on the fixed probe says so in time.
 
 python -m benchmarks.studies.made_to_collapse --list
-python -m benchmarks.studies.made_to_collapse --run [--only WORD ...] [--minutes N] [--runs-dir DIR]
+python -m benchmarks.studies.made_to_collapse --run [--only WORD ...] [--minutes N] [--parallel N]
+    [--runs-dir DIR]
 python -m benchmarks.studies.made_to_collapse [--quick] [--json]
 
 Six runs of FrozenLake are made to collapse by three means, 120 steps each, without the filter:

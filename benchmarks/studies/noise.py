@@ -1,7 +1,8 @@
 """The study of environment noise: does a filter by policy variance keep what the plain filter loses to noise?
 
 python -m benchmarks.studies.noise --list
-python -m benchmarks.studies.noise --run [--only WORD ...] [--minutes N] [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m benchmarks.studies.noise --run [--only WORD ...] [--minutes N] [--parallel N]
+    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m benchmarks.studies.noise [--quick] [--json] [--write]
 
 Everything here was fixed before the first cell ran; do not change it once a cell has.

@@ -99,6 +99,26 @@ def test_after_its_minutes_no_further_cell_starts_and_the_one_under_way_is_asked
     assert asked == [1] and not own.results.exists()
 
 
+def test_as_many_cells_run_at_a_time_as_asked_for(tmp_path, monkeypatch):
+    own, running, most = study(tmp_path), [], []
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        running.append(cell.name)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        most.append(len(running))
+        running.remove(cell.name)
+        return Ended(1, "failed: no")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    cells.run(own, own.cells, str(tmp_path / "one"), None, ())
+    assert most == [1, 1]
+    most.clear()
+    cells.run(own, own.cells, str(tmp_path / "two"), None, (), parallel=2)
+    assert most == [2, 1]
+
+
 def test_a_signal_ends_it_as_the_minutes_do(tmp_path, monkeypatch):
     own, asked = study(tmp_path), []
 
