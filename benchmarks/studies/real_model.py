@@ -1,6 +1,6 @@
 """The study on a real language model: does it learn, and what does its reasoning do meanwhile?
 
-python -m benchmarks.studies.real_model --run PART ... [--seeds 0,1] [--runs-dir DIR] [KEY=VALUE ...]
+python -m benchmarks.studies.real_model --run PART ... [--seeds 0,1] [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m benchmarks.studies.real_model --keep DIR ...
 python -m benchmarks.studies.real_model [--quick] [--json]
 
@@ -14,15 +14,17 @@ The model is SmolLM2-135M-Instruct (docs/real-models.md). The parts and their ar
     question-frozenlake   smollm2-frozenlake   60      no filter and top-p 0.9, entropy bonus 0.03      0
 
 `--run` sweeps a part's cells, one run each, and goes on where it was interrupted. `--keep` condenses finished runs into
-one small file each under `benchmarks/studies/results/real_model`, with ten reasonings of the first and the last step.
-Without either the committed files are reported, `--quick` alike; nothing is run.
+one small file each under `benchmarks/studies/results/real_model`, with ten reasonings of the first and the last step,
+which `--json` prints. Without either the committed files are reported, `--quick` alike; nothing is run. First and last
+are the first and the last measurement; the judge's figure is the share of true reasonings among those that state
+anything. Under the table, the filter is compared with none: differences of the last figures, paired by seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from cluster.errors import UserError
 from cluster.inspector.texts import Pieces
 from cluster.inspector.trajectories import prompt_of, reasoning_of
 from cluster.sweep.plan import Arm, make_plan, read_seeds
+from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "real_model"
 ENTROPY = "learner.objective.entropy_coefficient"
@@ -74,11 +77,15 @@ FIGURES = {
     "probe_mi_low": "probe/mi_low",
     "probe_mi_high": "probe/mi_high",
     "judge": "judge/right",
+    "judge_names": "judge/names",
+    "scored_step": "scorer/step",
+    "probe_step": "probe/step",
     "format_validity": "format_validity",
     "length": "reasoning_length",
     "step_seconds": "seconds/step",
 }
-"""Figures of a step that are kept, by the keys of metrics.jsonl; those that a run lacks are left out."""
+"""Figures of a step that are kept, by the keys of metrics.jsonl; those that a run lacks are left out. A scoring and a
+reading of the probe are recorded with a later step than `scored_step` and `probe_step`, which they describe."""
 
 
 def run_part(name: str, seeds: Sequence[int], runs_dir: str, words: Sequence[str]) -> int:
@@ -138,20 +145,69 @@ def reasonings(folder: Path, step: int) -> list[dict[str, str]]:
     ]
 
 
-COLUMNS = ("run", "seed", "filter", "entropy", "steps", "success before", "after", "gain", "probe MI first", "last")
+COLUMNS = (
+    *("run", "seed", "filter", "entropy", "steps", "success before", "after", "gain"),
+    *("H(Z|X) first", "last", "judge first", "last", "probe MI first", "last"),
+)
+Kept = Mapping[str, Any]
 
 
-def report(found: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def report(found: Sequence[Kept]) -> list[list[Any]]:
     """A row for each kept run."""
     rows = []
     for one in found:
         success, gain = one["success"], one["success"].get("gain")
-        probes = [row["probe_mi"] for row in one["rows"] if "probe_mi" in row]
-        text = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain else "-"
+        gained = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain else "-"
         ends = [f"{success[end]['success']:.3f}" if success.get(end) else "-" for end in ("before", "after")]
-        first, last = (f"{probes[0]:.2f}", f"{probes[-1]:.2f}") if probes else ("-", "-")
-        rows.append([one["run"], one["seed"], one["filter"], one["entropy"], one["steps"], *ends, text, first, last])
+        measured = [cell for of in MEASURED.values() for cell in _ends(of(one))]
+        rows.append([one["run"], one["seed"], one["filter"], one["entropy"], one["steps"], *ends, gained, *measured])
     return rows
+
+
+def _series(name: str) -> Callable[[Kept], list[float]]:
+    return lambda one: [row[name] for row in one["rows"] if name in row]
+
+
+def true_shares(one: Kept) -> list[float]:
+    """At each scoring, the share of true reasonings among those that state anything; without scorings in which none
+    does, and those of which only the share among all was kept."""
+    return [row["judge"] / row["judge_names"] for row in one["rows"] if "judge" in row and row.get("judge_names")]
+
+
+MEASURED: Mapping[str, Callable[[Kept], list[float]]] = {
+    "H(Z|X)": _series("entropy"),
+    "judge": true_shares,
+    "probe MI": _series("probe_mi"),
+}
+
+
+def _ends(values: Sequence[float]) -> tuple[str, str]:
+    return (f"{values[0]:.2f}", f"{values[-1]:.2f}") if values else ("-", "-")
+
+
+def compared(found: Sequence[Kept]) -> list[str]:
+    """A line for each environment, entropy bonus and figure that runs with top-p and without a filter have: top-p minus
+    none, mean over seeds with its t-interval."""
+    lines = []
+    for environment, entropy, steps in dict.fromkeys(_setting(one) for one in found):
+        alike = [one for one in found if _setting(one) == (environment, entropy, steps)]
+        for name, of in {"success": _success_after, **MEASURED}.items():
+            last = {(one["filter"], one["seed"]): of(one)[-1] for one in alike if of(one)}
+            seeds = [seed for rule, seed in last if rule == "top_p" and ("none", seed) in last]
+            if seeds:
+                difference = text(t_interval([last["top_p", seed] - last["none", seed] for seed in seeds]), "+")
+                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {seeds}"
+                lines.append(f"{where}: {name}, top_p minus none {difference}")
+    return lines
+
+
+def _setting(one: Kept) -> tuple[str, float, int]:
+    return one["environment"], one["entropy"], one["steps"]
+
+
+def _success_after(one: Kept) -> list[float]:
+    after = one["success"].get("after")
+    return [after["success"]] if after else []
 
 
 def main() -> int:
@@ -175,7 +231,7 @@ def main() -> int:
         parser.error(str(error))
     if not chosen.keep:
         found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
-        notes = [] if found else ["no run was kept yet"]
+        notes = compared(found) if found else ["no run was kept yet"]
         print_figures({"benchmark": "real_model_study", "runs": found}, chosen.json, COLUMNS, report(found), notes)
     return 0
 
