@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks.studies import made_to_collapse
@@ -10,12 +11,14 @@ from benchmarks.studies.kept import Kept, read_all
 from benchmarks.studies.made_to_collapse import FROZEN, STUDY, false_alarms, frozen, judged, main, measure
 
 
-def kept(part: str, d: list[float], success: list[float], seed: int = 0) -> Kept:
+def kept(part: str, d: list[float], success: list[float], seed: int = 0, validated: list[float] | None = None) -> Kept:
     steps, probe = list(range(0, 10 * len(d), 10)), {}
     for key, values in (("probe/mi", [2.0] * len(d)), ("probe/link/dependence", d)):
         probe |= {key: values, f"{key}_standard_error": [0.05] * len(d), f"{key}_p_value": [0.001] * len(d)}
     each = {"step": list(range(1, len(success) + 1)), "success": success}
-    tables = {"probe": {"step": steps, **probe}, "steps": each}
+    ends = [success[0], success[-1]]
+    checked = {"step": [0, len(success)], "validation/success": ends if validated is None else validated}
+    tables = {"probe": {"step": steps, **probe}, "steps": each, "validated": checked}
     return Kept(f"{part}_s{seed}", part, "frozenlake", "none", seed, 120, tables, {})
 
 
@@ -45,6 +48,14 @@ def test_the_lead_is_from_the_alarm_to_the_fall_of_success():
     assert (row["alarm"], row["by"]) == (50, "dependence")
     assert row["fall"] is not None and row["lead"] == row["fall"] - 50 > 0
     assert judged(kept("healthy", [1.0] * 12, [0.5] * 110))["lead"] is None
+
+
+def test_a_low_end_of_noisy_success_is_no_fall_and_gives_the_alarm_no_lead():
+    """Found with made-up runs: half of those with a steady success had a "fall" within their last steps."""
+    rng = np.random.default_rng(0)
+    runs = [kept("collapse", FALLING, rng.normal(0.4, 0.12, 110).tolist(), s, [0.4, 0.38]) for s in range(20)]
+    assert {row["fall"] for row in map(judged, runs)} == {None}
+    assert measure(runs, 1)["lead"]["n"] == 0
 
 
 def test_steady_runs_with_little_noise_raise_no_false_alarm_and_falling_ones_do():
