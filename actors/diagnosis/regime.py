@@ -78,8 +78,8 @@ class Reading:
     @property
     def told_from_null(self) -> bool:
         """Whether MI-Seq-Est is significant under the null (p-value at most `P_VALUE`) and retrieval is at least
-        `ABOVE_CHANCE` above chance. If only a part of the pairs was scored there is no p-value; then the 95% interval
-        must lie above 0."""
+        `ABOVE_CHANCE` above chance. Records of earlier releases have no p-value where a part of the pairs was scored;
+        there the 95% interval must lie above 0."""
         headroom = self.retrieval_accuracy - self.retrieval_chance
         beyond = self.low > 0 if math.isnan(self.p_value) else self.p_value <= P_VALUE
         return beyond and headroom >= ABOVE_CHANCE * (1 - self.retrieval_chance)

@@ -1,7 +1,8 @@
 """The statistics of the claims: a figure of each run, its mean over seeds, and its paired difference of two arms. Pure.
 
 A figure reads a run up to a horizon, a number of steps, and ignores whatever the run did later, so that a longer run
-serves a claim about fewer steps. The beginning and the end of a run are the first and the last fifth of the horizon.
+serves a claim about fewer steps. Only the correlations over groups (`of_groups`) are those of the whole run, which is
+all that is kept of it. The beginning and the end of a run are the first and the last fifth of the horizon.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def where_least(key: str, of: str) -> Figure:
 
 
 def of_groups(name: str) -> Figure:
-    """The rank correlation over a run's groups of reward variance with `name`."""
+    """The rank correlation over all groups of a run of reward variance with `name`, whatever the horizon."""
     return lambda run, steps: run.groups.get(name)
 
 

@@ -191,7 +191,7 @@ def diagnosis() -> Iterator[Claim]:
         own = Place("Section 5.2", recipe, ("none",), plan.LEAD_STEPS)
         for name, region in (("reward", above(0.3)), ("entropy", within(0.3)), ("length", within(0.3))):
             says = "goes with reward" if name == "reward" else f"hardly goes with {name}"
-            measure = Measure("rank correlation over a run's groups", of.of_groups(name))
+            measure = Measure("rank correlation over all groups of a run, however long", of.of_groups(name))
             yield own.claim(f"Reward variance {says}", measure, region)
 
 

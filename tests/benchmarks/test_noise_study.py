@@ -77,6 +77,11 @@ def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, m
     assert (tmp_path / "noise.md").read_text().count("policy_variance |") == len(plan.NOISE_LEVELS)
 
 
+def test_the_page_is_fresh() -> None:
+    page = noise.markdown(judged(noise.committed()))
+    assert noise.PAGE.read_text() == page, "python -m benchmarks.studies.noise --write"
+
+
 def test_a_word_that_matches_no_cell_is_refused() -> None:
     with pytest.raises(SystemExit):
         noise.main(["--list", "--only", "nothing"])
