@@ -36,6 +36,9 @@ def test_the_committed_intervals_hold_where_they_must():
     figures = json.loads(DATA.read_text())
     assert {row["estimate"] for row in figures["pooled"]} >= {"MI", "D", "X past Z", "I(A;Z|X)", "both forms"}
     assert min(row["tasks"] for row in figures["rows"]) >= 8 and min(row["samples"] for row in figures["rows"]) >= 2
+    assert {row["verdict"] for row in figures["pooled"]} == {"in"} and {row["verdict"] for row in figures["rows"]} == {
+        *("in", "exact")
+    }
 
 
 @pytest.mark.slow
