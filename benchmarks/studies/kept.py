@@ -188,7 +188,7 @@ def read(file: Path) -> Kept:
     """A condensed run. UserError if the file is damaged."""
     try:
         return of_content(json.loads(file.read_text()))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
 
 

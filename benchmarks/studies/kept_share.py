@@ -92,9 +92,9 @@ def committed() -> list[Kept]:
 
 
 def by_seed(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[int]) -> dict[int, float]:
-    """Last success of an arm's runs, by seed."""
+    """Last success of an arm's runs, by seed; without runs that lack validations."""
     own = (run for run in found if (run.recipe, run.arm) == (environment, arm) and run.seed in seeds)
-    return {run.seed: list(run.series(SUCCESS).values())[-1] for run in own}
+    return {run.seed: list(series.values())[-1] for run in own if (series := run.series(SUCCESS))}
 
 
 def best_fixed(found: Sequence[Kept], environment: str) -> float | None:

@@ -39,6 +39,7 @@ from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.alarm import REWARD_SHARE, Series, renoised, reward_fall
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import Kept, read_all
+from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval
 
 STEPS, STEP_S = 120, 3.0
@@ -73,6 +74,8 @@ FROZEN = {
 }
 """The alarm's parameters as they were before the first run."""
 LARGEST_FALSE = 0.02
+FEWEST_READINGS = probe_alarm.BASELINE + 2
+"""Readings for a level, and two low ones that raise the alarm."""
 SERIES, QUICK_SERIES = 2000, 1000
 
 
@@ -156,7 +159,15 @@ def drawn(run: Kept, rng: np.random.Generator) -> list[tuple[int, dict[str, floa
 
 
 def false_alarms(runs: Sequence[Kept], number: int, seed: int = 0) -> dict[str, Any]:
-    """Share of `number` series from resampled healthy runs that raise the alarm, with Wilson's interval."""
+    """Share of `number` series from resampled healthy runs that raise the alarm, with Wilson's interval.
+
+    Raises:
+        UserError: a run has too few readings of a watched figure to raise the alarm, so that it would count as quiet.
+    """
+    for run, key in ((run, key) for run in runs for key in WATCHED.values()):
+        known = sum(key in one and f"{key}_standard_error" in one for _, one in readings(run))
+        if known < FEWEST_READINGS:
+            raise UserError(f"{run.name}: {known} readings of {key} with an error; judging needs {FEWEST_READINGS}")
     rng = np.random.default_rng(seed)
     chosen = rng.integers(len(runs), size=number)
     raised = sum(first_alarm(drawn(runs[int(place)], rng)) is not None for place in chosen)

@@ -1,6 +1,7 @@
 """The study of the kept share: its cells are runs that can be made, and its criterion is the one that was fixed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,8 @@ def test_every_cell_is_a_run_that_can_be_made_and_has_the_length_of_its_recipe(t
 def test_the_best_fixed_rho_is_chosen_on_other_seeds_and_the_nearest_to_the_start_among_equals() -> None:
     assert best_fixed(grid(), "sokoban") == 1.0 and not set(GRID_SEEDS) & set(FRESH_SEEDS)
     assert best_fixed(grid()[1:], "sokoban") is None
+    lacking = replace(grid()[0], tables={})
+    assert best_fixed([lacking, *grid()[1:]], "sokoban") is None, "a run without validations tells nothing"
 
 
 def test_the_fresh_runs_of_the_best_fixed_rho_are_known_once_the_grid_is_done() -> None:

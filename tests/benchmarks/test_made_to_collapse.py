@@ -1,6 +1,7 @@
 """The study of runs that are made to collapse: its runs, the frozen alarm, and what is judged."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from benchmarks.studies import made_to_collapse
 from benchmarks.studies.cells import run_of
 from benchmarks.studies.kept import Kept, read_all
 from benchmarks.studies.made_to_collapse import FROZEN, STUDY, false_alarms, frozen, judged, main, measure
+from cluster.errors import UserError
 
 
 def kept(part: str, d: list[float], success: list[float], seed: int = 0, validated: list[float] | None = None) -> Kept:
@@ -63,6 +65,14 @@ def test_steady_runs_with_little_noise_raise_no_false_alarm_and_falling_ones_do(
     found = false_alarms(steady, 200)
     assert found["raised"] == 0 and found["high"] <= 0.02
     assert false_alarms([kept("healthy", FALLING, SUCCESS)], 50)["raised"] == 50
+
+
+def test_a_healthy_run_without_readings_is_refused_and_does_not_count_as_quiet():
+    found = kept("healthy", [1.0] * 12, [0.5] * 110)
+    without = {name: values for name, values in found.tables["probe"].items() if "dependence" not in name}
+    for probe in (without, {"step": []}):
+        with pytest.raises(UserError, match=r"healthy_s0: 0 readings of probe/.* with an error; judging needs 4"):
+            false_alarms([replace(found, tables={**found.tables, "probe": probe})], 10)
 
 
 def test_the_report_reads_the_committed_files(capsys):

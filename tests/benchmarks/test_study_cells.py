@@ -168,9 +168,10 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
     (folder / "summary.json").write_text(json.dumps(summary | {"finished": False}))
     with pytest.raises(UserError, match="has not finished"):
         condense(folder, part="p", recipe="r", arm="a")
-    own.file(own.cells[0]).write_text("{}")
-    with pytest.raises(UserError, match="no condensed run"):
-        read_all(own.results)
+    for content in ("{}", "[]", "half of a fi"):
+        own.file(own.cells[0]).write_text(content)
+        with pytest.raises(UserError, match="no condensed run"):
+            read_all(own.results)
 
 
 def test_words_choose_parts_and_cells(tmp_path):
