@@ -79,7 +79,8 @@ def finished(folder: Path) -> tuple[RunFolder, Mapping[str, Any]]:
     run = RunFolder(folder)
     summary = run.summary()
     if not summary or not summary["finished"]:
-        raise UserError(f"{folder}: the run has not finished; continue it with --run")
+        why = f" ({summary['stopped']})" if summary and summary.get("stopped") else ""
+        raise UserError(f"{folder}: the run has not finished{why}; continue it with --run")
     return run, summary
 
 

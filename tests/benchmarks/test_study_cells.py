@@ -165,9 +165,13 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
     cells.run(own, own.cells, str(tmp_path), None, ())
     folder = tmp_path / "made-up" / "lead-sokoban-none_s0"
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"finished": False}))
-    with pytest.raises(UserError, match="has not finished"):
-        condense(folder, part="p", recipe="r", arm="a")
+    for why, told in (
+        (None, "has not finished; continue"),
+        ("no signal: 5 steps", r"finished \(no signal: 5 steps\); "),
+    ):
+        (folder / "summary.json").write_text(json.dumps(summary | {"finished": False, "stopped": why}))
+        with pytest.raises(UserError, match=told):
+            condense(folder, part="p", recipe="r", arm="a")
     for content in ("{}", "[]", "half of a fi"):
         own.file(own.cells[0]).write_text(content)
         with pytest.raises(UserError, match="no condensed run"):
