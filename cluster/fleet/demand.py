@@ -16,7 +16,8 @@ from cluster.config import RunConfig
 from cluster.control.scaling import Kind, start_counts
 
 KINDS = ("CPU", "GPU")
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
+"""Slack in comparisons of amounts: ten times 0.1 CPU fit into 1 CPU."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _too_large(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
 
 
 def _fits(need: Need, node: Node) -> bool:
-    return all(node.resources.get(kind, 0) >= amount - _ROUNDING for kind, amount in need.resources.items())
+    return all(node.resources.get(kind, 0) >= amount - ROUNDING for kind, amount in need.resources.items())
 
 
 def _too_many(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
@@ -113,7 +114,7 @@ def _too_many(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
 
 def _exceeds(kind: str, group: Sequence[Need], nodes: Sequence[Node], selector: Mapping[str, str]) -> str:
     need, have = sum(n.total(kind) for n in group), sum(node.resources.get(kind, 0) for node in nodes)
-    if need <= have + _ROUNDING:
+    if need <= have + ROUNDING:
         return ""
     parts = " + ".join(f"{n.count} x {n.resources[kind]:g} for {n.party}" for n in group if n.total(kind) > 0)
     there, of_them = (f"the nodes with {spelled(selector)} have", " of them") if selector else ("the cluster has", "")

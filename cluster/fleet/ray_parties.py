@@ -24,6 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from actors.archive.rows import packed, unpacked
 from actors.filter.decisions import StepDecision
 from actors.filter.service import FilterService
+from actors.labels import admits
 from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
 from actors.play.actor import EnvironmentActor
 from actors.process.allocator import ALLOCATOR
@@ -40,6 +41,7 @@ from cluster.control.parties import LEARNER, Payload, Worker
 from cluster.control.party_errors import Died, Failed, Refused
 from cluster.control.scaling import Answer, Kind, Request
 from cluster.fleet import desk
+from cluster.fleet.demand import ROUNDING
 from cluster.fleet.placement import Placement, alive_nodes, may_grow
 from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
@@ -180,13 +182,14 @@ class RayParties:
         return self._learner.nodes if self._learner is not None else []
 
     async def room_for_ranks(self) -> int:
-        """As the protocol says. A rank needs its resources on one node."""
-        free = await _asked(_free)
+        """As the protocol says. A rank needs its resources on one node, and the labels that its selector asks for."""
         learner = self.config.learner
+        free = await _asked(_free, learner.label_selector)
         needs = {kind: need for kind, need in (("CPU", learner.num_cpus), ("GPU", learner.num_gpus)) if need > 0}
         up = sum(node in free for node in self._rank_nodes())
         fit = (
-            min((has.get(kind, 0.0) // need for kind, need in needs.items()), default=math.inf) for has in free.values()
+            min(((has.get(kind, 0.0) + ROUNDING) // need for kind, need in needs.items()), default=math.inf)
+            for has in free.values()
         )
         return int(min(learner.ranks, up + sum(fit)))
 
@@ -217,10 +220,12 @@ def _leaving(members: Mapping[str, Handle], rank_nodes: Collection[str]) -> dict
     return {name: seconds for name, seconds in first.items() if seconds is not None}
 
 
-def _free() -> dict[str, dict[str, float]]:
-    """The free resources of each node that stays, by its id."""
+def _free(selector: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """The free resources of each node that stays and that the label selector admits, by its id."""
     draining = state.get_draining_nodes()
-    return {node: has for node, has in state.available_resources_per_node().items() if node not in draining}
+    admitted = {node["NodeID"] for node in ray.nodes() if admits(selector, node["Labels"])}
+    free = state.available_resources_per_node()
+    return {node: has for node, has in free.items() if node in admitted and node not in draining}
 
 
 def _nothing() -> None:

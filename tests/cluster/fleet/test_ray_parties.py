@@ -64,6 +64,7 @@ def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_want
     parties = RayParties(load("frozenlake", words), Path("policy"), Path("log"))
     rooms = []
     draining = {"leaves": 0}
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": id, "Labels": {}} for id in ("stays", "narrow", "leaves")])
     monkeypatch.setattr(ray_parties.state, "get_draining_nodes", lambda: draining)
     for free in ({"CPU": 16.0, "GPU": 9.0}, {"CPU": 5.0, "GPU": 9.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 16.0}):
         other = {"CPU": 1.0, "GPU": 9.0}  # a rank needs its resources on one node
@@ -76,6 +77,18 @@ def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_want
     assert asyncio.run(parties.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
     parties._learner.kill()
     assert asyncio.run(parties.room_for_ranks()) == 0
+
+
+def test_only_nodes_that_the_label_selector_admits_have_room_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["learner.ranks=4", "learner.num_cpus=0.1", "learner.label_selector={role: learner}"]
+    parties = RayParties(load("frozenlake", words), Path("policy"), Path("log"))
+    roles = {"a": "learner", "b": "rollouts", "c": "learner"}
+    nodes = [{"NodeID": id, "Labels": {"role": role}} for id, role in roles.items()]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", dict)
+    free = {"a": {"CPU": 0.3}, "b": {"CPU": 64.0}, "c": {}}
+    monkeypatch.setattr(ray_parties.state, "available_resources_per_node", lambda: free)
+    assert asyncio.run(parties.room_for_ranks()) == 3, "0.3 CPU hold three ranks of 0.1; 64 CPU elsewhere hold none"
 
 
 @pytest.mark.parametrize(("died", "kind"), [(True, Died), (False, Failed)])
