@@ -69,6 +69,9 @@ class Progress:
     """When the newest upload that succeeded began: what the disk had then is in the store."""
     moved: float = 0.0
     """When the store last took a chunk, or answered."""
+    kept: float = 0.0
+    """When the store last took a whole file, or began to fail. Between failed uploads this counts and not `moved`: a
+    full store takes the first chunks of a large file at every attempt."""
     busy: bool = False
     failures: int = 0
     """Uploads in a row that failed."""
@@ -85,9 +88,21 @@ class Progress:
         """Notes that the store has done its part."""
         self.moved = self.now()
 
+    def keep(self) -> None:
+        """Notes that the store has taken a whole file."""
+        self.moved = self.kept = self.now()
+
+    def fail(self, cause: str) -> None:
+        """Notes that an upload has failed."""
+        if not self.failures:
+            self.kept = self.moved
+        self.failures, self.cause = self.failures + 1, cause
+
     def silent_s(self) -> float:
         """Seconds since the store last did its part, while something is asked of it; else 0."""
-        return self.now() - self.moved if self.busy or self.failures else 0.0
+        if self.busy:
+            return self.now() - self.moved
+        return self.now() - self.kept if self.failures else 0.0
 
     def pause_s(self, every_s: float) -> float:
         """Seconds until the next upload: longer after each failure."""
@@ -104,7 +119,8 @@ class Uploads:
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
         self._told_slow = self._told_failure = False
         self._ended: str | None = None
-        mirror.guard, mirror.stop, mirror.moved = self._guard, self._cancelled.is_set, self.progress.move
+        mirror.guard, mirror.stop = self._guard, self._cancelled.is_set
+        mirror.moved, mirror.kept = self.progress.move, self.progress.keep
 
     # -- the upload thread ---------------------------------------------------------------------------------------
 
@@ -145,7 +161,7 @@ class Uploads:
         finally:
             progress.busy = False
         if cause or progress.lost:
-            progress.failures, progress.cause = progress.failures + 1, cause or progress.lost
+            progress.fail(cause or progress.lost)
         else:
             progress.failures, progress.cause, progress.done = 0, "", began
             progress.move()

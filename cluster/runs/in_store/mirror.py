@@ -87,6 +87,8 @@ class Mirror:
     """Asked between chunks whether to stop."""
     moved: Callable[[], None] = lambda: None
     """Told when the store has taken a part of a file, or need not."""
+    kept: Callable[[], None] = lambda: None
+    """Told when the store has taken a whole file."""
     manifest: Manifest = field(default_factory=Manifest)
     """The newest manifest, of this driver or the one before it."""
     _sequence: int = 0
@@ -256,7 +258,7 @@ class Mirror:
                 out.write(chunk)
                 if sent > BUFFERED:
                     self.moved()
-        self.moved()
+        self.kept()
         return StoredFile(name=name, size=size, sha256=digest.hexdigest(), modified_ns=state[-1])
 
     def _pieces(self, file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cluster.loop.persistence import uploading
 from cluster.loop.persistence.uploading import Uploads, open_uploads
 from cluster.metrics import REGISTRY
 from cluster.runs.ending import EndCause, Ending
+from cluster.runs.in_store import mirror
 from cluster.runs.in_store.lease import acquire, this_process
 from cluster.runs.in_store.manifest import newest
 from cluster.runs.in_store.mirror import Mirror
@@ -109,6 +111,33 @@ def test_a_store_that_hangs_is_said_to_be_slow_and_ends_the_run_at_the_bound(tmp
     assert not watched.uploads.verdict()
     watched.now = 163.0
     assert watched.uploads.verdict().startswith("memory: does not answer; nothing could be uploaded for 100 s")
+
+
+def test_a_full_store_that_takes_the_first_chunks_again_and_again_ends_the_run_at_the_bound(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(mirror, "CHUNK_BYTES", 1)
+    watched = Watched(tmp_path / "run", Memory(), give_up_after_s=100.0)
+    watched.once(0.0)
+    put = watched.store.put
+
+    @contextmanager
+    def full(key: str) -> Iterator[Any]:
+        with put(key) as file:
+            yield file
+            if "checkpoint" in key:
+                raise OSError(28, "No space left on device", key)
+
+    watched.store.put = full
+    (watched.mirror.run_dir / "checkpoint.bin").write_bytes(b"x" * 20)
+    for at in (10.0, 60.0, 109.0):
+        watched.once(at)
+        assert not watched.uploads.verdict()
+    watched.once(111.0)
+    assert "No space left on device; nothing could be uploaded for 100 s" in watched.uploads.verdict()
+    (watched.mirror.run_dir / "another.bin").write_bytes(b"x")  # while whole files arrive, the store does its part
+    watched.once(112.0)
+    assert not watched.uploads.verdict()
 
 
 def test_a_run_that_another_driver_took_over_ends_and_names_it(tmp_path: Path) -> None:
