@@ -184,12 +184,12 @@ async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], N
     try:
         async for lines in jobs.tail_job_logs(job_id):
             say(lines.rstrip("\n"))
-    except (OSError, RuntimeError, aiohttp.ClientError) as error:
+        return _ended(jobs, job_id, say)
+    except (OSError, RuntimeError, RayError, aiohttp.ClientError) as error:
         raise UserError(
             f"{job_id}: the connection to the cluster is lost ({reason(error)}). The job goes on if the cluster does; "
             f"`squelch job logs {job_id} --follow` shows the rest"
         ) from error
-    return _ended(jobs, job_id, say)
 
 
 def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:

@@ -190,6 +190,16 @@ def test_what_the_server_refuses_is_the_users(monkeypatch) -> None:
         jobs.act("http://it", "logs", "job-1", True, lambda _: None)
 
 
+def test_a_head_that_is_gone_when_the_last_line_has_come_is_said_in_one_paragraph(monkeypatch) -> None:
+    def gone(*_: object) -> None:
+        raise ConnectionError("Connection refused")
+
+    served(monkeypatch, Server(JobStatus.RUNNING))
+    monkeypatch.setattr(Server, "get_job_info", gone)
+    with pytest.raises(UserError, match=r"job-1: the connection to the cluster is lost \(Connection refused\)"):
+        jobs.submit("http://it", Job("frozenlake", []), True, lambda _: None)
+
+
 @contextmanager
 def job_server(status: int, version: str, delay_s: float = 0.0) -> Iterator[str]:
     """An HTTP server that answers each request with a version of Ray; its address."""
