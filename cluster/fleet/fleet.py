@@ -4,6 +4,7 @@
     `start`            every party to be ready             each party              the run ends; the late are named
     `update_workers`   every worker that is ready          its parity probe        the late are named and replaced
     a join (a task)    the new worker, then its weights    the worker; updates     the worker is ended, another tried
+    `begin_player`     the new environment actor           the actor               the actor is ended, another tried
     `need_worker`      a healthy worker                    a join, a health check  RuntimeError if none can become so
     `need_player`      a healthy environment actor         its replacement         RuntimeError if none can become so
 
@@ -217,9 +218,7 @@ class Fleet:
     async def replace_player(self, dead: Member[Player], cause: str) -> None:
         """Replaces a dead environment actor. The first call for `dead` does so; later calls return at once.
 
-        Raises:
-            RuntimeError: no restart is left, or the new actor failed.
-            TimeoutError: the new actor is late.
+        A new actor that fails, or is late, counts as a death, and another is tried. RuntimeError if no restart is left.
         """
         if dead.state in FINAL:
             return
@@ -230,8 +229,8 @@ class Fleet:
             await self.begin_player(dead.name, self.allow_restart(dead.name, cause))
 
     async def begin_player(self, name: str, wait_s: float = 0.0) -> None:
-        """Starts an environment actor after `wait_s` and waits until it is healthy. RuntimeError or TimeoutError if it
-        does not become so."""
+        """Starts an environment actor after `wait_s` and waits until it is healthy; another is tried if it fails.
+        RuntimeError if no restart is left."""
         self.creating[Kind.ENVIRONMENT].add(name)
         starting = self._replacing[name] = asyncio.create_task(self._bring_up(name, wait_s))
         starting.add_done_callback(lambda _: self._brought_up(name))
@@ -242,6 +241,13 @@ class Fleet:
         self.players.changed.set()
 
     async def _bring_up(self, name: str, wait_s: float) -> None:
+        """Starts environment actors of this name until one is healthy. RuntimeError if no restart is left."""
+        while cause := await self._failed_start(name, wait_s):
+            wait_s = self.allow_restart(name, cause)
+            self.creating[Kind.ENVIRONMENT].add(name)
+
+    async def _failed_start(self, name: str, wait_s: float) -> str:
+        """Starts one environment actor after `wait_s`; why it is to be tried again, or nothing if it need not be."""
         await asyncio.sleep(wait_s)
         party = await asyncio.to_thread(self.parties.player, name)
         self.creating[Kind.ENVIRONMENT].discard(name)
@@ -249,12 +255,14 @@ class Fleet:
         self.resizing.converge(Kind.ENVIRONMENT)
         try:
             await within({member.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
-        except (RuntimeError, TimeoutError):
+        except (RuntimeError, TimeoutError) as error:
             if member.state in FINAL:
-                return  # it was told to leave meanwhile
+                return ""  # it was told to leave meanwhile
+            leaves = self.resizing.leaves(member)
             self.players.move(member, State.DEAD)
             member.party.kill()
-            raise
+            return "" if leaves else str(error)
+        return ""
 
     async def _prepare(self, player: Member[Player]) -> None:
         """Makes a new environment actor healthy once it knows every rollout worker, including late joiners."""
@@ -294,12 +302,14 @@ class Fleet:
     def begin_join(self, name: str, wait_s: float = 0.0) -> None:
         """Starts a rollout worker after `wait_s`, which becomes healthy once it has the current weights."""
         self.creating[Kind.ROLLOUT].add(name)
-        self._joins[name] = asyncio.create_task(self._join(name, wait_s))
+        self._joins[name] = asyncio.create_task(self._join(name, wait_s), name=name)
         self._joins[name].add_done_callback(self._join_ended)
 
     def _join_ended(self, task: asyncio.Task[None]) -> None:
-        """Keeps an error that `_join` does not expect, a bug, so that `need_worker` raises it."""
+        """Keeps an error that `_join` does not expect, a bug, so that `need_worker` raises it. While other workers are
+        healthy the log alone tells of it."""
         if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("%s: the error of a join that nobody expects", task.get_name(), exc_info=fault)
             self._join_fault = fault
         self.workers.changed.set()
 

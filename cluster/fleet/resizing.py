@@ -118,7 +118,7 @@ class Resizing:
         started = time.time()
         try:
             await self.fleet.begin_player(name)
-        except (RuntimeError, TimeoutError) as error:
+        except RuntimeError as error:
             self._tell(name, "join_failed", started, cause=str(error))
             self.gave_up(Kind.ENVIRONMENT, str(error))
         else:

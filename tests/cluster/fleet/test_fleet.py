@@ -178,13 +178,15 @@ def test_without_a_worker_or_a_successor_the_run_ends_with_the_cause(tmp_path: P
         run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
 
 
-def test_a_fault_of_ours_in_a_join_ends_the_run_instead_of_leaving_it_waiting(tmp_path: Path) -> None:
+def test_a_fault_of_ours_in_a_join_ends_the_run_instead_of_leaving_it_waiting(tmp_path: Path, caplog) -> None:
     async def steps(fleet: Fleet) -> None:
         async def broken(*_: Any) -> None:
             raise TypeError("ours")
 
         fleet._take_in = broken
         await lose(fleet, "rollout-0")
+        await asyncio.sleep(5.0)
+        assert "rollout-0: the error of a join" in caplog.text and "TypeError: ours" in caplog.text
         await lose(fleet, "rollout-1")
         await fleet.need_worker()
 
@@ -247,6 +249,21 @@ def test_an_environment_actor_is_replaced_once_and_knows_the_workers_that_joined
 
     _, told = run(world(tmp_path), steps)
     assert sorted(told) == [("env-0", "restart"), ("rollout-1", "restart")]
+
+
+@pytest.mark.parametrize("what", ["die", "hang", "fail"])
+def test_an_environment_actor_whose_successor_fails_in_its_start_gets_another(tmp_path: Path, what: str) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await fleet.replace_player(fleet.players.current("env-0"), "killed")
+        assert list(fleet.players.healthy()) == ["env-0", "env-1"]
+
+    fault = Fault("player.ready", 3, what)
+    _, told = run(world(tmp_path, fault), steps)
+    assert told == [("env-0", "restart"), ("env-0", "restart")]
+    with pytest.raises(
+        RuntimeError, match=r"env-0 died 2 times within 3600 s \(cluster.max_restarts=1\); .*restart: env-0"
+    ):
+        run(world(tmp_path, fault, overrides=("cluster.max_restarts=1",)), steps)
 
 
 def test_an_environment_actor_comes_up_though_the_ticket_that_waited_for_it_is_cancelled(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_number_that_changes_before_a_member_has_come_leaves_no_member_too_man
 
 
 def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
-    faults = [Fault("worker.ready", call, "fail") for call in (3, 4)] + [Fault("player.ready", 3, "fail")]
+    faults = [Fault(kind, call, "fail") for kind in ("worker.ready", "player.ready") for call in (3, 4)]
 
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
