@@ -6,6 +6,8 @@ Imports neither Ray nor vLLM: a worker is called through a `Port`, which the env
 Invariants:
 
 - There is at most one `collect` per worker at a time, and one `submit` per worker and tick.
+- On the wire every request has an id of its own: a ticket may be played again while the worker still has the requests
+  of the attempt before, and giving these up must not touch the new ones.
 - Every request ends: with its completion, with a `GenerationFailed` that names the worker, or because its caller
   cancels it; the worker then stops sampling it.
 
@@ -16,8 +18,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from actors.messages import Completion, GenerationRequest
@@ -69,10 +72,12 @@ class GenerationClient:
         self._poll_s = poll_s
         self._grace_s = grace_s
         self._mailboxes: dict[str, _Mailbox] = {}
+        self._number = itertools.count(1)
 
     async def generate(self, worker: str, request: GenerationRequest) -> Completion:
         """The sampled turn. Raises GenerationFailed if the worker cannot deliver it."""
         mailbox = self._mailboxes.setdefault(worker, _Mailbox())
+        request = replace(request, request_id=f"{request.request_id}#{next(self._number)}")
         loop = asyncio.get_running_loop()
         if not mailbox.pending and not mailbox.given_up:
             loop.call_soon(self._flush, worker)

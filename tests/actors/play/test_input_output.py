@@ -18,6 +18,11 @@ def request(name: str) -> GenerationRequest:
     return GenerationRequest(name, np.arange(3, dtype=np.int32), 4, 1.0, 1)
 
 
+def named(request_id: str) -> str:
+    """The id that the caller gave to a request."""
+    return request_id.partition("#")[0]
+
+
 class Worker:
     """A port to a worker that finishes what it is given at the next collect; counts calls."""
 
@@ -33,7 +38,7 @@ class Worker:
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         if self.dead:
             raise self.dead
-        self.submitted.append([one.request_id for one in requests])
+        self.submitted.append([named(one.request_id) for one in requests])
         none = np.zeros(1)
         self._ready += [Completion(one.request_id, none, none, "stop", 0, 0) for one in requests]
 
@@ -50,7 +55,8 @@ class Worker:
         return ready
 
     async def abort(self, client: str, request_ids: list[str]) -> None:
-        self.aborted += request_ids
+        self.aborted += [named(one) for one in request_ids]
+        self._ready = [one for one in self._ready if one.request_id not in request_ids]
 
 
 async def gather(client: GenerationClient, names: list[str], worker: str = "w"):
@@ -83,7 +89,7 @@ def test_a_worker_that_dies_fails_every_request_by_name_and_serves_again_when_re
     failed, served = asyncio.run(die_and_come_back())
     assert all(isinstance(one, GenerationFailed) for one in failed)
     assert str(failed[0]) == "rollout worker w: RuntimeError: its vLLM engine has died"
-    assert served[0].request_id == "c"
+    assert named(served[0].request_id) == "c"
 
 
 def test_a_worker_that_does_not_answer_fails_its_requests_within_the_bound():
@@ -124,6 +130,21 @@ def test_giving_up_a_request_tells_the_worker():
 
     asyncio.run(give_up())
     assert worker.submitted == [["a"]] and worker.aborted == ["a"]
+
+
+def test_giving_up_a_request_leaves_a_later_one_of_the_same_name_alone():
+    worker = Worker()
+    client = GenerationClient("env-0", {"w": worker}.__getitem__)
+
+    async def play_again():
+        old = asyncio.create_task(client.generate("w", request("a")))
+        await asyncio.sleep(0.002)
+        new = asyncio.create_task(client.generate("w", request("a")))
+        old.cancel()
+        return await asyncio.wait_for(new, 2)
+
+    assert named(asyncio.run(play_again()).request_id) == "a"
+    assert worker.submitted == [["a"], ["a"]] and worker.aborted == ["a"]
 
 
 # --- step pool ---
