@@ -236,7 +236,7 @@ class Parties(Protocol):
         autoscaler can add it, which is then asked."""
 
     async def settled(self) -> None:
-        """Ends what an autoscaler was asked for: all members have come."""
+        """Ends what an autoscaler was asked for, if it was: all wanted members have come, or the run ends."""
 
     async def leaving(self) -> Mapping[str, float]:
         """Rollout workers and environment actors whose nodes will be taken away, and `learner` if a rank's will: the

@@ -98,6 +98,7 @@ class Scaling:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             desk.kill()
+            await self._settle()
         for fault in ended:
             if isinstance(fault, Exception):
                 raise fault
@@ -113,7 +114,6 @@ class Scaling:
 
     async def _notices(self) -> None:
         parties, resizing = self.fleet.parties, self.fleet.resizing
-        asked = dict(resizing.wanted)
         while True:
             await asyncio.sleep(NOTICE_S)
             try:
@@ -122,11 +122,18 @@ class Scaling:
                 resizing.notice(leaving)
                 if LEARNER in leaving and learner is not self._noticed:
                     self._notice_learner(learner, leaving[LEARNER])
-                if resizing.wanted != asked and resizing.complete():
-                    asked = dict(resizing.wanted)
-                    await bounded(parties.settled(), LACK_S)
             except (PartyError, TimeoutError) as error:
                 log.warning("the cluster did not say which nodes will be taken away: %s", error)
+            if resizing.complete():
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """Ends what an autoscaler was asked for. It would hold the nodes for ever: also for members that were given up
+        or are no longer wanted, and after the run."""
+        try:
+            await bounded(self.fleet.parties.settled(), LACK_S)
+        except (PartyError, TimeoutError) as error:
+            log.warning("the autoscaler may keep the nodes that this run asked for: %s", error)
 
     def _notice_learner(self, learner: Learner | None, seconds: float) -> None:
         self._noticed, now = learner, time.time()

@@ -520,7 +520,9 @@ class Rows:
 
 
 class FakeParties:
-    """Creates fakes; `made` counts them by kind."""
+    """Creates fakes; `made` counts them by kind. `asks`: whether an autoscaler is asked for nodes."""
+
+    asks = False
 
     def __init__(self, world: World) -> None:
         self.world, self.payloads, self.made = world, Rows(world), Counter[str]()
@@ -553,10 +555,11 @@ class FakeParties:
         return Desk(self.world)
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str:
+        self.asks = True
         return self.world.lacks(counts)
 
     async def settled(self) -> None:
-        self.made["settled"] += 1
+        self.asks = False
 
     async def leaving(self) -> Mapping[str, float]:
         return self.world.draining

@@ -214,6 +214,24 @@ def test_a_request_is_checked_answered_and_granted(tmp_path: Path) -> None:
     assert sum(row.get("scalings/rollout/up/command", 0) for row in archive.figures.values()) == 1
 
 
+def test_an_autoscaler_is_asked_no_longer_than_members_are_wanted_and_the_run_lasts(tmp_path: Path) -> None:
+    asks: list[bool] = []
+
+    def watch(coordinator: Coordinator) -> None:
+        world.on_call = lambda *_: asks.append(coordinator.fleet.parties.asks)
+
+    back = [Request(Kind.ROLLOUT, 3), Request(Kind.ROLLOUT, 2)]
+    world = World(configured(tmp_path / "back", "loop.steps=8"), requests=back, **MIXED)
+    drive(world, FakeArchive(), watch, scaled=True)
+    assert True in asks and not asks[-1], "the third worker is not wanted any more"
+    asks.clear()
+    never = Fault("worker.ready", 3, "hang")
+    config = configured(tmp_path / "never", "rollout.start_timeout_s=1e6")
+    world = World(config, (never,), requests=[Request(Kind.ROLLOUT, 3)], **MIXED)
+    outcome = drive(world, FakeArchive(), watch, scaled=True)
+    assert asks[-1] and not outcome.parties.asks, "the third worker has not come when the run ends"
+
+
 def test_a_desk_that_dies_leaves_the_run_alone(tmp_path: Path) -> None:
     faults = tuple(Fault("desk.take", call) for call in range(1, 4))
     world, archive = World(configured(tmp_path), faults, **MIXED), FakeArchive()
