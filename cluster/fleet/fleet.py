@@ -88,7 +88,8 @@ class Fleet:
         self._held: dict[str, float] = {}
         self._delivery = Delivery(config.rollout, config.weight_transfer, on_event)
         self._joins: dict[str, asyncio.Task[None]] = {}
-        self._join_failure = ""
+        self._join_failure = self._player_failure = ""
+        """Why the last rollout worker, or environment actor, that was started later did not come up."""
         self._join_fault: BaseException | None = None
         self._replacing: dict[str, asyncio.Task[None]] = {}
         cluster = config.cluster
@@ -243,6 +244,7 @@ class Fleet:
     async def _bring_up(self, name: str, wait_s: float) -> None:
         """Starts environment actors of this name until one is healthy. RuntimeError if no restart is left."""
         while cause := await self._failed_start(name, wait_s):
+            self._player_failure = cause
             wait_s = self.allow_restart(name, cause)
             self.creating[Kind.ENVIRONMENT].add(name)
 
@@ -398,8 +400,7 @@ class Fleet:
             if self._join_fault is not None:
                 raise self._join_fault
             if not self.workers.present() and not self.creating[Kind.ROLLOUT]:
-                cause = f"; the last to start failed: {self._join_failure}" if self._join_failure else ""
-                raise RuntimeError(f"no rollout worker is left, and none is starting{cause}")
+                raise RuntimeError(f"no rollout worker is left, and none is starting{_last(self._join_failure)}")
             await self.workers.change()
         return healthy
 
@@ -408,7 +409,7 @@ class Fleet:
         starting."""
         while not (healthy := self.players.healthy()):
             if not self.players.present() and not self.creating[Kind.ENVIRONMENT]:
-                raise RuntimeError("no environment actor is left, and none is starting")
+                raise RuntimeError(f"no environment actor is left, and none is starting{_last(self._player_failure)}")
             await self.players.change()
         return healthy
 
@@ -467,6 +468,10 @@ class Fleet:
             services["scorer"] = self.scorer
         up = {name: party is not None and party not in self.condemned for name, party in services.items()}
         return {member.name: member.state in UP for member in members} | up
+
+
+def _last(failure: str) -> str:
+    return f"; the last to start failed: {failure}" if failure else ""
 
 
 def _now() -> float:

@@ -266,6 +266,18 @@ def test_an_environment_actor_whose_successor_fails_in_its_start_gets_another(tm
         run(world(tmp_path, fault, overrides=("cluster.max_restarts=1",)), steps)
 
 
+def test_without_an_environment_actor_or_a_successor_whoever_needs_one_is_told_the_cause(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        replaced = asyncio.ensure_future(fleet.replace_player(fleet.players.current("env-0"), "killed"))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match=r"none is starting; the last to start failed: restart: env-0 failed"):
+            await fleet.need_player()
+        await asyncio.gather(replaced, return_exceptions=True)
+
+    faults = [Fault("player.ready", call) for call in (2, 3)]
+    run(world(tmp_path, *faults, overrides=("environment_actor.count=1", "cluster.max_restarts=1")), steps)
+
+
 def test_an_environment_actor_comes_up_though_the_ticket_that_waited_for_it_is_cancelled(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
         dead = fleet.players.current("env-0")
