@@ -39,7 +39,11 @@ async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: st
     tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
     if not tasks:
         return {}
-    done, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    try:
+        done, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+    except asyncio.CancelledError:
+        await _cancel(set(tasks.values()))
+        raise
     if failed := next((task.exception() for task in done if task.exception()), None):
         await _cancel(late)
         raise failed

@@ -329,6 +329,9 @@ def test_the_late_are_named_and_their_calls_given_up() -> None:
         found = await outcomes({name: sleep(name, seconds) for name, seconds in names.items()}, 5.0)
         assert found["a"] == "a" and all(str(found[late]) == "no answer within 5 s" for late in "bc")
         assert await within({"a": sleep("a", 1.0)}, 5.0, "asked") == {"a": "a"}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(within({"d": sleep("d", 99.0)}, 50.0, "asked"), 1.0)
+        assert given_up[-1] == "d", "a wait that is itself given up leaves no call behind"
 
     clock.run(main())
-    assert sorted(given_up) == ["b", "b", "c", "c"]
+    assert sorted(given_up) == ["b", "b", "c", "c", "d"]
