@@ -147,7 +147,8 @@ class ClusterConfig(Settings):
     hung_after_s: float = Field(60.0, gt=0)
     """Seconds without a sign of progress after which an environment actor, rollout worker, filter service or scorer
     counts as hung and is replaced, or 10 times the median time of its parts (engine step, environment call, batch of
-    scored tokens) if that is longer. `learner.hung_after_s` is the learner's."""
+    scored tokens) if that is longer. Time without a processor does not count. `learner.hung_after_s` is the
+    learner's."""
     restart_window_s: float = Field(3600.0, gt=0)
     """Seconds after which a restart no longer counts against `max_restarts`."""
     restart_backoff_s: float = Field(1.0, ge=0)

@@ -241,7 +241,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_without_progress_seconds",
             "gauge",
-            "Seconds since a party with work to do last showed progress; cluster.hung_after_s ends it",
+            "Seconds with a processor since a party with work to do last showed progress; cluster.hung_after_s ends it",
             labels=("actor",),
             open=True,
             unit="seconds",

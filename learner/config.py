@@ -237,7 +237,8 @@ class LearnerConfig(Settings):
     """Seconds until every rank must have loaded the model."""
     hung_after_s: float = Field(60.0, gt=0)
     """Ranks that finish no micro-batch for this long, or for 10 times their median if that is longer, count as hung and
-    are replaced. Until its first micro-batch, and with `compile`, a rank must only answer."""
+    are replaced. Time without a processor does not count. Until its first micro-batch, and with `compile`, a rank must
+    only answer."""
     regroup_timeout_s: float = Field(60.0, ge=0)
     """Seconds that lost ranks wait for the resources of all `ranks`; after that as many ranks as fit are started."""
     max_bad_steps: int = Field(3, ge=1)

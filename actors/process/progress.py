@@ -9,7 +9,8 @@
 
 The thread that works adds marks, and another thread or task of the same process reads them, so that an actor can be
 asked for its progress in the middle of a call. On a GPU a learner's mark says that the work was queued; CUDA's launch
-queue holds about one micro-batch, so that marks run ahead of the device by no more than that.
+queue holds about one micro-batch, so that marks run ahead of the device by no more than that. `waited_s` is read with
+them: time for which the process had no processor is not held against it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
+
+from actors.process.processor_wait import ProcessorWait
 
 WATCHING = {"watch": 2}
 """Ray's concurrency group of an actor's `live` and `progress`, each with a thread, so that both are answered in the
@@ -29,11 +32,13 @@ KEPT = 101
 @dataclass(frozen=True)
 class Progress:
     """Progress of one process. `marks`: number since its start; `median_s`: median seconds between two marks of one
-    call, 0 before the first; `busy`: whether it has work that should add marks."""
+    call, 0 before the first; `busy`: whether it has work that should add marks; `waited_s`: seconds for which it waited
+    for a processor (`ProcessorWait`)."""
 
     marks: int
     median_s: float
     busy: bool = True
+    waited_s: float = 0.0
 
 
 IDLE = Progress(0, 0.0, busy=False)
@@ -45,6 +50,7 @@ class Marks:
 
     def __init__(self) -> None:
         self._count, self._last = 0, time.monotonic()
+        self._wait = ProcessorWait()
         self._intervals: deque[float] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
@@ -60,4 +66,4 @@ class Marks:
     def seen(self, busy: bool = True) -> Progress:
         """The progress so far."""
         intervals = list(self._intervals)
-        return Progress(self._count, median(intervals) if intervals else 0.0, busy)
+        return Progress(self._count, median(intervals) if intervals else 0.0, busy, self._wait.seconds())

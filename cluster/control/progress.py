@@ -1,7 +1,8 @@
 """Decides whether a party still makes progress: whether it is merely slow, or hung. Pure.
 
 A party is hung if it shows no sign of progress for `hung_after_s`, or for `FACTOR` times the median interval between
-two of its marks, whichever is longer. It may be one process, or several that work together, such as the learner's
+two of its marks, whichever is longer; time for which it waited for a processor of a loaded machine does not count
+(`actors.process.processor_wait`). It may be one process, or several that work together, such as the learner's
 ranks. A sign is
 
     a new mark of any process    always (`actors.process.progress` lists what marks are)
@@ -40,7 +41,7 @@ class ProgressWatch:
 
     def __init__(self, names: Sequence[str], patience: Patience, now: float, answers_count: bool = False) -> None:
         self.names, self.patience, self.answers_count = list(names), patience, answers_count
-        self._since = now
+        self._since, self._waited_s = now, 0.0
         self._known: dict[int, Progress] = {}
         self._silent: list[int] = []
 
@@ -56,18 +57,20 @@ class ProgressWatch:
         """Takes the progress of each process; None for one that did not answer."""
         answers = {index: progress for index, progress in enumerate(found) if progress is not None}
         advanced = any(index not in self._known or p.marks > self._known[index].marks for index, p in answers.items())
+        waits = [p.waited_s - self._known[index].waited_s for index, p in answers.items() if index in self._known]
+        self._waited_s += max([0.0, *waits])
         self._known |= answers
         self._silent = [index for index, progress in enumerate(found) if progress is None]
         if advanced or (not self._silent and self._need_only_answer()):
-            self._since = now
+            self._since, self._waited_s = now, 0.0
 
     def _need_only_answer(self) -> bool:
         unmarked = all(progress.marks == 0 for progress in self._known.values())
         return self.answers_count or unmarked or any(not progress.busy for progress in self._known.values())
 
     def silence_s(self, now: float) -> float:
-        """Seconds since the last sign."""
-        return now - self._since
+        """Seconds since the last sign for which none of the processes waited for a processor."""
+        return max(0.0, now - self._since - self._waited_s)
 
     def hung(self, now: float) -> str | None:
         """The message that names the processes that hold the party up; None while it makes progress."""

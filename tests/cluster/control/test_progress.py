@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.process.processor_wait import ProcessorWait
 from actors.process.progress import Marks, Progress
 from cluster.control.progress import FACTOR, Patience, ProgressWatch
 
@@ -67,16 +68,29 @@ def test_a_rank_that_marks_within_the_limit_is_never_hung_however_often_an_answe
 
 
 def test_marks_count_passes_and_leave_the_time_between_calls_out(monkeypatch) -> None:
-    times = iter([0.0, 100.0, 101.0, 103.0, 500.0, 501.0])
+    times = iter([0.0, 0.0, 100.0, 101.0, 103.0, 500.0, 501.0])
     monkeypatch.setattr("actors.process.progress.time.monotonic", lambda: next(times))
     marks = Marks()
-    assert marks.seen() == STARTED
+    monkeypatch.setattr(ProcessorWait, "seconds", lambda self: 2.5)
+    assert marks.seen() == Progress(0, 0.0, waited_s=2.5)
     marks.begin()
     marks.add()
     marks.add()
     marks.begin()
     marks.add()
-    assert marks.seen() == Progress(3, 1.0)
+    assert marks.seen() == Progress(3, 1.0, waited_s=2.5)
+
+
+def test_time_without_a_processor_does_not_count_and_is_that_of_the_rank_that_had_none_for_longest() -> None:
+    before, after = [Progress(7, 0.5, waited_s=200.0)] * 2, [Progress(7, 0.5, waited_s=w) for w in (210.0, 240.0)]
+    watch = watched((5.0, before), (70.0, after))
+    assert watch.silence_s(70.0) == 25.0
+    assert watch.hung(104.9) is None
+    assert watch.hung(105.0) == "learner rank 0, learner rank 1 finished no micro-batch for 60 s (learner.hung_after_s)"
+    watch.see([Progress(8, 0.5, waited_s=240.0)] * 2, 105.0)
+    assert watch.hung(164.9) is None and watch.hung(165.0) is not None, "a mark begins anew"
+    fresh = watched((5.0, before), (70.0, [Progress(7, 0.5)] * 2))
+    assert fresh.silence_s(70.0) == 65.0, "a process that has been replaced has waited for less"
 
 
 def test_an_idle_party_must_only_answer_and_is_hung_as_long_after_its_last_answer_once_it_has_work() -> None:

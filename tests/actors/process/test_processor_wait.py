@@ -1,0 +1,71 @@
+"""The time without a processor, of real processes that share one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from actors.process.processor_wait import ProcessorWait
+
+SECONDS = 1.0
+SPIN = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
+"""Busy on one processor."""
+PARENT = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+@pytest.fixture
+def rivals() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Three processes that are busy on the same processor."""
+    started = [begun(SPIN % min(os.sched_getaffinity(0))) for _ in range(3)]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+def begun(program: str, *words: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def waited(pid: int) -> float:
+    wait = ProcessorWait(pid)
+    started = time.monotonic()
+    time.sleep(SECONDS)
+    share = wait.seconds() / (time.monotonic() - started)
+    assert 0.0 <= share <= 1.0
+    return share
+
+
+def test_a_process_that_shares_a_processor_waits_and_one_that_is_stopped_or_sleeps_does_not(rivals) -> None:
+    assert waited(rivals[0].pid) > 0.3
+    os.kill(rivals[0].pid, signal.SIGSTOP)
+    assert waited(rivals[0].pid) < 0.1
+    sleeper = begun("import time\nprint(flush=True)\ntime.sleep(60)")
+    assert waited(sleeper.pid) < 0.1
+    sleeper.kill()
+    sleeper.wait(10)
+
+
+def test_a_process_waits_with_its_child(rivals) -> None:
+    parent = begun(PARENT, SPIN % min(os.sched_getaffinity(0)))
+    try:
+        assert waited(parent.pid) > 0.3
+    finally:
+        subprocess.run(["pkill", "-KILL", "-P", str(parent.pid)], check=False)
+        parent.kill()
+        parent.wait(10)
+
+
+def test_a_process_that_has_ended_waits_no_longer() -> None:
+    process = begun("print()")
+    process.wait(10)
+    assert ProcessorWait(process.pid).seconds() == 0.0
