@@ -247,17 +247,20 @@ class Coordinator:
         if self.probing.due(step, last=step == self.config.loop.steps):
             flat |= await self._probe(step)
         flat |= self.gaming.figures()
-        drained = await self._drain() if step == self.last_step else 0.0
+        drained = await self._drain(step) if step == self.last_step else 0.0
         await self.journal.collect_spans(self.fleet)
         self._record(step, flat, began + drained)
         await self._upkeep(step)
 
-    async def _drain(self) -> float:
-        """Waits for the scoring under way; returns the seconds of the wait, which do not count as part of the step."""
+    async def _drain(self, step: int) -> float:
+        """Waits for the scoring under way; returns the seconds of the wait, which do not count as part of the step. A
+        record holds one scoring, so every finished one but the newest gets a record of its own before the last."""
         started = time.time()
         if self._stop.is_set():  # frees the cores for the scorer
             await self._cancel_plays()
         await self.scoring.drain(self._stop.is_set())
+        for figures in self.scoring.take_earlier():
+            self.journal.scoring(step, figures)
         return time.time() - started
 
     async def _upkeep(self, step: int) -> None:

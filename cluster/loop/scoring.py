@@ -36,7 +36,8 @@ STOPPED_DRAIN_S = 60.0
 
 
 class Scoring:
-    """Runs at most one scoring at a time. Its figures go into the next step's record that has no scoring yet."""
+    """Runs at most one scoring at a time. Its figures go into the next step's record that has no scoring yet; of those
+    that wait at the run's last step, the older ones into records of their own."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
         self.say, self.alarm, self.probe_alarm = say, DependenceAlarm(), ProbeAlarm()
@@ -150,6 +151,14 @@ class Scoring:
         self._watch(taken)
         alarms = self.alarm.figures() | self.probe_alarm.metrics()
         return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | alarms
+
+    def take_earlier(self) -> list[dict[str, float]]:
+        """Figures of every finished scoring that was not taken yet but the newest, oldest first. The run's last record
+        takes the newest; no record comes after it."""
+        earlier = [self._figures.popleft() for _ in range(len(self._figures) - 1)]
+        for figures in earlier:
+            self._watch(figures)
+        return earlier
 
     def _watch(self, taken: dict[str, float]) -> None:
         """Passes new figures to the alarm, and reports once when the alarm is raised."""

@@ -583,6 +583,8 @@ class FakeArchive:
     """What each event says beside party, name and time."""
     rows: dict[str, Any] = field(default_factory=dict)
     """The group of each ticket as it was written last."""
+    scored_alone: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of `metrics.jsonl` that hold a scoring and no step."""
     scored: list[int] = field(default_factory=list)
     """The steps whose score matrices were written."""
 
@@ -601,7 +603,10 @@ class FakeArchive:
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         assert step not in self.figures, f"step {step} was recorded twice"
-        self.figures[step] = dict(values)
+        if step > 0 and "seconds/step" not in values:
+            self.scored_alone.append(dict(values))
+        else:
+            self.figures[step] = dict(values)
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         assert end >= start

@@ -77,6 +77,12 @@ class Journal:
         self._show(0, flat)
         self.archive.metrics(0, flat)
 
+    def scoring(self, step: int, flat: dict[str, float]) -> None:
+        """Records a scoring of an earlier step alone, before the record of the run's last step."""
+        self.last |= flat
+        self._show(step, flat)
+        self.archive.metrics(step, flat)
+
     def step(self, step: int, flat: dict[str, float], began: float, scoring: Scoring) -> None:
         """Adds the times of a step, which began at `began` (unix seconds), to its figures, and records them.
 

@@ -74,6 +74,14 @@ def test_scorings_that_end_between_two_records_are_recorded_one_after_the_other(
     assert [watched.take_figures(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
 
 
+def test_before_the_last_record_every_scoring_but_the_newest_is_taken() -> None:
+    watched, *_ = scoring()
+    asyncio.run(watched.restore(None, [{"scorer/step": float(step)} for step in (1, 2, 3)]))
+    assert [figures["scorer/step"] for figures in watched.take_earlier()] == [1.0, 2.0]
+    assert watched.take_figures(4, 0.1)["scorer/step"] == 3.0
+    assert watched.take_earlier() == [] == watched.pending()
+
+
 def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     watched, _, _ = scoring()
     for step, mi in enumerate([1.5] * 6 + [0.5], start=1):

@@ -338,6 +338,17 @@ def test_nothing_that_befalls_the_scorer_holds_back_training(tmp_path: Path, wha
     assert counted["skipped"] >= 1 if what == "hang" else counted["refused" if what == "refuse" else "failed"] == 1
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_every_finished_scoring_of_a_run_is_recorded_once(tmp_path: Path, seed: int) -> None:
+    words = ("scorer.every=1", "scorer.probe.every=0", "loop.steps=6")
+    world = World(configured(tmp_path, *words), pace=paced(seed), rewards=lambda t, i: i % 2)
+    outcome, archive = made(world)
+    lines = [*archive.scored_alone, *archive.figures.values()]
+    recorded = [line["scorer/step"] for line in lines if "scorer/step" in line]
+    assert sorted(recorded) == sorted(map(float, archive.scored)) == sorted(set(recorded))
+    assert len(recorded) == outcome.coordinator.scoring.pace.outcomes["done"]
+
+
 def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once_with_its_state(tmp_path: Path) -> None:
     config, at = configured(tmp_path, "scorer.every=4", "scorer.probe.every=0"), dict[str, float]()
     world = World(config, rewards=lambda t, i: i % 2)
