@@ -218,6 +218,7 @@ class Coordinator:
         flat["seconds/rollout"] = decided - max(entered, window.issued_at) - window.seconds_filter
         flat["loss_scale"] = self._scale(decision)
         kept = [window.groups[d.group_id] for d in decision.kept]
+        self.archiving.hold(step, dict(zip((g.ticket.ticket_id for g in window.played()), tables, strict=True)))
         flat["staleness_max"], flat["staleness_mean"] = self._staleness(kept)
         assert self.fleet.bundle is not None, "a version is published before step 1"
         self.scoring.offer(step, self.fleet.bundle, window.played())

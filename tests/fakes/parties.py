@@ -15,7 +15,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,7 +83,10 @@ class World:
     draining: dict[str, float] = field(default_factory=dict)
     """Seconds until the nodes of these members are taken away; a new member is on another node."""
     lost_rows: set[str] = field(default_factory=set)
-    """Tickets whose rows the object store has lost, until they are played again."""
+    """Tickets whose rows the object store has lost, until they are played again. Rows that the driver put there are
+    on its own host and are never lost."""
+    driver_rows: list[Group] = field(default_factory=list)
+    """The rows that the driver put into the object store."""
     groups: defaultdict[int, set[Fake]] = field(default_factory=lambda: defaultdict(set))
     """Those who took a seat in each weight group, by its number."""
     broadcast: Counter[str] = field(default_factory=Counter)
@@ -110,7 +113,9 @@ class World:
 
     def check_rows(self, groups: list[Any]) -> None:
         """Failed if rows of a group are lost."""
-        lost = [g.ticket.ticket_id for g in groups if isinstance(g, Group) and g.ticket.ticket_id in self.lost_rows]
+        own = {id(group) for group in self.driver_rows}
+        played = [group.ticket.ticket_id for group in groups if isinstance(group, Group) and id(group) not in own]
+        lost = [ticket_id for ticket_id in played if ticket_id in self.lost_rows]
         if lost:
             raise Failed(f"rows of {lost} are lost", RuntimeError("ObjectLostError"))
 
@@ -506,13 +511,16 @@ def loss_count(groups: list[Group]) -> int:
 
 
 class Rows:
-    """Payloads are the groups themselves."""
+    """Payloads are the groups themselves, or copies of them that the driver put."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     def put(self, table: Any) -> Any:
-        return table
+        if not isinstance(table, Group):
+            return table
+        self.world.driver_rows.append(replace(table))
+        return self.world.driver_rows[-1]
 
     async def fetch(self, payloads: list[Any], timeout_s: float) -> list[Any]:
         self.world.check_rows(payloads)

@@ -104,7 +104,7 @@ class Learning:
         ids, payloads = [group.ticket.ticket_id for group in groups], [group.table for group in groups]
         report = await self._ask(lambda: self.ranks.train(step, payloads, ids, loss_scale), payloads)
         if report.updated:
-            self.recovery.train(TrainedStep(step, ids, loss_scale, payloads))
+            self.recovery.train(TrainedStep(step, ids, loss_scale))
         ended = time.time()
         self.journal.event("learner", "call", started, ended, step=step)
         worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")

@@ -2,7 +2,8 @@
 
 A lost rank's shards are gone, and the other ranks may wait for it, so that all ranks end. The learner's state after the
 newest checkpoint is a function of the steps since then, which `Recovery` keeps as `history`: the groups that each step
-was trained on, in the archive, and the factor on its loss. A recovery takes these parts in turn:
+was trained on, whose rows are with the driver or in the archive, and the factor on its loss. A recovery takes these
+parts in turn:
 
     part              waits for                          unblocked by             on time-out
     end the ranks     nobody
@@ -12,7 +13,7 @@ was trained on, in the archive, and the factor on its loss. A recovery takes the
                                                                                   many as fit; none: the run ends
     start             every rank of the new group        the ranks                `learner.start_timeout_s`; again
     load              every rank, disk                   the ranks                `learner.step_timeout_s`; again
-    rows              the archive's part, its rows       disk, object store       the run ends and names the path
+    rows              the archive's part                 disk                     the run ends and names the path
     train, publish    every rank                         the ranks                as in a step; again
 
 "Again" is another recovery: each counts against the budget of restarts (`cluster.control.restarts`), and without one
@@ -31,12 +32,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from actors.messages import StepReport, WeightBundle
 from cluster.config import RunConfig
-from cluster.control.parties import LEARNER, Payload
+from cluster.control.parties import LEARNER
 from cluster.control.party_errors import Died, Failed, Refused
 from cluster.fleet.fleet import Fleet
 from cluster.loop.learner_side.ranks import Ranks
@@ -52,12 +53,11 @@ ROOM_POLL_S = 1.0
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step that changed the weights. `payloads`: its rows as long as the archive may lack them, else None."""
+    """A step that changed the weights. `Archiving` has the rows of its groups, `ids`."""
 
     step: int
     ids: list[str]
     loss_scale: float
-    payloads: list[Payload] | None
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Recovery:
     # -- what the recovery needs to know ---------------------------------------------------------------------------
 
     def train(self, step: TrainedStep) -> None:
-        """Adds a step that changed the weights. Earlier steps are archived by now, or their archiving is under way."""
-        self.history = [*(replace(earlier, payloads=None) for earlier in self.history), step]
+        """Adds a step that changed the weights."""
+        self.history.append(step)
         self._trained = step.step
 
     def tell(self, bundle: WeightBundle) -> None:
@@ -194,9 +194,7 @@ class Recovery:
         return saved[-1] if saved else (0, None)
 
     async def _train_again(self, step: TrainedStep) -> None:
-        payloads = step.payloads
-        if payloads is None:
-            payloads = await self.archiving.stored(step.step, step.ids)
+        payloads = await self.archiving.stored(step.step, step.ids)
         report: StepReport = await self.ranks.train(step.step, payloads, step.ids, step.loss_scale)
         if not report.updated:
             why = report.refused or "no gradient"

@@ -4,15 +4,16 @@ The next step's part, a checkpoint and a recovery of the learner wait until the 
 writing the disk has no time-out; an error of the disk ends the run and names the path
 (`actors.archive.store.ArchiveError`).
 
-The rows are with the driver before the learner trains on the step (`Play.rows`): a host that is lost later takes none
-of them with it, and rows that are lost before are those of a step that can be played again.
+The rows are with the driver before the learner trains on the step (`Play.rows`), and `Archiving` holds them until it
+writes them: a host that is lost later takes none of them with it, also if the step must be trained on again. Rows that
+are lost before are those of a step that can be played again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from actors.filter.decisions import StepDecision
@@ -28,10 +29,17 @@ class Archiving:
     def __init__(self, archive: Archive, payloads: Payloads) -> None:
         self.archive, self.payloads = archive, payloads
         self._writing: asyncio.Task[None] | None = None
+        self._held: tuple[int, Mapping[str, pa.Table]] = (0, {})
+        """The step in training and the rows of its groups, until they are written."""
+
+    def hold(self, step: int, tables: Mapping[str, pa.Table]) -> None:
+        """Holds the rows of the step that is about to be trained on, by ticket, until `begin`."""
+        self._held = step, tables
 
     async def begin(self, decision: StepDecision, tables: Sequence[pa.Table]) -> None:
         """Starts to write the rows of the step's groups, in the order of their tickets, with the decision on each."""
         await self.finish()
+        self._held = 0, {}
         self._writing = asyncio.create_task(self._write(decision, tables))
         self._writing.add_done_callback(_noticed)
 
@@ -42,7 +50,11 @@ class Archiving:
             await writing
 
     async def stored(self, step: int, ids: Sequence[str]) -> list[Payload]:
-        """References to the rows of these groups of an archived step, read from disk, in the order of `ids`."""
+        """References to the rows of these groups of a step that was trained on, in the order of `ids`: the rows that
+        are held for it, else those on disk. The driver owns them, so that no other host's loss takes them."""
+        held_step, held = self._held
+        if step == held_step:
+            return [self.payloads.put(held[ticket_id]) for ticket_id in ids]
         await self.finish()
         tables = await asyncio.to_thread(self.archive.groups, step, ids)
         return [self.payloads.put(table) for table in tables]

@@ -196,7 +196,7 @@ def test_rows_lost_with_a_host_at_any_moment_of_a_step_cost_no_step_and_no_rank(
 
         def lose(kind: str, _: int, world: World = world, number: int = number) -> None:
             if kind == call and world.calls[kind] == number:
-                world.lost_rows |= ALL_ROWS - trained_on(world)
+                world.lost_rows |= ALL_ROWS
 
         world.on_call = lose
         outcome, _ = made(world)
@@ -204,9 +204,30 @@ def test_rows_lost_with_a_host_at_any_moment_of_a_step_cost_no_step_and_no_rank(
         assert outcome.ledger.counts() == reference.ledger.counts(), f"{call} {number}"
 
 
-def trained_on(world: World) -> set[str]:
-    """Tickets of the step in training: the ranks have their rows."""
-    return set() if not world.reported else set(world.reported[max(world.reported)])
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("call", ["learner.publish", "learner.save", "player.evaluate", "player.play"])
+def test_rows_and_a_rank_that_are_lost_together_after_a_step_was_trained_on_cost_one_restart(
+    tmp_path: Path, call: str, staleness: int
+) -> None:
+    """The step is trained on again, from rows that the driver holds or has archived, and never played again."""
+    words = (f"loop.max_staleness={staleness}", "loop.checkpoint_every=3")
+    whole = World(configured(tmp_path / "whole", *words), **MIXED)
+    reference, _ = made(whole)
+    for number in range(2, whole.calls[call] + 1):
+        world = World(configured(tmp_path / str(number), *words), **MIXED)
+
+        def prepare(coordinator: Coordinator, world: World = world, number: int = number) -> None:
+            def lose(kind: str, _: int) -> None:
+                if kind == call and world.calls[kind] == number:
+                    world.lost_rows |= ALL_ROWS
+                    coordinator.fleet.learner.kill()
+
+            world.on_call = lose
+
+        outcome, archive = made(world, prepare)
+        assert set(outcome.fleet.restarts) == {"learner"} and sum(outcome.fleet.restarts.values()) == 1, number
+        assert recoveries(archive)[0]["same"] and outcome.fleet.learner.weights == reference.fleet.learner.weights
+        assert outcome.ledger.counts() == reference.ledger.counts(), f"{call} {number}"
 
 
 def test_rows_that_are_lost_whenever_a_step_is_played_end_the_run_by_name_and_a_resume_goes_on(tmp_path: Path) -> None:
