@@ -40,6 +40,8 @@ class Estimate:
     high: float | None
     runs: int
     interval: str = "t over seeds"
+    note: str = ""
+    """Which runs are left out, and why."""
 
 
 def over(values: Iterable[float | None]) -> Estimate:
@@ -237,13 +239,29 @@ def shift(first: str, second: str, pool: Pool, recipe: str, more: str, less: str
 
 
 def warned(runs: Iterable[Kept], key: str, steps: int) -> Estimate:
-    """Among runs whose success fell, the share in which the figure had fallen before, with Wilson's interval."""
+    """Among runs whose success fell, the share in which the figure had fallen before, with Wilson's interval.
+
+    A run whose success fell no later than the figure can warn at the earliest (`first_warning`) tells nothing about the
+    order. It is left out and counted in the note. This was changed after one run of the study had been seen: its
+    success fell at step 30, the first validation, and no warning can come before step 30, so it counted as not warned
+    whatever its MI did.
+    """
     fell = [(run, at) for run in runs if (at := success_fell(run, steps)) is not None]
-    first = [mi_fell(run, key, steps) for run, _ in fell]
-    count = sum(warning is not None and warning < at for warning, (_, at) in zip(first, fell, strict=True))
-    if not fell:
-        return Estimate(None, None, None, 0, "Wilson")
-    return Estimate(count / len(fell), *wilson_interval(count, len(fell)), len(fell), "Wilson")
+    told = [(run, at) for run, at in fell if (first := first_warning(run, key, steps)) is not None and first < at]
+    warnings = [(mi_fell(run, key, steps), at) for run, at in told]
+    count = sum(warning is not None and warning < at for warning, at in warnings)
+    left = len(fell) - len(told)
+    note = f"left out, success fell before MI could warn: {left}" if left else ""
+    if not told:
+        return Estimate(None, None, None, 0, "Wilson", note)
+    return Estimate(count / len(told), *wilson_interval(count, len(told)), len(told), "Wilson", note)
+
+
+def first_warning(run: Kept, key: str, steps: int) -> int | None:
+    """The earliest step at which `mi_fell` can find a fall: the fourth scoring, whose mean of three has another before
+    it; None if there is none."""
+    scored = [step for step in run.series(key) if step <= steps]
+    return scored[3] if len(scored) > 3 else None
 
 
 def success_fell(run: Kept, steps: int) -> int | None:

@@ -103,12 +103,26 @@ def test_the_true_share_is_among_the_reasonings_that_name_any():
 def test_a_warning_counts_only_if_mi_fell_before_success():
     mi = "first_turn/mi_seq_est"
     early = kept("none", 0, 100, [0.5] * 8 + [0.4] * 3, **{mi.replace("/", "__"): [2.0, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1]})
-    late = kept("none", 1, 100, [0.5, 0.4] + [0.4] * 9, **{mi.replace("/", "__"): [2.0] * 8 + [1.0] * 3})
+    late = kept("none", 1, 100, [0.5] * 4 + [0.4] * 7, **{mi.replace("/", "__"): [2.0] * 8 + [1.0] * 3})
     healthy = kept("none", 2, 100, [0.5] * 11, **{mi.replace("/", "__"): [2.0] * 11})
-    assert of.success_fell(early, 100) == 80 and of.success_fell(late, 100) == 10
+    assert of.success_fell(early, 100) == 80 and of.success_fell(late, 100) == 40
     assert of.success_fell(healthy, 100) is None and of.mi_fell(healthy, mi, 100) is None
     found = of.warned([early, late, healthy], mi, 100)
-    assert found.mean == 0.5 and found.runs == 2
+    assert found.mean == 0.5 and found.runs == 2 and found.note == ""
+
+
+def test_a_run_whose_success_fell_before_mi_could_warn_is_left_out_and_counted():
+    name = "first_turn__mi_seq_est"
+    falls = [2.0, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    at_once = kept("none", 0, 100, [0.5] * 3 + [0.4] * 8, **{name: falls})
+    later = kept("none", 1, 100, [0.5] * 4 + [0.4] * 7, **{name: falls})
+    mi = "first_turn/mi_seq_est"
+    assert of.first_warning(at_once, mi, 100) == of.mi_fell(at_once, mi, 100) == 30
+    assert of.success_fell(at_once, 100) == 30 and of.success_fell(later, 100) == 40
+    found = of.warned([at_once, later], mi, 100)
+    assert (found.mean, found.runs) == (1.0, 1) and found.note.endswith(": 1")
+    nothing = of.warned([at_once], mi, 100)
+    assert nothing.mean is None and nothing.runs == 0 and nothing.note.endswith(": 1")
 
 
 def test_a_run_without_a_figure_is_left_out_and_gives_no_verdict():
