@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.claims.table import NOT_CARRIED
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import StudyCell
-from benchmarks.studies.kept import Kept
+from benchmarks.studies.kept import Kept, early_ends
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
@@ -61,6 +61,7 @@ def counted(rows: Sequence[Mapping[str, Any]]) -> str:
 def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: Sequence[StudyCell]) -> str:
     """The page's text."""
     lines = [HEAD, f"Of {len(planned)} planned runs {len(runs)} are done. Of {len(rows)} claims: {counted(rows)}.", ""]
+    lines += [line for note in early_ends(runs) for line in (f"{note}.", "")]
     lines += _done(runs, planned)
     lines += ["## The claims", ""]
     lines += markdown_table(COLUMNS, ([cell.replace("|", "\\|") for cell in cells(row)] for row in rows))

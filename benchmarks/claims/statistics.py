@@ -64,9 +64,10 @@ class Pool:
         return found
 
     def arm(self, recipe: str, arm: str, steps: int) -> dict[int, Kept]:
-        """The runs of an arm of at least so many steps by seed; of two with one seed, the longer."""
-        own = sorted(self._by_arm.get((recipe, arm), ()), key=lambda run: run.steps)
-        return {run.seed: run for run in own if run.steps >= steps}
+        """The runs of an arm of at least so many steps by seed; of two with one seed, the longer. A run that ended for
+        lack of signal counts with its planned steps."""
+        own = sorted(self._by_arm.get((recipe, arm), ()), key=lambda run: run.horizon)
+        return {run.seed: run for run in own if run.horizon >= steps}
 
     def mean(self, recipe: str, arm: str, figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of an arm's figure."""

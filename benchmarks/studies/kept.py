@@ -4,6 +4,10 @@ The file has tables of figures by step (a list for each figure, null where it is
 scoring), `validated`, `probe` (readings of the fixed probe), `steps` (training steps), `blocks` (means over `BLOCK`
 training steps, named by the last of them), `gradients` (decompositions) and `kept_share` (rho and measurements of q);
 and in `groups` rank correlations over all groups of the run.
+
+A run that ended because the filter found no signal is an end like any other: left out, it would bias every comparison,
+because only runs that filter can end so. Its file says `"ended": "no_signal"` and `planned`, the steps that it was to
+make; `steps` are those that it made. Its last validation counts for the planned last step, too.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from actors.archive.reader import stream_groups
 from actors.diagnosis.grounding import spearman
 from cluster.control.gaming import kept_variance
 from cluster.errors import UserError
+from cluster.runs.ending import EndCause, ending_of
 from cluster.runs.folder import RunFolder
 
 Table = Mapping[str, Sequence[float | None]]
@@ -65,6 +70,15 @@ class Kept:
     steps: int
     tables: Mapping[str, Table]
     groups: Mapping[str, float]
+    ended: str = ""
+    """`no_signal` if the run ended so before its planned last step."""
+    planned: int = 0
+    """Steps that a run which ended before its last step was to make."""
+
+    @property
+    def horizon(self) -> int:
+        """The step up to which the run tells how its arm went: its last, or the planned last one if it ended before."""
+        return max(self.steps, self.planned)
 
     def series(self, key: str) -> dict[int, float]:
         """A figure by step, without the steps that lack it; empty if the run lacks the figure."""
@@ -75,17 +89,28 @@ class Kept:
 
 
 def finished(folder: Path) -> tuple[RunFolder, Mapping[str, Any]]:
-    """A finished run and its summary. UserError if it has not finished."""
+    """A run that reached its last step, or ended for lack of signal, and its summary. UserError for any other."""
     run = RunFolder(folder)
     summary = run.summary()
-    if not summary or not summary["finished"]:
+    if not summary or not (summary["finished"] or without_signal(summary)):
         why = f" ({summary['stopped']})" if summary and summary.get("stopped") else ""
         raise UserError(f"{folder}: the run has not finished{why}; continue it with --run")
     return run, summary
 
 
+def without_signal(summary: Mapping[str, Any]) -> bool:
+    """Whether the run ended before its last step because the filter selected nothing."""
+    ending = ending_of(summary)
+    return ending is not None and ending.cause is EndCause.NO_SIGNAL and not summary["finished"]
+
+
+def how_it_ended(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a run's file that say that it ended before its planned last step; empty if it did not."""
+    return {"ended": str(EndCause.NO_SIGNAL), "planned": settings["loop.steps"]} if without_signal(summary) else {}
+
+
 def condense(folder: Path, **labels: str) -> dict[str, Any]:
-    """The content of a run's file. UserError if the run has not finished."""
+    """The content of a run's file. UserError if the run has neither finished nor ended for lack of signal."""
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
@@ -100,6 +125,7 @@ def condense(folder: Path, **labels: str) -> dict[str, Any]:
         **labels,
         "seed": settings["seed"],
         "steps": summary["steps"],
+        **how_it_ended(summary, settings),
         "tables": {name: table for name, table in tables.items() if table["step"]},
         "groups": of_groups(folder),
         "step_seconds": _short(summary["seconds_per_step_median"]),
@@ -196,7 +222,36 @@ def read(file: Path) -> Kept:
 def of_content(content: Mapping[str, Any]) -> Kept:
     """A run from the content of its file. KeyError if something is missing."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
-    return Kept(**{name: content[name] for name in labels})
+    ended = {name: content[name] for name in ("ended", "planned") if "ended" in content}
+    return carried(Kept(**{name: content[name] for name in labels}, **ended))
+
+
+def carried(run: Kept) -> Kept:
+    """The run with its last validation repeated at its planned last step, if it ended before."""
+    table = run.tables.get("validated")
+    if not run.ended or not table or table["step"][-1] >= run.horizon:
+        return run
+    longer = {key: [*values, run.horizon if key == "step" else values[-1]] for key, values in table.items()}
+    return replace(run, tables={**run.tables, "validated": longer})
+
+
+def early_ends(runs: Iterable[Kept]) -> list[str]:
+    """A note for a report: how many runs ended before their planned last step, and what is missing of each."""
+    found = [run for run in runs if run.ended]
+    told = [f"{run.name} after step {run.steps} of {run.planned}, {_validated(run)}" for run in found]
+    head = (
+        f"{len(found)} runs ended for lack of signal; their last validation counts for the planned last step, and other "
+        "figures are missing after their own last step: "
+    )
+    return [head + "; ".join(told)] if found else []
+
+
+def _validated(run: Kept) -> str:
+    at = [step for step in run.series(VALIDATED[0]) if step <= run.steps]
+    if not at:
+        return "never validated"
+    later = "" if at[-1] == run.steps else ", so not the policy that it ended with"
+    return f"last validated at step {at[-1]}{later}"
 
 
 def read_all(folder: Path) -> list[Kept]:

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.claims.plan import STEP_S
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, not_worse, read_all
+from benchmarks.studies.kept import Kept, early_ends, not_worse, read_all
 from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "kept_share"
@@ -151,7 +151,7 @@ def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     found = committed()
     judgements = [judged(found, name) for name in TOLERANCES]
-    notes = [] if found else ["no run was kept yet"]
+    notes = early_ends(found) if found else ["no run was kept yet"]
     figures = {"benchmark": "kept_share_study", "rows": judgements}
     return Report(figures, COLUMNS, [cells(row) for row in judgements], notes)
 

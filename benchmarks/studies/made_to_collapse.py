@@ -38,7 +38,7 @@ from actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.alarm import REWARD_SHARE, Series, renoised, reward_fall
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, read_all
+from benchmarks.studies.kept import Kept, early_ends, read_all
 from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval
 
@@ -224,8 +224,9 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 def report(quick: bool) -> Report:
     """Judges the committed files."""
-    figures = measure(read_all(STUDY.results), QUICK_SERIES if quick else SERIES)
-    return Report(figures, COLUMNS, rows(figures), notes(figures))
+    runs = read_all(STUDY.results)
+    figures = measure(runs, QUICK_SERIES if quick else SERIES)
+    return Report(figures, COLUMNS, rows(figures), [*notes(figures), *early_ends(runs)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks.claims import plan
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, not_worse, read_all
+from benchmarks.studies.kept import Kept, early_ends, not_worse, read_all
 from cluster.sweep.table import INTERVAL, t_interval, text
 
 PAGE = Path(__file__).parents[2] / "docs" / "noise.md"
@@ -178,6 +178,7 @@ def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     found = judged(committed())
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
+    notes += early_ends(committed())
     done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
     notes.append(f"{done} of {len(STUDY.cells)} runs of this study are done")
     figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}

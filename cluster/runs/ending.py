@@ -54,6 +54,11 @@ class Ending:
         """Whether the run's own settings ended it as planned, so that it need not be resumed."""
         return self.cause is EndCause.EARLY_STOP
 
+    @property
+    def final(self) -> bool:
+        """Whether the run's own settings ended it and would end it again if it were continued."""
+        return self.complete or self.cause is EndCause.NO_SIGNAL
+
 
 def ending_of(summary: Mapping[str, Any]) -> Ending | None:
     """The ending that `summary.json` states; None if the run reached its last step."""
@@ -72,8 +77,9 @@ def ending_of_text(text: str) -> Ending:
 
 
 def is_complete(summary: Mapping[str, Any] | None) -> bool:
-    """Whether a run reached its last step or an early stop, with a balanced ledger."""
+    """Whether a run has nothing left to do: it reached its last step, or its own settings ended it and would end it
+    again (`Ending.final`). Its ledger balances."""
     if summary is None or not summary.get("ledger", {}).get("balanced"):
         return False
     ending = ending_of(summary)
-    return bool(summary.get("finished")) or (ending is not None and ending.complete)
+    return bool(summary.get("finished")) or (ending is not None and ending.final)

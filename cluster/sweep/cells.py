@@ -38,6 +38,7 @@ from cluster.config import RunConfig, dump
 from cluster.errors import UserError
 from cluster.loop.persistence.state import check_folder
 from cluster.package import variables
+from cluster.runs.ending import ending_of
 from cluster.runs.folder import SUMMARY, RunFolder
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
@@ -58,7 +59,7 @@ Status = Literal["pending", "running", "finished", "failed", "interrupted", "els
 
 @dataclass(frozen=True)
 class Outcome:
-    """The state of a cell, and the reason of a failure."""
+    """The state of a cell, and the reason of a failure, or of an end before the last step."""
 
     status: Status
     reason: str = ""
@@ -99,7 +100,7 @@ class Sweep:
     ) -> None:
         self.plan, self.runner, self.parallel, self.say = plan, runner, parallel, say
         self.stopped_by = 0
-        self.outcomes = {c.name: Outcome("finished" if is_finished(c.folder) else "pending") for c in plan.cells}
+        self.outcomes = {c.name: _finished(c.folder) or Outcome("pending") for c in plan.cells}
 
     @property
     def open_cells(self) -> list[Cell]:
@@ -161,8 +162,8 @@ class Sweep:
             return Outcome("elsewhere", "another process runs this cell; repeat the command when it has ended"), False
         except OSError as error:
             return Outcome("failed", f"could not be started: {error}"), False
-        if is_finished(cell.folder):
-            return Outcome("finished"), False
+        if (outcome := _finished(cell.folder)) is not None:
+            return outcome, False
         if self.stopped_by:
             return Outcome("interrupted", ended.last_words), False
         decided = ended.code == 2 or RunFolder(cell.folder).store.stat(SUMMARY) != before
@@ -196,6 +197,14 @@ class Sweep:
             **asdict(self.outcomes[cell.name]),
             "figures": figures.get(cell.name, {}),
         }
+
+
+def _finished(folder: Path) -> Outcome | None:
+    """The outcome of a run that has nothing left to do; None if it has."""
+    if not is_finished(folder):
+        return None
+    ending = ending_of(RunFolder(folder).summary() or {})
+    return Outcome("finished", ending.text if ending else "")
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:

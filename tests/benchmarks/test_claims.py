@@ -141,7 +141,7 @@ def test_the_committed_files_belong_to_the_plan():
     planned = {cell.name: cell for cell in STUDY.cells}
     for run in read_all(STUDY.results):
         cell = planned[run.name]
-        assert (run.part, run.recipe, run.arm, run.seed, run.steps) == (
+        assert (run.part, run.recipe, run.arm, run.seed, run.horizon) == (
             *(cell.part, cell.recipe, cell.arm),
             *(cell.seed, cell.steps),
         )

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from actors.archive.writer import Archive
+from benchmarks.claims.statistics import Pool
 from benchmarks.studies import cells
 from benchmarks.studies.cells import Study, StudyCell
-from benchmarks.studies.kept import condense, read, read_all
+from benchmarks.studies.kept import condense, early_ends, read, read_all
 from cluster.config import dump
 from cluster.errors import UserError
 from cluster.sweep.cells import Ended, ProcessRunner
@@ -167,7 +168,7 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
     summary = json.loads((folder / "summary.json").read_text())
     for why, told in (
         (None, "has not finished; continue"),
-        ("no signal: 5 steps", r"finished \(no signal: 5 steps\); "),
+        ("stopped by SIGTERM", r"finished \(stopped by SIGTERM\); "),
     ):
         (folder / "summary.json").write_text(json.dumps(summary | {"finished": False, "stopped": why}))
         with pytest.raises(UserError, match=told):
@@ -176,6 +177,32 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
         own.file(own.cells[0]).write_text(content)
         with pytest.raises(UserError, match="no condensed run"):
             read_all(own.results)
+
+
+def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_is_carried_forward(
+    tmp_path, monkeypatch
+):
+    own, names = study(tmp_path), []
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        names.append(cell.name)
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        finish(cell)
+        summary = json.loads((cell.folder / "summary.json").read_text())
+        ended = {"finished": False, "stopped": "no signal: 5 steps", "end_cause": "no_signal", "steps": 15}
+        (cell.folder / "summary.json").write_text(json.dumps(summary | ended))
+        return Ended(1, "ended after step 15: no signal: 5 steps")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0 and len(names) == 2
+    first = read_all(own.results)[0]
+    assert (first.ended, first.steps, first.planned, first.horizon) == ("no_signal", 15, STEPS, STEPS)
+    assert first.series("validation/success") == {0: 0.25, STEPS: 0.25}
+    (told,) = early_ends(read_all(own.results))
+    assert "2 runs ended" in told and "after step 15 of 20, last validated at step 0, so not the policy" in told
+    assert Pool([first]).arm("sokoban", "none", STEPS) == {0: first}
 
 
 def test_words_choose_parts_and_cells(tmp_path):

@@ -19,6 +19,7 @@ def test_the_text_of_an_older_summary_gives_the_cause_and_is_reproduced(text: st
     ending = ending_of_text(text)
     assert ending.cause is cause and ending.text == text
     assert ending.complete is (cause is EndCause.EARLY_STOP)
+    assert ending.final is (cause in (EndCause.EARLY_STOP, EndCause.NO_SIGNAL))
 
 
 @given(st.sampled_from([c for c in EndCause if c is not EndCause.REFUSED_STEPS]), st.text())
@@ -37,10 +38,11 @@ def test_a_summary_gives_back_the_ending_that_it_was_written_with(cause: EndCaus
     assert ending_of({"stopped": ending.text, "end_cause": ending.cause}) == ending
 
 
-def test_a_run_is_complete_at_its_last_step_or_an_early_stop_if_its_ledger_balances() -> None:
+def test_a_run_is_complete_if_its_settings_would_end_it_again_and_its_ledger_balances() -> None:
     balanced, early = {"ledger": {"balanced": True}}, Ending(EndCause.EARLY_STOP, "collapsed").text
     assert is_complete(balanced | {"finished": True, "stopped": None})
     assert is_complete(balanced | {"finished": False, "stopped": early})
+    assert is_complete(balanced | {"finished": False, "stopped": Ending(EndCause.NO_SIGNAL, "5 steps").text})
     assert not is_complete(balanced | {"finished": False, "stopped": "stopped by SIGINT"})
     assert not is_complete({"ledger": {"balanced": False}, "finished": True, "stopped": None})
     assert not is_complete(None) and ending_of({"stopped": None}) is None

@@ -141,9 +141,11 @@ def test_a_finished_cell_is_not_run_again(tmp_path):
     finish(plan.cells[1])
     finish(plan.cells[2], finished=False, stopped="early stop: reward variance below 10%")
     finish(plan.cells[3], finished=False, stopped="stopped by SIGINT")
+    finish(plan.cells[0], finished=False, stopped="no signal: filter.no_signal_limit was reached")
     runner = FakeRunner()
-    assert swept(plan, runner).finished
-    assert runner.started == [plan.cells[0].name, plan.cells[3].name]
+    sweep = swept(plan, runner)
+    assert sweep.finished and sweep.outcomes[plan.cells[0].name].reason.startswith("no signal: ")
+    assert runner.started == [plan.cells[3].name]
 
 
 def test_an_unbalanced_ledger_is_no_finish(tmp_path):
@@ -199,7 +201,7 @@ def test_a_crashed_cell_is_resumed_once_if_it_has_a_checkpoint(tmp_path):
     assert sweep.outcomes["rule-none_s0"].reason == "killed by SIGKILL: step 3/60"
 
 
-@pytest.mark.parametrize("decided", ["bad input", "no signal"])
+@pytest.mark.parametrize("decided", ["bad input", "refused updates"])
 def test_a_run_that_decided_to_end_is_not_tried_again(tmp_path, decided):
     plan = plan_in(tmp_path, seeds=(0,))
 
@@ -207,8 +209,8 @@ def test_a_run_that_decided_to_end_is_not_tried_again(tmp_path, decided):
         checkpoint(cell, 3)
         if decided == "bad input":
             return Ended(2, "squelch: no room on the disk")
-        finish(cell, finished=False, stopped="no signal: filter.on_no_signal=abort")
-        return Ended(1, "ended after step 3: no signal")
+        finish(cell, finished=False, stopped="3 steps in a row refused (learner.max_bad_steps)")
+        return Ended(1, "ended after step 3: 3 steps in a row refused")
 
     runner = FakeRunner(rule_none_s0=end)
     sweep = swept(plan, runner)
