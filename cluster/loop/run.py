@@ -212,8 +212,8 @@ async def _train(
         say(f"ready after {time.time() - started:.1f} s")
         watching = watched(uploads, archive, recorder, coordinator.stop)
         pulse = Pulse(fleet, coordinator.ledger, config.run_dir, recorder)
-        async with beating(pulse), watching, coordinator.scaling.open():
-            await coordinator.run()
+        async with beating(pulse), watching:
+            await coordinator.scaling.beside(coordinator.run())
     finally:
         await fleet.stop()
         archive.close()

@@ -7,8 +7,9 @@ Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.
     decisions   the end of a step              coordinator               -
 
 The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.resizing` carries out what is
-decided. A request is checked against its bounds and against what the cluster has, and answered; the fleet then changes
-by itself. A request for a number that `rollout.count: auto` decides on holds until the next decision.
+decided. An error that no party's death or lateness explains is a bug: it ends the run at once with its cause. A
+request is checked against its bounds and against what the cluster has, and answered; the fleet then changes by itself.
+A request for a number that `rollout.count: auto` decides on holds until the next decision.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from cluster.config import RunConfig
 from cluster.control.autoscaling import Autoscaling, StepTimes
@@ -31,6 +32,7 @@ from cluster.fleet.waiting import bounded
 from cluster.loop.persistence.state import LoopState
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 POLL_S = 20.0
 GRACE_S = 10.0
 RETRY_S = 1.0
@@ -84,33 +86,40 @@ class Scaling:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Takes requests and notices as long as the context lasts. Raises what the tasks raise, a bug."""
-        desk = self.fleet.parties.desk()
-        tasks = [asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())]
+    async def beside(self, work: Awaitable[T]) -> T:
+        """Awaits `work` and takes requests and notices meanwhile. Raises what the tasks raise, a bug, and cancels the
+        work then."""
+        run, desk = asyncio.ensure_future(work), self.fleet.parties.desk()
+        own = {asyncio.ensure_future(self._requests(desk)), asyncio.ensure_future(self._notices())}
         if self._resumed > self.fleet.resizing.wanted[Kind.ROLLOUT]:
-            tasks.append(asyncio.create_task(self._decided(self._resumed, "as at the checkpoint")))
+            own.add(asyncio.ensure_future(self._decided(self._resumed, "as at the checkpoint")))
         try:
-            yield
+            await _ended(run, own)
+            return run.result()
         finally:
-            for task in tasks:
+            for task in (run, *own):
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(run, *own, return_exceptions=True)
             desk.kill()
             await self._settle()
-        for fault in ended:
-            if isinstance(fault, Exception):
-                raise fault
 
     async def _requests(self, desk: Desk) -> None:
         while True:
             try:
-                for number, request in await bounded(desk.take(POLL_S), POLL_S + GRACE_S):
-                    await bounded(desk.answer(number, await self.request(request)), GRACE_S)
+                taken = await bounded(desk.take(POLL_S), POLL_S + GRACE_S)
             except (PartyError, TimeoutError) as error:
                 log.info("the desk for requests did not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
+                continue
+            for number, request in taken:
+                await self._answer(desk, number, await self.request(request))
+
+    async def _answer(self, desk: Desk, number: int, answer: Answer) -> None:
+        """Hands an answer to the desk. If it does not arrive, its caller alone is not told."""
+        try:
+            await bounded(desk.answer(number, answer), GRACE_S)
+        except (PartyError, TimeoutError) as error:
+            log.warning("the desk did not take an answer (%s): %s", answer.text, error)
 
     async def _notices(self) -> None:
         parties, resizing = self.fleet.parties, self.fleet.resizing
@@ -183,6 +192,15 @@ class Scaling:
         if not answer.accepted and self.auto is not None:
             self.auto.refused(count)
             log.warning("%d rollout workers were wanted (%s) and cannot be had: %s", count, reason, answer.text)
+
+
+async def _ended(run: asyncio.Future[T], tasks: set[asyncio.Future[None]]) -> None:
+    """Returns once `run` has ended; raises the first error of the tasks beside it."""
+    while not run.done():
+        done, _ = await asyncio.wait({run, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        tasks = tasks - done
+        for task in done - {run}:
+            task.result()
 
 
 def _outlook(before: int, request: Request) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,8 +103,7 @@ async def _drive(
             await fleet.learner.load(saved[-1][1])
         coordinator = Coordinator(config, fleet, archive, Sink(), state, said.append)
         prepare(coordinator)
-        async with coordinator.scaling.open() if scaled else nullcontext():
-            await coordinator.run()
+        await (coordinator.scaling.beside(coordinator.run()) if scaled else coordinator.run())
     finally:
         await fleet.stop()
     return Outcome(coordinator, fleet, parties, said)

@@ -18,7 +18,7 @@ from cluster.loop.coordinator import Coordinator
 from cluster.loop.persistence.state import LoopState
 from cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
-from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.parties import FakeArchive, FakeParties, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
@@ -237,6 +237,32 @@ def test_a_desk_that_dies_leaves_the_run_alone(tmp_path: Path) -> None:
     world, archive = World(configured(tmp_path), faults, **MIXED), FakeArchive()
     world.requests = [Request(Kind.ROLLOUT, 3)]
     check(drive(world, archive, scaled=True), world, archive)
+
+
+def test_an_answer_that_does_not_arrive_leaves_the_other_requests_of_its_batch_alone(tmp_path: Path) -> None:
+    world, archive = World(configured(tmp_path), (Fault("desk.answer", 1, "fail"),), **MIXED), FakeArchive()
+    world.requests = [Request(Kind.ROLLOUT, 3), Request(Kind.ENVIRONMENT, 3), Request(Kind.ENVIRONMENT, 1)]
+    outcome = drive(world, archive, scaled=True)
+    check(outcome, world, archive)
+    assert [answer.text.partition(";")[0] for answer in world.answers] == [
+        "environment actors: 2 -> 3",
+        "environment actors: 3 -> 1",
+    ]
+    assert outcome.fleet.resizing.wanted == {Kind.ROLLOUT: 3, Kind.ENVIRONMENT: 1}
+
+
+@pytest.mark.parametrize("question", ["lacking", "leaving"])
+def test_an_unexpected_error_about_requests_or_notices_ends_the_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    async def bug(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(FakeParties, question, bug)
+    world = World(configured(tmp_path), requests=[Request(Kind.ROLLOUT, 3)], **MIXED)
+    with pytest.raises(KeyError, match="a bug"):
+        drive(world, FakeArchive(), scaled=True)
+    assert world.calls["learner.train"] <= 1, "long before the last step"
 
 
 def queued(world: World, seconds: float) -> None:
