@@ -36,7 +36,6 @@ calls `publish_remade`, and plays the tickets of every step that was not trained
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,11 +45,10 @@ from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
 from cluster.control.parties import Payload
-from cluster.control.party_errors import Died, Failed, PartyError, Refused, reason_of
+from cluster.control.party_errors import Died, Failed, Refused, reason_of
 from cluster.fleet.delivery import SenderLost
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog
-from cluster.fleet.waiting import bounded
 from cluster.loop.learner_side.ranks import Ranks
 from cluster.loop.learner_side.recovery import LOST, Recovery, TrainedStep
 from cluster.loop.persistence.archiving import Archiving
@@ -62,9 +60,6 @@ from learner.decomposition.statistics import Decomposition
 from learner.metrics import publication_figures
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
-ROOM_S = 30.0
-"""Seconds within which the cluster must say what is free."""
 
 
 class PlayAgain(Exception):
@@ -177,11 +172,7 @@ class Learning:
 
     async def has_other_room(self) -> bool:
         """Whether all ranks fit on nodes that will not be taken away; no if the cluster does not say."""
-        try:
-            return await bounded(self.fleet.parties.room_for_ranks(), ROOM_S) >= self.config.learner.ranks
-        except (PartyError, TimeoutError) as error:
-            log.warning("the cluster did not say where learner ranks have room: %s", error)
-            return False
+        return (await self.ranks.room() or 0) >= self.config.learner.ranks
 
     async def move(self) -> None:
         """Ends the ranks, which is no loss, and makes them again on nodes that stay. PlayAgain if that gave other

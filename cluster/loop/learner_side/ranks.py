@@ -14,6 +14,7 @@ The ranks bound each call themselves and name the late one; the bound here comes
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -22,15 +23,20 @@ from typing import Any, NoReturn, TypeVar
 from actors.messages import Imitation, StepReport, WeightBundle
 from cluster.config import RunConfig
 from cluster.control.parties import LEARNER, Learner, Payload
+from cluster.control.party_errors import PartyError
 from cluster.control.progress import Patience, ProgressWatch
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.supervision import Watchdog, poll_s
+from cluster.fleet.waiting import bounded
 from learner.batching import Row
 from learner.decomposition.alignment import HalfGram
 from learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 GRACE_S = 10.0
+ROOM_S = 30.0
+"""Seconds within which the cluster must say what is free."""
 ANSWERS = 6
 """Times that ranks which do not answer are asked within the limit: on a machine under load an answer takes seconds."""
 
@@ -114,6 +120,14 @@ class Ranks:
     async def check(self) -> None:
         """Raises `Died` if a rank's process is gone."""
         await self.learner.progress(self.poll_s)
+
+    async def room(self) -> int | None:
+        """Number of ranks for which the cluster has room, see `Parties.room_for_ranks`; None if it does not say."""
+        try:
+            return await bounded(self.fleet.parties.room_for_ranks(), ROOM_S)
+        except (PartyError, TimeoutError) as error:
+            log.warning("the cluster did not say where learner ranks have room: %s", error)
+            return None
 
     def _passes(self) -> Signs:
         """The signs of a call with micro-batches. A compiled layer may be compiled again for new shapes at any time."""

@@ -10,7 +10,8 @@ parts in turn:
     back-off          the clock                          -                        at most a minute; none if no rank was
                                                                                   lost, because a node will be
     resources         room for all `learner.ranks`       the cluster's scheduler  `learner.regroup_timeout_s`; then as
-                                                                                  many as fit; none: the run ends
+                                                                                  many as fit; none: the run ends.
+                                                                                  An answer: 30 s, then asked again
     start             every rank of the new group        the ranks                `learner.start_timeout_s`; again
     load              every rank, disk                   the ranks                `learner.step_timeout_s`; again
     rows              the archive's part                 disk                     the run ends and names the path
@@ -163,12 +164,13 @@ class Recovery:
         """Number of ranks that fit on the cluster: all of them, or after `learner.regroup_timeout_s` those that do."""
         wanted, now = self.config.learner, asyncio.get_running_loop().time
         deadline = now() + wanted.regroup_timeout_s
-        while (room := await self.fleet.parties.room_for_ranks()) < wanted.ranks and now() < deadline:
+        while ((room := await self.ranks.room()) or 0) < wanted.ranks and now() < deadline:
             await asyncio.sleep(ROOM_POLL_S)
-        if room < 1:
+        if not room:
+            lacks = "does not say whether it has" if room is None else "has no"
             raise RuntimeError(
                 f"the learner is lost ({self.cause}), and after {wanted.regroup_timeout_s:g} s "
-                f"(learner.regroup_timeout_s) the cluster has no room for one rank of {wanted.num_cpus:g} CPU and "
+                f"(learner.regroup_timeout_s) the cluster {lacks} room for one rank of {wanted.num_cpus:g} CPU and "
                 f"{wanted.num_gpus:g} GPU. Checkpoints are intact"
             )
         return min(room, wanted.ranks)

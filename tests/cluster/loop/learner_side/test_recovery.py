@@ -20,7 +20,7 @@ from cluster.control.party_errors import Failed
 from cluster.loop.coordinator import Coordinator
 from cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
-from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.parties import NEVER_S, FakeArchive, FakeParties, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
@@ -116,6 +116,33 @@ def test_a_cluster_without_room_for_one_rank_ends_the_run_and_says_what_was_lost
     world = World(configured(tmp_path), (Fault("learner.train", 2),), room=lambda made: 0, **MIXED)
     with pytest.raises(RuntimeError, match=r"the learner is lost \(learner is gone\).*no room for one rank of 0.5 CPU"):
         drive(world, FakeArchive())
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """Silence and errors spend no restart."""
+    asked, times = list[float](), list[float]()
+
+    async def room_for_ranks(_: FakeParties) -> int:
+        asked.append(asyncio.get_running_loop().time())
+        if len(asked) == 1:
+            raise Failed("the cluster is busy", RuntimeError("busy"))
+        if len(asked) == 2 or not answers:
+            await asyncio.sleep(NEVER_S)
+        return 2
+
+    monkeypatch.setattr(FakeParties, "room_for_ranks", room_for_ranks)
+    world = World(configured(tmp_path, "cluster.max_restarts=1"), (Fault("learner.train", 2),), **MIXED)
+    world.on_call = lambda kind, _: times.append(asyncio.get_running_loop().time())
+    if answers:
+        outcome, _ = made(world)
+        assert outcome.fleet.restarts == {"learner": 1} and len(asked) == 3
+    else:
+        with pytest.raises(RuntimeError, match=r"the cluster does not say whether it has room for one rank"):
+            drive(world, FakeArchive())
+    assert asked[-1] - asked[0] < 100 and times[-1] < 1000
 
 
 @pytest.mark.parametrize("drifts", [False, True])
