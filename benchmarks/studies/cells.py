@@ -20,13 +20,13 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.common import print_figures
 from benchmarks.studies.kept import condense, write
 from cluster.errors import UserError
 from cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
-from cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
+from cluster.sweep.plan import PLACEMENT, Arm, Cell, Plan, check_folders, is_finished, make_plan
 from cluster.terminal import say
 
 START_S = 60.0
@@ -59,15 +59,23 @@ class StudyCell:
         return (START_S + self.steps * self.step_s) / 60
 
 
+class Condense(Protocol):
+    """Makes the content of a cell's file of a finished run."""
+
+    def __call__(self, folder: Path, **labels: Any) -> dict[str, Any]:
+        """The content, with the labels in it. UserError if the run has not finished."""
+
+
 @dataclass(frozen=True)
 class Study:
     """A study: its name, which is the folder of its runs; the settings of every cell; its cells in order of value; the
-    folder of the condensed runs."""
+    folder of the condensed runs, and how one is condensed."""
 
     name: str
     common: Sequence[str]
     cells: Sequence[StudyCell]
     results: Path
+    condense: Condense = condense
 
     def file(self, cell: StudyCell) -> Path:
         """The file of a cell that is done."""
@@ -90,6 +98,26 @@ class Study:
         return self.file(cell).is_file()
 
 
+NOT_TOLD = (*PLACEMENT, "model.cache")
+"""Settings, and blocks of settings, that only say where a run and its models are kept or shown."""
+NOT_LEARNED = (*NOT_TOLD, "loop.checkpoint_every", "loop.keep_checkpoints")
+"""Settings, and blocks of settings, that change nothing of what is learned or measured."""
+
+
+def told(words: Sequence[str]) -> list[str]:
+    """The overrides that a cell's file tells."""
+    return [word for word in words if not _below(word.partition("=")[0], NOT_TOLD)]
+
+
+def changes_learning(word: str) -> bool:
+    """Whether an override may change what a cell learns or measures."""
+    return not _below(word.partition("=")[0], NOT_LEARNED)
+
+
+def _below(key: str, places: Sequence[str]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
+
+
 def _matches(cell: StudyCell, word: str) -> bool:
     return fnmatch.fnmatchcase(cell.part, word) or fnmatch.fnmatchcase(cell.name, word)
 
@@ -104,21 +132,21 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
 class KeepingRunner(ProcessRunner):
     """Runs a cell as its own process, and writes its file once it has finished."""
 
-    def __init__(self, study: Study, cells: Mapping[str, StudyCell]) -> None:
+    def __init__(self, study: Study, cells: Mapping[str, StudyCell], words: Sequence[str]) -> None:
         super().__init__()
-        self._study, self._cells = study, cells
+        self._study, self._cells, self._words = study, cells, words
 
     async def run(self, cell: Cell) -> Ended:
         """Runs the cell to its end, as `CellRunner.run`."""
         ended = await super().run(cell)
         if is_finished(cell.folder):
-            keep(self._study, self._cells[cell.name], cell.folder)
+            keep(self._study, self._cells[cell.name], cell.folder, self._words)
         return ended
 
 
-def keep(study: Study, cell: StudyCell, folder: Path) -> Path:
-    """Condenses the run in `folder` into the cell's file and returns its path."""
-    found = condense(folder, part=cell.part, recipe=cell.recipe, arm=cell.arm)
+def keep(study: Study, cell: StudyCell, folder: Path, words: Sequence[str] = ()) -> Path:
+    """Condenses the run in `folder` into the cell's file and returns its path. `words`: the run's further overrides."""
+    found = study.condense(folder, part=cell.part, recipe=cell.recipe, arm=cell.arm, set=told(words))
     return write(study.file(cell), found)
 
 
@@ -145,8 +173,9 @@ def run(
     check_folders(plan)
     for cell in wanted:
         if is_finished(runs[cell.name].folder):
-            keep(study, cell, runs[cell.name].folder)
-    sweep = Sweep(plan, KeepingRunner(study, {cell.name: cell for cell in wanted}), parallel, say)
+            keep(study, cell, runs[cell.name].folder, words)
+    runner = KeepingRunner(study, {cell.name: cell for cell in wanted}, words)
+    sweep = Sweep(plan, runner, parallel, say)
     prepare([cell.config for cell in sweep.open_cells], parallel, say)
     asyncio.run(_within(sweep, minutes))
     failed = [cell.name for cell in plan.cells if sweep.outcomes[cell.name].status == "failed"]

@@ -72,6 +72,8 @@ class Kept:
     groups: Mapping[str, float]
     ended: str = ""
     """`no_signal` if the run ended so before its planned last step."""
+    overrides: tuple[str, ...] = ()
+    """The settings of `--set` with which it was run, without those that say where a run is kept; `set` in its file."""
     planned: int = 0
     """Steps that a run which ended before its last step was to make."""
 
@@ -109,7 +111,7 @@ def how_it_ended(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     return {"ended": str(EndCause.NO_SIGNAL), "planned": settings["loop.steps"]} if without_signal(summary) else {}
 
 
-def condense(folder: Path, **labels: str) -> dict[str, Any]:
+def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     """The content of a run's file. UserError if the run has neither finished nor ended for lack of signal."""
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
@@ -215,7 +217,7 @@ def read(file: Path) -> Kept:
     """A condensed run. UserError if the file is damaged."""
     try:
         return of_content(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
 
 
@@ -223,7 +225,8 @@ def of_content(content: Mapping[str, Any]) -> Kept:
     """A run from the content of its file. KeyError if something is missing."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
     ended = {name: content[name] for name in ("ended", "planned") if "ended" in content}
-    return carried(Kept(**{name: content[name] for name in labels}, **ended))
+    overrides = tuple(content.get("set", ()))
+    return carried(Kept(**{name: content[name] for name in labels}, overrides=overrides, **ended))
 
 
 def carried(run: Kept) -> Kept:
@@ -240,8 +243,8 @@ def early_ends(runs: Iterable[Kept]) -> list[str]:
     found = [run for run in runs if run.ended]
     told = [f"{run.name} after step {run.steps} of {run.planned}, {_validated(run)}" for run in found]
     head = (
-        f"{len(found)} runs ended for lack of signal; their last validation counts for the planned last step, and other "
-        "figures are missing after their own last step: "
+        f"{len(found)} runs ended for lack of signal; their last validation counts for the planned last step, "
+        "and other figures are missing after their own last step: "
     )
     return [head + "; ".join(told)] if found else []
 

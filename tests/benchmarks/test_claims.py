@@ -13,7 +13,10 @@ from benchmarks.claims.statistics import Estimate, Pool
 from benchmarks.claims.study import judged, main
 from benchmarks.claims.table import every_claim
 from benchmarks.claims.verdict import Claim, Region, above, below, verdict, within
+from benchmarks.studies import made_to_collapse, noise
+from benchmarks.studies.cells import changes_learning
 from benchmarks.studies.kept import Kept, read_all
+from benchmarks.studies.kept_share import RESULTS
 
 SUCCESS = "validation/success"
 
@@ -145,6 +148,12 @@ def test_the_committed_files_belong_to_the_plan():
             *(cell.part, cell.recipe, cell.arm),
             *(cell.seed, cell.steps),
         )
+
+
+@pytest.mark.parametrize("folder", [STUDY.results, noise.STUDY.results, made_to_collapse.STUDY.results, RESULTS])
+def test_no_committed_run_was_made_with_an_override_that_changes_what_is_learned(folder):
+    for run in read_all(folder):
+        assert not [word for word in run.overrides if changes_learning(word)], run.name
 
 
 def test_quick_judges_every_claim_without_a_run(capsys):

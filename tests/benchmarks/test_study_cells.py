@@ -205,6 +205,15 @@ def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_i
     assert Pool([first]).arm("sokoban", "none", STEPS) == {0: first}
 
 
+def test_a_file_tells_the_overrides_of_its_run_without_places(tmp_path, started):
+    own = study(tmp_path, (0,))
+    words = ["model.cache=/somewhere", "runs_dir=/elsewhere", "recorder.host=h", "learner.dtype=bfloat16"]
+    keep_in = ["loop.keep_checkpoints=2"]
+    cells.run(own, own.cells, str(tmp_path), None, [*words[:1], *words[2:], *keep_in])
+    assert read(own.file(own.cells[0])).overrides == ("learner.dtype=bfloat16", "loop.keep_checkpoints=2")
+    assert [cells.changes_learning(word) for word in (*words, *keep_in)] == [False, False, False, True, False]
+
+
 def test_words_choose_parts_and_cells(tmp_path):
     own = study(tmp_path)
     assert own.chosen(["lead"]) == list(own.cells) == own.chosen([])
