@@ -198,7 +198,11 @@ def of_groups(folder: Path) -> dict[str, float]:
 
 
 def write(file: Path, content: Mapping[str, Any]) -> Path:
-    """Writes a run's file, one line for each list of figures."""
+    """Writes a run's file, of tables one line for each list of figures."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if "tables" not in content:
+        file.write_text(json.dumps(content, indent=1) + "\n")
+        return file
     tables = content["tables"]
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "tables"]
     inner = [
@@ -208,7 +212,6 @@ def write(file: Path, content: Mapping[str, Any]) -> Path:
         for name, table in tables.items()
     ]
     lines.append('  "tables": {\n' + ",\n".join(inner) + "\n  }")
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return file
 

@@ -1,8 +1,9 @@
 """The study on a real language model: does it learn, and what does its reasoning do meanwhile?
 
-python -m benchmarks.studies.real_model --run PART ... [--seeds 0,1] [--runs-dir DIR] [--set KEY=VALUE ...]
-python -m benchmarks.studies.real_model --keep DIR ...
-python -m benchmarks.studies.real_model [--quick] [--json]
+python -m benchmarks.studies.real_model --list [--only WORD ...]
+python -m benchmarks.studies.real_model --run [--only WORD ...] [--minutes N] [--parallel N]
+    [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m benchmarks.studies.real_model [--quick] [--json] [--write]
 
 The model is SmolLM2-135M-Instruct (docs/real-models.md). The parts and their arms were fixed before the first run:
 
@@ -13,40 +14,54 @@ The model is SmolLM2-135M-Instruct (docs/real-models.md). The parts and their ar
     question-entropy      smollm2-countdown    100     no filter and top-p 0.9, entropy bonus 0.001     0
     question-frozenlake   smollm2-frozenlake   60      no filter and top-p 0.9, entropy bonus 0.03      0
 
-`--run` sweeps a part's cells, one run each, and goes on where it was interrupted. `--keep` condenses finished runs into
-one small file each under `benchmarks/studies/results/real_model`, with ten reasonings of the first and the last step,
-which `--json` prints. Without either the committed files are reported, `--quick` alike; nothing is run. First and last
-are the first and the last measurement; the judge's figure is the share of true reasonings among those that state
-anything. Under the table, the filter is compared with none: differences of the last figures, paired by seed.
+`--list` and `--run` are those of `benchmarks.claims`. A finished cell leaves one small file under
+`benchmarks/studies/results/real_model`, with ten reasonings of the first and the last step; commit it. A run that was
+made by hand with a cell's settings is kept too: move its folder to DIR/real-model/CELL and call `--run --only CELL`
+with the same `--set`; other settings are refused. On processors with fast bfloat16, the types of numbers may be set
+(docs/real-models.md), for all cells that are compared.
+
+Without either form the committed files are reported, `--quick` alike; nothing is run. First and last are the first and
+the last measurement; the judge's figure is the share of true reasonings among those that state anything. Under the
+table, the filter is compared with none: differences of the last figures, paired by seed. `--write` writes
+docs/real-model-study.md, with the first and the last reasonings side by side.
 """
 
 from __future__ import annotations
 
-import argparse
+import html
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actors.archive.reader import read_groups
 from actors.archive.rows import from_table
-from benchmarks.common import print_figures
-from benchmarks.studies.kept import finished
+from benchmarks.common import markdown_table
+from benchmarks.studies.cells import Report, Study, StudyCell, command
+from benchmarks.studies.kept import finished, how_it_ended
 from cluster.errors import UserError
 from cluster.inspector.texts import Pieces
 from cluster.inspector.trajectories import prompt_of, reasoning_of
-from cluster.sweep.plan import Arm, make_plan, read_seeds
+from cluster.sweep.plan import Arm
 from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "real_model"
+PAGE = Path(__file__).parents[2] / "docs" / "real-model-study.md"
 ENTROPY = "learner.objective.entropy_coefficient"
 REASONINGS = 10
+STEP_S = {"smollm2-countdown": 20.0, "smollm2-frozenlake": 40.0}
+"""Expected seconds of a step, without validation."""
+VALIDATION_S = {"smollm2-countdown": 0.17, "smollm2-frozenlake": 0.7}
+"""Expected seconds of a validation task: on Countdown 173 s for 1,024 of them; on FrozenLake, whose trajectories take
+four times as long in training, as much longer."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A sweep of the study. `tasks`: fixed validation tasks before and after."""
+    """A part of the study. `tasks`: fixed validation tasks before and after."""
 
     recipe: str
     steps: int
@@ -88,44 +103,14 @@ FIGURES = {
 reading of the probe are recorded with a later step than `scored_step` and `probe_step`, which they describe."""
 
 
-def run_part(name: str, seeds: Sequence[int], runs_dir: str, words: Sequence[str]) -> int:
-    """Sweeps a part; returns the sweep's exit code."""
-    from cluster.sweep.cells import execute
-
-    part = PARTS[name]
-    overrides = [
-        f"runs_dir={json.dumps(runs_dir)}",
-        f"loop.steps={part.steps}",
-        f"validation.tasks={part.tasks}",
-        f"validation.every={part.steps}",
-        *words,
-    ]
-    by_label = {arm.label: list(seeds or part.seeds) for arm in part.arms}
-    return execute(make_plan(part.recipe, overrides, part.arms, by_label, name=f"real-{name}", parallel=1), 1)
-
-
-def keep(folder: Path) -> Path:
-    """Writes what the report needs of a finished run; returns the file."""
-    run, summary = finished(folder)
-    settings = run.settings()
-    steps = run.steps()
-    found = {
-        "run": f"{folder.parent.name}/{folder.name}",
-        "environment": summary["environment"],
-        "filter": summary["filter"]["rule"],
-        "entropy": settings[ENTROPY],
-        "seed": settings["seed"],
-        "steps": summary["steps"],
-        "success": summary["success"],
-        "probe": summary.get("probe"),
-        "seconds": summary["seconds"],
-        "rows": [_row(row) for row in run.metrics()],
-        "reasonings": {str(step): reasonings(folder, step) for step in (steps[0], steps[-1])},
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    file = RESULTS / f"{folder.parent.name}-{folder.name}.json"
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    return file
+def every_cell() -> Iterator[StudyCell]:
+    """The cells, part by part and seed by seed."""
+    for name, part in PARTS.items():
+        validated = {"validation.tasks": part.tasks, "validation.every": part.steps}
+        step_s = STEP_S[part.recipe] + 2 * part.tasks * VALIDATION_S[part.recipe] / part.steps
+        for seed, arm in itertools.product(part.seeds, part.arms):
+            own = {**arm.settings, **validated}
+            yield StudyCell(name, part.recipe, arm.label, own, seed, part.steps, step_s)
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +130,31 @@ def reasonings(folder: Path, step: int) -> list[dict[str, str]]:
     ]
 
 
+def condense(folder: Path, **labels: Any) -> dict[str, Any]:
+    """The content of a run's file. UserError if the run has neither finished nor ended for lack of signal."""
+    run, summary = finished(folder)
+    settings = run.settings()
+    steps = run.steps()
+    return {
+        "name": folder.name,
+        **labels,
+        "environment": summary["environment"],
+        "filter": summary["filter"]["rule"],
+        "entropy": settings[ENTROPY],
+        "seed": settings["seed"],
+        "steps": summary["steps"],
+        **how_it_ended(summary, settings),
+        "success": summary["success"],
+        "probe": summary.get("probe"),
+        "seconds": summary["seconds"],
+        "rows": [_row(row) for row in run.metrics()],
+        "reasonings": {str(step): reasonings(folder, step) for step in (steps[0], steps[-1])},
+    }
+
+
+STUDY = Study("real-model", (), tuple(every_cell()), RESULTS, condense)
+
+
 COLUMNS = (
     *("run", "seed", "filter", "entropy", "steps", "success before", "after", "gain"),
     *("H(Z|X) first", "last", "judge first", "last", "probe MI first", "last"),
@@ -152,7 +162,7 @@ COLUMNS = (
 Kept = Mapping[str, Any]
 
 
-def report(found: Sequence[Kept]) -> list[list[Any]]:
+def report_rows(found: Sequence[Kept]) -> list[list[Any]]:
     """A row for each kept run."""
     rows = []
     for one in found:
@@ -160,7 +170,7 @@ def report(found: Sequence[Kept]) -> list[list[Any]]:
         gained = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain else "-"
         ends = [f"{success[end]['success']:.3f}" if success.get(end) else "-" for end in ("before", "after")]
         measured = [cell for of in MEASURED.values() for cell in _ends(of(one))]
-        rows.append([one["run"], one["seed"], one["filter"], one["entropy"], one["steps"], *ends, gained, *measured])
+        rows.append([one["name"], one["seed"], one["filter"], one["entropy"], one["steps"], *ends, gained, *measured])
     return rows
 
 
@@ -189,8 +199,9 @@ def compared(found: Sequence[Kept]) -> list[str]:
     """A line for each environment, entropy bonus and figure that runs with top-p and without a filter have: top-p minus
     none, mean over seeds with its t-interval."""
     lines = []
-    for environment, entropy, steps in dict.fromkeys(_setting(one) for one in found):
-        alike = [one for one in found if _setting(one) == (environment, entropy, steps)]
+    for setting in dict.fromkeys(_setting(one) for one in found):
+        environment, entropy, steps, _ = setting
+        alike = [one for one in found if _setting(one) == setting]
         for name, of in {"success": _success_after, **MEASURED}.items():
             last = {(one["filter"], one["seed"]): of(one)[-1] for one in alike if of(one)}
             seeds = [seed for rule, seed in last if rule == "top_p" and ("none", seed) in last]
@@ -201,39 +212,93 @@ def compared(found: Sequence[Kept]) -> list[str]:
     return lines
 
 
-def _setting(one: Kept) -> tuple[str, float, int]:
-    return one["environment"], one["entropy"], one["steps"]
+def _setting(one: Kept) -> tuple[str, float, int, tuple[str, ...]]:
+    """What two runs that are compared have in common: environment, entropy bonus, planned steps, and overrides."""
+    return one["environment"], one["entropy"], one.get("planned", one["steps"]), tuple(one["set"])
 
 
 def _success_after(one: Kept) -> list[float]:
-    after = one["success"].get("after")
-    return [after["success"]] if after else []
+    """The last validation; of a run that ended for lack of signal the first, if there was no other."""
+    success = one["success"]
+    last = success.get("after") or (success.get("before") if one.get("ended") else None)
+    return [last["success"]] if last else []
 
 
-def main() -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs="+", choices=tuple(PARTS), metavar="PART", help="sweep these parts")
-    parser.add_argument("--keep", nargs="+", type=Path, metavar="DIR", help="condense these finished runs")
-    parser.add_argument("--seeds", help="run: other seeds than the study's")
-    parser.add_argument("--runs-dir", default="runs", help="run: folder of the sweeps")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
-    parser.add_argument("--quick", action="store_true", help="report the committed figures, as without it")
-    parser.add_argument("--json", action="store_true", help="report: one JSON object instead of the table")
-    chosen = parser.parse_args()
+def early_ends(found: Sequence[Kept]) -> list[str]:
+    """A line for each run that ended before its planned last step."""
+    lines = []
+    for one in found:
+        if one.get("ended"):
+            last = one["success"].get("after") or one["success"].get("before")
+            at = f"its last validation, of step {last['step']:g}, counts" if last else "it was never validated"
+            lines.append(f"{one['name']} ended for lack of signal after step {one['steps']} of {one['planned']}; {at}")
+    return lines
+
+
+def side_by_side(one: Kept) -> list[str]:
+    """The run's first reasonings of its first and of its last step as a Markdown table."""
+    first, last = sorted(one["reasonings"], key=int)[0], sorted(one["reasonings"], key=int)[-1]
+    pairs = zip(one["reasonings"][first], one["reasonings"][last], strict=False)
+    heads = [f"{what}, step {step}" for step in (first, last) for what in ("task", "reasoning")]
+    rows = ([_task(a["prompt"]), _plain(a["reasoning"]), _task(b["prompt"]), _plain(b["reasoning"])] for a, b in pairs)
+    return markdown_table(heads, rows)
+
+
+def _task(prompt: str) -> str:
+    """The last message of a prompt's end, without the marks of the chat template."""
+    return _plain(re.sub(r"<\|[^|]*\|>(user|assistant|system)?|<think>", "", prompt.rpartition("<|im_start|>user")[2]))
+
+
+def _plain(words: str) -> str:
+    """Text of a model for a cell of a Markdown table: shown as it is, whatever it holds."""
+    shown = html.escape(words.strip())
+    for mark in "|*_`[]~\\$":
+        shown = shown.replace(mark, f"&#{ord(mark)};")
+    return "<br>".join(line for line in shown.splitlines() if line.strip())
+
+
+HEAD = """# The study on a real language model
+
+`python -m benchmarks.studies.real_model --write` generates this page from the runs in
+`benchmarks/studies/results/real_model`; do not edit it. [real-models.md](real-models.md) describes the model and says
+what was run. First and last are the first and the last measurement; the judge's figure is the share of true reasonings
+among those that state anything.
+"""
+
+
+def markdown(found: Sequence[Kept]) -> str:
+    """The text of docs/real-model-study.md."""
+    heads = [head.replace("|", "\\|") for head in COLUMNS]
+    lines = [HEAD, *markdown_table(heads, ([str(cell) for cell in row] for row in report_rows(found)))]
+    if notes := [*compared(found), *early_ends(found)]:
+        lines += ["", *(f"- {note}" for note in notes)]
+    for one in found:
+        lines += ["", f"## The first reasonings of {one['name']}", "", *side_by_side(one)]
+    return "\n".join(lines) + "\n"
+
+
+def read(file: Path) -> Kept:
+    """A run's file. UserError if it is damaged."""
     try:
-        if chosen.run:
-            seeds = read_seeds(chosen.seeds) if chosen.seeds else []
-            return max(run_part(name, seeds, chosen.runs_dir, chosen.set) for name in chosen.run)
-        for folder in chosen.keep or []:
-            print(keep(folder))
-    except (UserError, ValueError) as error:
-        parser.error(str(error))
-    if not chosen.keep:
-        found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
-        notes = compared(found) if found else ["no run was kept yet"]
-        print_figures({"benchmark": "real_model_study", "runs": found}, chosen.json, COLUMNS, report(found), notes)
-    return 0
+        one = json.loads(file.read_text())
+        markdown([one])  # touches every entry that a report needs
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
+    return one
+
+
+def report(quick: bool = False) -> Report:
+    """Reports the committed files."""
+    found = [read(file) for file in sorted(RESULTS.glob("*.json"))]
+    done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
+    notes = [*compared(found), *early_ends(found), f"{done} of {len(STUDY.cells)} runs are done"]
+    figures = {"benchmark": "real_model_study", "runs": found}
+    return Report(figures, COLUMNS, report_rows(found), notes, markdown(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the forms of the command; returns the exit code."""
+    return command(__doc__, lambda: STUDY, report, argv, page=PAGE)
 
 
 if __name__ == "__main__":

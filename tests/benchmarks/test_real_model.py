@@ -1,28 +1,30 @@
 """The study on a real model: its parts are runs that can be made, and what it keeps of a run is what it reports."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.studies import real_model
-from benchmarks.studies.real_model import ENTROPY, PARTS, compared, report
-from cluster.config import recipe_names
-from cluster.sweep.plan import make_plan
+from benchmarks.studies import cells, real_model
+from benchmarks.studies.cells import changes_learning, run_of
+from benchmarks.studies.real_model import ENTROPY, PARTS, STUDY, compared, early_ends, markdown, report_rows
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_every_part_is_a_sweep_that_can_be_made(name: str, tmp_path) -> None:
-    part = PARTS[name]
-    if part.recipe not in recipe_names():
-        pytest.skip(f"there is no recipe {part.recipe}")
-    overrides = [f"runs_dir={tmp_path}", f"loop.steps={part.steps}", f"validation.tasks={part.tasks}"]
-    plan = make_plan(part.recipe, overrides, part.arms, {arm.label: list(part.seeds) for arm in part.arms}, name="s")
-    assert len(plan.cells) == len(part.arms) * len(part.seeds)
-    for cell in plan.cells:
-        assert cell.config.loop.steps == part.steps
-        assert cell.config.learner.objective.entropy_coefficient == cell.arm.settings.get(
-            ENTROPY, cell.config.learner.objective.entropy_coefficient
-        )
+def test_the_cells_are_runs_that_can_be_made_in_the_order_that_was_fixed(tmp_path) -> None:
+    assert list(dict.fromkeys(cell.part for cell in STUDY.cells)) == list(PARTS)
+    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == 13
+    for cell in STUDY.cells:
+        config = run_of(STUDY, cell, str(tmp_path)).config
+        assert (config.loop.steps, config.validation.every) == (cell.steps, cell.steps)
+        assert (config.validation.tasks, config.name) == (PARTS[cell.part].tasks, cell.name)
+        if ENTROPY in cell.settings:
+            assert config.learner.objective.entropy_coefficient == cell.settings[ENTROPY]
+
+
+def test_the_list_prints_every_cell_with_its_minutes(capsys) -> None:
+    assert real_model.main(["--list", "--only", "question*"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 11 and printed[1].split()[1:3] == ["100", "37.2"]
 
 
 def test_the_question_compares_the_filter_with_none_at_every_entropy_bonus() -> None:
@@ -35,7 +37,8 @@ def test_the_question_compares_the_filter_with_none_at_every_entropy_bonus() -> 
 def kept(rule: str = "top_p", seed: int = 0, after: float = 0.2, judge: float = 0.3) -> dict:
     scored = {"entropy": 0.5, "judge_names": 0.6, "scored_step": 1}
     return {
-        "run": f"real-countdown/{rule}_s{seed}",
+        "name": f"countdown-{rule}_s{seed}",
+        "set": [],
         "environment": "Countdown",
         "seed": seed,
         "filter": rule,
@@ -51,24 +54,29 @@ def kept(rule: str = "top_p", seed: int = 0, after: float = 0.2, judge: float = 
             {"step": 2, "judge": 0.6, **scored},
             {"step": 60, "probe_mi": 2.0, "judge": judge, **scored, "entropy": 0.25},
         ],
+        "reasonings": {
+            "1": [{"prompt": "...<|im_end|>\n<|im_start|>user\nNumbers: 1, 2\n<think>", "reasoning": " 1 | 2 <b> "}],
+            "60": [{"prompt": "cut", "reasoning": "last"}],
+        },
     }
 
 
 def test_the_report_has_a_row_for_each_kept_run(capsys, monkeypatch, tmp_path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(kept()))
     monkeypatch.setattr(real_model, "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["real_model", "--quick"])
-    assert real_model.main() == 0
+    assert real_model.main(["--quick"]) == 0
     printed = capsys.readouterr().out
-    assert "+0.100 [+0.050, +0.150]" in printed and "real-countdown/top_p_s0" in printed
-    assert report([kept()])[0][-6:] == ["0.50", "0.25", "1.00", "0.50", "1.00", "2.00"], "judge: among those that name"
-    assert report([{**kept(), "rows": []}])[0][-6:] == ["-"] * 6
+    assert "+0.100 [+0.050, +0.150]" in printed and "countdown-top_p_s0" in printed
+    assert report_rows([kept()])[0][-6:] == ["0.50", "0.25", "1.00", "0.50", "1.00", "2.00"], (
+        "judge: among those that name"
+    )
+    assert report_rows([{**kept(), "rows": []}])[0][-6:] == ["-"] * 6
 
 
 def test_the_filter_is_compared_with_none_at_the_same_entropy_bonus_and_paired_by_seed() -> None:
     found = [kept("none", seed, 0.1 * seed, 0.3) for seed in (0, 1, 2)]
     found += [kept("top_p", seed, 0.1 * seed + 0.05, 0.45) for seed in (0, 1)]
-    found += [{**kept("top_p", 0, 0.9), "entropy": 0.03}]
+    found += [{**kept("top_p", 0, 0.9), "entropy": 0.03}, {**kept("top_p", 2, 0.9), "set": ["learner.dtype=bfloat16"]}]
     lines = compared(found)
     assert len(lines) == 4 and all("seeds [0, 1]" in line for line in lines)
     assert lines[0].endswith("success, top_p minus none +0.050 [+0.050, +0.050]")
@@ -82,3 +90,57 @@ def test_a_measurement_is_kept_with_the_step_that_it_describes() -> None:
         assert all("scored_step" in row for row in rows if "judge" in row), file.name
         assert all("probe_step" in row for row in rows if "probe_mi" in row), file.name
         assert any(row["scored_step"] < row["step"] for row in rows if "scored_step" in row), "recorded later"
+
+
+def test_the_page_shows_the_first_and_the_last_reasonings_side_by_side_and_is_fresh(tmp_path, monkeypatch) -> None:
+    assert "| Numbers: 1, 2 | 1 &#124; 2 &lt;b&gt; | cut | last |" in markdown([kept()])
+    found = [real_model.read(file) for file in sorted(real_model.RESULTS.glob("*.json"))]
+    assert real_model.PAGE.read_text() == markdown(found), "python -m benchmarks.studies.real_model --write"
+    monkeypatch.setattr(real_model, "PAGE", tmp_path / "page.md")
+    assert real_model.main(["--write"]) == 0 and (tmp_path / "page.md").read_text() == markdown(found)
+
+
+@pytest.mark.parametrize("content", ["half of a fi", "[]", "{}", json.dumps(kept() | {"reasonings": {}})])
+def test_a_damaged_file_is_named(content: str, capsys, monkeypatch, tmp_path) -> None:
+    (tmp_path / "one.json").write_text(content)
+    monkeypatch.setattr(real_model, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        real_model.main([])
+    assert ended.value.code == 2 and "one.json is no condensed run" in capsys.readouterr().err
+
+
+def test_a_run_without_signal_is_compared_by_its_last_validation_and_reported() -> None:
+    early = kept("top_p") | {"ended": "no_signal", "steps": 36, "planned": 60}
+    early["success"] = {"before": {"success": 0.1, "step": 0.0}}
+    lines = compared([kept("none", after=0.25), early])
+    assert lines[0].endswith("success, top_p minus none -0.150")
+    (told,) = early_ends([early])
+    assert "after step 36 of 60" in told and "of step 0, counts" in told
+
+
+def test_a_finished_run_in_a_cells_folder_is_condensed_by_the_study(tmp_path, monkeypatch) -> None:
+    cell, kept_of = STUDY.cells[0], []
+    own = replace(
+        STUDY, results=tmp_path / "results", condense=lambda folder, **labels: {"name": folder.name, **labels}
+    )
+    monkeypatch.setattr(cells, "is_finished", lambda folder: not kept_of.append(folder.name))
+    monkeypatch.setattr(cells.Sweep, "open_cells", [])
+    monkeypatch.setattr(cells, "prepare", lambda *_: None)
+
+    async def nothing(*_) -> None: ...
+
+    monkeypatch.setattr(cells, "_within", nothing)
+    monkeypatch.setattr("cluster.sweep.cells.is_finished", lambda folder: True)
+    assert cells.run(own, [cell], str(tmp_path), None, ["learner.dtype=bfloat16"]) == 0
+    assert kept_of == [cell.name]
+    assert json.loads(own.file(cell).read_text())["set"] == ["learner.dtype=bfloat16"]
+
+
+def test_the_committed_runs_are_cells_and_were_made_with_other_types_of_numbers_at_most() -> None:
+    for file in real_model.RESULTS.glob("*.json"):
+        one = real_model.read(file)
+        cell = next(cell for cell in STUDY.cells if cell.name == one["name"] == file.stem)
+        labels = (cell.part, cell.recipe, cell.arm, cell.seed, cell.steps)
+        assert (one["part"], one["recipe"], one["arm"], one["seed"], one.get("planned", one["steps"])) == labels
+        keys = {word.partition("=")[0] for word in one["set"] if changes_learning(word)}
+        assert keys <= {"learner.dtype", "rollout.dtype", "rollout.parity_bound"}, file.name
