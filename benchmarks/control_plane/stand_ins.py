@@ -132,6 +132,8 @@ class StandInFilter(_Supervised):
 class SleepingLearner:
     """A learner that sleeps `train_s` seconds a step."""
 
+    ranks = 1
+
     def __init__(self, train_s: float) -> None:
         self.train_s = train_s
 

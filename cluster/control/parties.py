@@ -135,6 +135,10 @@ class Learner(Party, Protocol):
     """All learner ranks together. After any error but `Refused` the group is of no more use: a rank's shards are lost,
     or the ranks wait for one another. The error names the rank that died, failed or is late."""
 
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, fewer than `learner.ranks` after a recovery without room for all."""
+
     async def start(self) -> None:
         """Returns once every rank has loaded the model."""
 

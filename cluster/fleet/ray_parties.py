@@ -389,6 +389,11 @@ class RayLearner:
         self._ended = False
 
     @property
+    def ranks(self) -> int:
+        """As the protocol says."""
+        return len(self.group.ranks)
+
+    @property
     def nodes(self) -> list[str]:
         """Ids of the ranks' nodes; empty before they are up and after their end."""
         return [] if self._ended else [home.node for home in self.group.homes]

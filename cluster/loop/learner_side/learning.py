@@ -171,8 +171,8 @@ class Learning:
         return bool(self.recovery.cause)
 
     async def has_other_room(self) -> bool:
-        """Whether all ranks fit on nodes that will not be taken away; no if the cluster does not say."""
-        return (await self.ranks.room() or 0) >= self.config.learner.ranks
+        """Whether the ranks that are up fit on nodes that will not be taken away; no if the cluster does not say."""
+        return (await self.ranks.room() or 0) >= self.ranks.learner.ranks
 
     async def move(self) -> None:
         """Ends the ranks, which is no loss, and makes them again on nodes that stay. PlayAgain if that gave other

@@ -137,7 +137,7 @@ class Ranks:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s + GRACE_S
         patience = Patience(self.config.hung_after_s, "micro-batch", "learner.hung_after_s")
-        names = [f"learner rank {rank}" for rank in range(self.config.ranks)]
+        names = [f"learner rank {rank}" for rank in range(self.learner.ranks)]
         watch = ProgressWatch(names, patience, now(), signs is Signs.ANSWERS)
         task = asyncio.ensure_future(call)
         try:

@@ -9,8 +9,8 @@ parts in turn:
     end the ranks     nobody
     back-off          the clock                          -                        at most a minute; none if no rank was
                                                                                   lost, because a node will be
-    resources         room for all `learner.ranks`       the cluster's scheduler  `learner.regroup_timeout_s`; then as
-                                                                                  many as fit; none: the run ends.
+    resources         room for all `learner.ranks`; to   the cluster's scheduler  `learner.regroup_timeout_s`; then as
+                      move, for those that are up                                 many as fit; none: the run ends.
                                                                                   An answer: 30 s, then asked again
     start             every rank of the new group        the ranks                `learner.start_timeout_s`; again
     load              every rank, disk                   the ranks                `learner.step_timeout_s`; again
@@ -153,18 +153,19 @@ class Recovery:
         """Ends the ranks and starts a new group; returns its number of ranks."""
         self.ranks.learner.kill()
         await asyncio.sleep(0.0 if self._planned else self.fleet.allow_restart(LEARNER, self.cause))
-        count = await self._room()
+        count = await self._room(self.ranks.learner.ranks if self._planned else self.config.learner.ranks)
         if count < self.config.learner.ranks:
             log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
         self.fleet.replace_learner(count)
         await self.ranks.start()
         return count
 
-    async def _room(self) -> int:
-        """Number of ranks that fit on the cluster: all of them, or after `learner.regroup_timeout_s` those that do."""
+    async def _room(self, enough: int) -> int:
+        """Number of ranks that fit on the cluster: at least `enough`, or after `learner.regroup_timeout_s` those that
+        do."""
         wanted, now = self.config.learner, asyncio.get_running_loop().time
         deadline = now() + wanted.regroup_timeout_s
-        while ((room := await self.ranks.room()) or 0) < wanted.ranks and now() < deadline:
+        while ((room := await self.ranks.room()) or 0) < enough and now() < deadline:
             await asyncio.sleep(ROOM_POLL_S)
         if not room:
             lacks = "does not say whether it has" if room is None else "has no"

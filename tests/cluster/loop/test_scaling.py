@@ -3,6 +3,7 @@ fails for it, none is trained on twice, and the staleness bound holds."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.control.scaling import By, Kind, Request
+from cluster.fleet.supervision import Watchdog
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.persistence.state import LoopState
 from cluster.runs.ending import EndCause, Ending
@@ -161,6 +163,32 @@ def test_learner_ranks_move_with_a_checkpoint_before_their_node_is_taken_away(
     (found,) = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "recovered"]
     assert found["same"] and found["steps"] == 0 and found["cause"] == "its node will be taken away"
     assert ("learner", "preempted") in archive.events and not outcome.fleet.restarts, "and that is no restart"
+
+
+def test_a_learner_that_goes_on_with_fewer_ranks_moves_with_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("learner.ranks=4", "loop.steps=6", "learner.regroup_timeout_s=30", "validation.every=0")
+    world, archive = World(configured(tmp_path, *words), (Fault("learner.train", 2),), **MIXED), FakeArchive()
+    world.room = lambda made: 3 if made else 4
+    times: dict[str, float] = {}
+    watched = list[int]()
+    monkeypatch.setattr(Watchdog, "see", lambda self, name, watch, now: watched.append(len(watch.names)))
+
+    def on_call(kind: str, _: int) -> None:
+        if kind.startswith("learner."):
+            times.setdefault(f"{kind} {world.calls[kind]}", asyncio.get_running_loop().time())
+        if kind == "learner.train" and world.calls[kind] == 5:
+            watched.clear()
+            world.draining["learner"] = 600.0
+
+    world.on_call = on_call
+    world.pace = lambda kind: 20.0 if kind == "learner.train" else 1.0
+    check(drive(world, archive, scaled=True), world, archive)
+    lost, moved = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "recovered"]
+    assert lost["ranks"] == moved["ranks"] == 3 and moved["cause"] == "its node will be taken away"
+    assert times["learner.start 3"] - times["learner.save 1"] < 30, "it does not wait for the fourth"
+    assert 3 in watched and 4 not in watched, "and no rank is named that is not there"
 
 
 def test_a_learner_that_has_no_other_room_stays_with_one_checkpoint_until_its_node_is_gone(tmp_path: Path) -> None:
