@@ -21,6 +21,7 @@ from cluster.runs.folder import RunFolder
 from cluster.runs.following import LineFollower
 from cluster.runs.shapes import check_metrics
 from cluster.runs.status import RECENT_STEPS, RunStatus, status_of
+from cluster.runs.words import clipped
 
 MOST_POINTS = 2_000
 """Points of a curve; a longer run shows the mean of neighbouring steps."""
@@ -142,7 +143,8 @@ class Figures:
                 self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
-        self.rows.append(tuple(np.nan if line.get(key) is None else float(line[key]) for key in KEYS))
+        shown = line | {"probe/mi_high": clipped(line.get("probe/mi_high"), line.get("probe/ceiling"))}
+        self.rows.append(tuple(np.nan if shown.get(key) is None else float(shown[key]) for key in KEYS))
         self._recent.append(line)
         if line.get("validation/success") is not None:
             self._marked.setdefault("first validation", line)

@@ -113,11 +113,17 @@ def probe_words(probe: Mapping[str, float | None]) -> str:
     """MI of the fixed probe's last reading (`cluster.runs.status.last_probe`) in words."""
     if not probe:
         return "-"
-    text = f"{_number(probe['mi'], '.2f')}  [{_number(probe['mi_low'], '.2f')}, {_number(probe['mi_high'], '.2f')}]"
+    high = clipped(probe["mi_high"], probe["ceiling"])
+    text = f"{_number(probe['mi'], '.2f')}  [{_number(probe['mi_low'], '.2f')}, {_number(high, '.2f')}]"
     text += f" of {_number(probe['ceiling'], '.2f')} nats  step {_number(probe['step'], '.0f')}"
     change = probe["mi_change"]
     since = "" if change is None else f"  ({change:+.2f} since the first)"
     return text + since + ("  SATURATED" if probe["saturated"] else "")
+
+
+def clipped(high: float | None, ceiling: float | None) -> float | None:
+    """The upper end of an interval of MI as it is shown: no MI exceeds its ceiling, though its t-interval may."""
+    return high if high is None or ceiling is None else min(high, ceiling)
 
 
 def link_words(probe: Mapping[str, float | None]) -> str:

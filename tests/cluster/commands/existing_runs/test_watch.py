@@ -17,6 +17,7 @@ from actors.archive.writer import Archive
 from cluster.commands.existing_runs.status import status
 from cluster.commands.existing_runs.watch import watch
 from cluster.errors import UserError
+from cluster.inspector.figures import Figures
 from cluster.runs import status as statuses
 from cluster.runs import words
 from cluster.runs.folder import RunFolder
@@ -273,6 +274,12 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
     assert json.loads(status(tmp_path, as_json=True))["probe"]["link_follows"] == 0.0
     archive.metrics(3, step_figures(3) | flat | {"probe/link/follows": None, "probe/saturated": 1.0})
     assert "nats\n" in status(tmp_path) and "SATURATED" in status(tmp_path)
+    archive.metrics(4, step_figures(4) | flat | {"probe/mi": 3.24, "probe/mi_high": 3.9})
+    assert "3.24  [2.25, 3.47] of 3.47 nats" in status(tmp_path), "no MI exceeds its ceiling"
+    assert json.loads(status(tmp_path, as_json=True))["probe"]["mi_high"] == 3.9
+    shown = Figures(RunFolder(tmp_path))
+    shown.refresh()
+    assert shown.columns(["probe/mi_high"])[0][-1] == 3.47
 
 
 def test_kinds_rho_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:
