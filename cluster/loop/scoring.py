@@ -214,5 +214,13 @@ class Scoring:
         if alarm is not None:
             self.alarm.restore({name: value for name, value in alarm.items() if name != "probe"})
             self.probe_alarm.restore(alarm.get("probe", {}))
-        if state is not None and self.fleet.scorer is not None:
-            await bounded(self.fleet.scorer.restore(state), self.timeout_s)
+        scorer = self.fleet.scorer
+        if state is None or scorer is None:
+            return
+        try:
+            await bounded(scorer.restore(state), self.timeout_s)
+        except Refused:
+            raise
+        except (PartyError, TimeoutError) as error:
+            scorer.kill()
+            await self.succeed(scorer, f"it did not take the state of the last scoring: {reason_of(error)}")

@@ -381,6 +381,19 @@ def test_a_scorer_that_does_not_take_the_state_is_replaced_until_restarts_are_us
     assert outcome.ledger.counts()["trained"] == 24 and len(archive.scored) == 1
 
 
+@pytest.mark.parametrize("what", ["die", "hang", "fail"])
+def test_a_scorer_that_does_not_take_its_state_at_a_resume_is_replaced(tmp_path: Path, what: str) -> None:
+    words = ("loop.checkpoint_every=1", "scorer.probe.every=0")
+    world, archive = World(configured(tmp_path, *words), rewards=lambda t, i: i % 2), FakeArchive()
+    check(drive(world, archive), world, archive)
+    world.config = configured(tmp_path, *words, "loop.steps=6")
+    world.faults = (Fault("scorer.restore", 1, what),)
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.ledger.counts()["trained"] == 18 and outcome.fleet.restarts == {"scorer": 1}
+    assert world.calls["scorer.restore"] == 2, "the successor took it"
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_probe_is_read_from_the_same_tasks_before_training_every_few_steps_and_at_the_end(
     tmp_path: Path, staleness: int
