@@ -36,6 +36,9 @@ HEALTH_CHECKS = {
     "RAY_health_check_failure_threshold": "3",
 }
 """With these Ray noticed a killed node after 2.6 s and a frozen one after 8.7 s, against 13.7 and 63.9 s by default."""
+JOB_STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "300"}
+"""Seconds that a stopped job has to finish its step and write a checkpoint, as for `squelch job submit`; by default 3.
+The job's supervisor reads it, an actor on the head, which inherits the environment of `ray start`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Resources:
 
 def head(image: str, resources: Resources) -> dict[str, Any]:
     """The template of the head: Ray's control plane and, as a Ray job, the driver of a run."""
-    container = _container("ray-head", image, resources, HEAD_PORTS, HEALTH_CHECKS)
+    container = _container("ray-head", image, resources, HEAD_PORTS, HEALTH_CHECKS | JOB_STOP)
     mount = {"volumeMounts": [{"name": "runs", "mountPath": RUNS}]}
     volumes = [{"name": "runs", "persistentVolumeClaim": {"claimName": CLAIM}}]
     return _template(container | mount, {"volumes": volumes})

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from cluster.config import RunConfig, load
+from cluster.fleet import jobs
 from deploy.generated import ROOT, stale
 from deploy.kuberay import manifests, pods, schema, validation
 
@@ -49,6 +50,15 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
 
 def test_the_committed_manifests_are_what_the_code_generates() -> None:
     assert stale(manifests.manifests()) == [], "run: python -m deploy.kuberay.manifests --write"
+
+
+def test_a_stopped_job_has_the_time_to_write_a_checkpoint_that_a_submitted_one_has() -> None:
+    for path in FILES:
+        document = yaml.safe_load(path.read_text())
+        if document["kind"] in ("RayJob", "RayCluster"):
+            spec = document["spec"].get("rayClusterSpec", document["spec"])
+            environment = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+            assert {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(jobs.STOP_S)} in environment, path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
@@ -97,6 +107,11 @@ MISSING = {
     "a request": ((*HEAD, "containers", 0, "resources", "requests"), REMOVED, "requests and limits"),
     "a probe": ((*HEAD, "containers", 0, "startupProbe"), REMOVED, "startupProbe"),
     "a health check": ((*HEAD, "containers", 0, "env"), [], "noticed late"),
+    "a job's time to stop": (
+        (*HEAD, "containers", 0, "env"),
+        [{"name": k, "value": v} for k, v in pods.HEALTH_CHECKS.items()],
+        "loses the steps since its checkpoint",
+    ),
     "the container's name": ((*HEAD, "containers", 0, "name"), REMOVED, "name"),
     "the entrypoint's cluster": (CLUSTER, REMOVED, "makes its own cluster"),
 }
