@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from actors.archive.reader import read_metrics
+from actors.archive.reader import is_of_step, read_metrics
 from benchmarks.common import print_figures
 
 WARM_UP = 2
@@ -95,7 +95,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
 
 def figures(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
     """Medians over the measured steps."""
-    measured = [m for m in metrics if m["step"] > WARM_UP]
+    measured = [m for m in metrics if m["step"] > WARM_UP and is_of_step(m)]
     parts = {part: float(np.median([m[f"seconds/{part}"] for m in measured])) for part in PARTS}
     total = sum(cpu.values())
     return {

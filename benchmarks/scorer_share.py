@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import read_metrics
+from actors.archive.reader import is_of_step, read_metrics
 from benchmarks.common import print_figures
 from benchmarks.loop import run_steps
 
@@ -46,7 +46,7 @@ class Run:
 
     def seconds(self, part: str) -> list[float]:
         """Seconds of a part in each measured step."""
-        return [line[f"seconds/{part}"] for line in self.metrics if line["step"] > WARM_UP]
+        return [line[f"seconds/{part}"] for line in self.metrics if line["step"] > WARM_UP and is_of_step(line)]
 
     def total(self, key: str) -> float:
         """A figure summed over all steps."""
@@ -72,7 +72,8 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
     scored = [line["scorer/cpu_seconds"] for run in on for line in run.metrics if line.get("scorer/cpu_seconds")]
     found: dict[str, Any] = {
         "steps": sum(len(run.seconds("step")) for run in on),
-        "same_work": len({tuple(line["tokens/sampled"] for line in run.metrics) for run in runs}) == 1,
+        "same_work": len({tuple(line["tokens/sampled"] for line in run.metrics if is_of_step(line)) for run in runs})
+        == 1,
         "scorer_cpu_share": cpu,
         "scoring_cpu_seconds": float(np.median(scored)) if scored else None,
         "outcomes": {name: sum(run.total(f"scorer/{name}") for run in on) for name in OUTCOMES},

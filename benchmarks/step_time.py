@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.archive.reader import is_of_step
 from actors.archive.writer import Archive
 from actors.records import GroupSummary, Ticket
 from benchmarks.common import arguments, print_figures
@@ -138,7 +139,7 @@ def settings(workers: int, staleness: int, steps: int, folder: Path) -> RunConfi
 
 def mean_step(config: RunConfig) -> float:
     """Mean seconds of the run's steps, without the first and the last ones."""
-    lines = [line for line in RunFolder(config.run_dir).metrics() if line["step"] > SETTLED]
+    lines = [line for line in RunFolder(config.run_dir).metrics() if line["step"] > SETTLED and is_of_step(line)]
     return statistics.fmean(line["seconds/step"] for line in lines[: -1 - config.loop.max_staleness])
 
 

@@ -9,7 +9,7 @@ the schema, also inside lists, or it is refused. Imports neither Ray nor torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +266,12 @@ def read_block(store: Store, key: str) -> pa.Table:
 def read_metrics(place: Place) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`, in order, without an incomplete last line."""
     return _read_lines(as_store(place), METRICS)
+
+
+def is_of_step(line: Mapping[str, Any]) -> bool:
+    """Whether a line of `metrics.jsonl` is the record of a whole step: neither the one before step 1 nor one that holds
+    a scoring alone, as they stand before the last step's."""
+    return line["step"] > 0 and "seconds/step" in line
 
 
 def read_events(place: Place) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import read_metrics
+from actors.archive.reader import is_of_step, read_metrics
 from actors.archive.writer import Archive
 from actors.metrics.exporter import Recorder
 from benchmarks.common import print_figures
@@ -86,7 +86,7 @@ async def run(config: RunConfig, parties: Parties) -> None:
 def measured(config: RunConfig) -> list[dict[str, Any]]:
     """The figures of the measured steps."""
     rows = read_metrics(config.run_dir)
-    return [row for row in rows if WARM_UP < row["step"] <= config.loop.steps - LAST]
+    return [row for row in rows if WARM_UP < row["step"] <= config.loop.steps - LAST and is_of_step(row)]
 
 
 def busy_shares(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str, float]:

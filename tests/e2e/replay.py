@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from actors.archive.reader import read_groups, read_metrics
+from actors.archive.reader import is_of_step, read_groups, read_metrics
 from actors.archive.rows import from_table
 from actors.records import Trajectory
 from cluster.config import load
@@ -30,7 +30,7 @@ def retrain(trainer: Trainer, folder: Path) -> None:
     """One rank's part of a replay, as `folder/replay.json` has it; rank 0 leaves the parameters there."""
     spec = json.loads((folder / "replay.json").read_text())
     run_dir, first, last = Path(spec["run_dir"]), spec["first"], spec["last"]
-    scales = {line["step"]: line["loss_scale"] for line in read_metrics(run_dir) if line["step"] > 0}
+    scales = {line["step"]: line["loss_scale"] for line in read_metrics(run_dir) if is_of_step(line)}
     if first > 1:
         trainer.load(run_dir / "checkpoints" / f"step-{first - 1}")
     for step in range(first, last + 1):

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from actors.archive.reader import read_metrics
+from actors.archive.reader import is_of_step, read_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -169,5 +169,5 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def steps(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` after the one before step 1."""
-    return [line for line in read_metrics(run_dir) if line["step"] > 0]
+    """The records of the steps in `metrics.jsonl`."""
+    return [line for line in read_metrics(run_dir) if is_of_step(line)]

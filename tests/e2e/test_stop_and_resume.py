@@ -34,9 +34,10 @@ def groups(run_dir: Path) -> pa.Table:
 def figures(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
     """(a record a step without times and scorings, scorings by the step scored, readings by that of the probe)."""
     lines = [{k: v for k, v in line.items() if not TIMES.search(k)} for line in read_metrics(run_dir)]
-    for line in lines[1:]:  # how far the next step's tickets have got when a step is recorded is a time too
+    # How far the next step's tickets have got when a step is recorded is a time too.
+    for line in (line for line in lines if "ledger/in_flight" in line):
         line["ledger/open"] = line.pop("ledger/in_flight") + line.pop("ledger/buffered")
-    plain = [{k: v for k, v in line.items() if not SCORED.match(k)} for line in lines]
+    plain = [{k: v for k, v in line.items() if not SCORED.match(k)} for line in lines if "total_steps" in line]
     scored = [{k: v for k, v in line.items() if SCORED.match(k)} for line in lines]
     by_step = {}
     for kind in ("scorer", "probe"):

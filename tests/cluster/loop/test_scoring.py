@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.archive.reader import is_of_step
 from actors.archive.store import ArchiveError
 from cluster.config import load
 from cluster.control.party_errors import Died, Failed, Refused
@@ -259,3 +260,8 @@ def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_s
     with pytest.raises(UserError, match=r"scorer\.model=.*absent: no config\.json there"):
         _check_scorer(config, tmp_path)
     _check_scorer(load("frozenlake", ["scorer.model=absent", "scorer.enabled=false"]), tmp_path)
+
+
+def test_a_line_that_holds_a_scoring_alone_is_no_record_of_a_step() -> None:
+    whole, alone = {"step": 9, "seconds/step": 1.0, "scorer/step": 9.0}, {"step": 9, "scorer/step": 5.0}
+    assert [is_of_step(line) for line in (whole, alone, {"step": 0, "total_steps": 9.0})] == [True, False, False]
