@@ -32,6 +32,7 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -122,7 +123,7 @@ def _bundle(num_cpus: float, num_gpus: float) -> dict[str, float]:
 
 @dataclass
 class Reservation:
-    """The place of one party."""
+    """The place of one party. The event loop may release it while a thread looks at it."""
 
     party: str
     options: list[Options]
@@ -133,13 +134,25 @@ class Reservation:
     @property
     def nodes(self) -> list[str]:
         """Ids of the bundles' nodes; empty until Ray has reserved them, and after the release."""
-        return _nodes_of(self.group) if self.group is not None else []
+        group = self.group
+        return _nodes_of(group) if group is not None else []
+
+    def await_bundles(self, timeout_s: float) -> None:
+        """Waits until Ray has reserved the bundles, they are released, or the time is up."""
+        group = self.group
+        if group is None:
+            return
+        try:
+            group.wait(timeout_s)
+        except (RayError, ValueError):  # Ray knows no group that was removed
+            if self.group is not None:
+                raise
 
     def release(self) -> None:
         """Gives the bundles back. A second call does nothing."""
-        if self.group is not None:
-            remove_placement_group(self.group)
-        self.group = None
+        group, self.group = self.group, None
+        if group is not None:
+            remove_placement_group(group)
 
 
 class Placement:
@@ -225,8 +238,7 @@ class Placement:
         """Ids of the nodes on which rollout workers have their bundles."""
         deadline = time.monotonic() + SETTLE_S
         for place in self._workers:
-            if place.group is not None:
-                place.group.wait(max(0.0, deadline - time.monotonic()))
+            place.await_bundles(max(0.0, deadline - time.monotonic()))
         return sorted({node for place in self._workers for node in place.nodes})
 
 
@@ -237,9 +249,9 @@ def _node_resource(node: str) -> str:
 
 
 def _nodes_of(group: PlacementGroup) -> list[str]:
-    """The nodes of a placement group's bundles; empty until Ray has reserved them."""
+    """The nodes of a placement group's bundles; empty until Ray has reserved them, and once Ray has removed them."""
     table = placement_group_table(group)
-    return list(table["bundles_to_node_id"].values()) if table["state"] == "CREATED" else []
+    return list(table["bundles_to_node_id"].values()) if table.get("state") == "CREATED" else []
 
 
 def _in_bundle(group: PlacementGroup, index: int) -> Options:

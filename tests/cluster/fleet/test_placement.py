@@ -4,13 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 
 from cluster.config import RunConfig, load
 from cluster.control.scaling import Kind
 from cluster.errors import UserError
 from cluster.fleet import placement
 from cluster.fleet.demand import Node
-from cluster.fleet.placement import Placement, autoscales, make_room
+from cluster.fleet.placement import Placement, _nodes_of, autoscales, make_room
 
 HOME, FAR = "a" * 56, "b" * 56
 
@@ -94,6 +95,38 @@ def test_environment_actors_go_to_the_nodes_of_rollout_workers_in_turn(ray) -> N
     assert [near(places.player()) for _ in range(2)] == [HOME, HOME]
     labelled = Placement(config("environment_actor.label_selector={role: play}"))
     assert labelled.player() == {"label_selector": {"role": "play"}}
+
+
+@pytest.mark.parametrize("error", [None, ValueError("not found"), RaySystemError("removed")])
+def test_a_worker_that_is_ended_while_an_environment_actor_is_placed_does_no_harm(monkeypatch, ray, error) -> None:
+    """The event loop releases its place while a thread waits for the bundles."""
+    places = Placement(config())
+    ended, stays, after = (places.worker(f"rollout-{k}") for k in range(3))
+    ended.group.nodes, stays.group.nodes = [FAR], [HOME]
+
+    def wait(group: Group, timeout_seconds: float) -> bool:
+        ended.release(), after.release()
+        if group.removed and error is not None:
+            raise error
+        return False
+
+    monkeypatch.setattr(Group, "wait", wait)
+    known = placement.placement_group_table
+    monkeypatch.setattr(placement, "placement_group_table", lambda group: {} if group.removed else known(group))
+    assert near(places.player()) == HOME
+    assert _nodes_of(ray[0]) == [] == ended.nodes
+
+
+def test_an_error_about_a_place_that_is_still_held_is_raised(monkeypatch, ray) -> None:
+    places = Placement(config())
+    places.worker("rollout-0")
+
+    def wait(group: Group, timeout_seconds: float) -> bool:
+        raise RaySystemError("the cluster is gone")
+
+    monkeypatch.setattr(Group, "wait", wait)
+    with pytest.raises(RaySystemError):
+        places.player()
 
 
 def test_services_go_with_the_driver_unless_a_label_says_otherwise(ray) -> None:
