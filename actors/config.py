@@ -377,7 +377,7 @@ class RecorderConfig(Settings):
     """The metrics endpoint, and the report at the end."""
 
     host: str = "127.0.0.1"
-    """Address on which the metrics endpoint listens."""
+    """Address on which the metrics endpoint listens. Beyond loopback SQUELCH_METRICS_TOKEN must hold a token."""
     port: int = Field(9464, ge=0, le=65535)
     """Port of `/metrics`; 0 selects a free port."""
     report: bool = True

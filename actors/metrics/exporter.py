@@ -5,18 +5,26 @@ Invariants:
 - A scrape delays a writer only for the time it takes to copy the values: one lock guards copies and updates.
 - No actor waits for the exporter, and the exporter waits for none; `close` raises if the exporter's thread does not end
   within `CLOSE_TIMEOUT_S`.
-- The exporter listens on loopback unless `recorder.host` is set.
+- The exporter listens on loopback unless `recorder.host` is set. Beyond loopback it does not start without a token,
+  which the variable SQUELCH_METRICS_TOKEN holds, and answers 401 to every request that lacks
+  `Authorization: Bearer TOKEN`.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
+import ipaddress
+import os
+import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
-from socketserver import BaseServer
+from collections.abc import Callable, Collection, Iterable, Mapping
+from socketserver import BaseServer, ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -26,6 +34,10 @@ from actors.metrics.series import Flat, MetricStore
 from actors.metrics.specification import LabelValues, MetricSpec
 
 CLOSE_TIMEOUT_S = 5.0
+TOKEN = "SQUELCH_METRICS_TOKEN"
+LEAST_TOKEN = 16
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+"""A WSGI application."""
 
 
 class Recorder:
@@ -46,14 +58,20 @@ class Recorder:
         self.port = config.port
 
     def start(self) -> None:
-        """Starts listening and sets `port` to the actual port. Raises ValueError if the port is in use."""
+        """Starts listening and sets `port` to the actual port. Raises ValueError if the port is in use, or if a token
+        is required and missing."""
         registry = CollectorRegistry()
         registry.register(StoreCollector(self._store, self._lock))
         ProcessCollector(registry=registry)
+        app = make_wsgi_app(registry)
+        if not _is_loopback(self._config.host):
+            app = _guarded(app, _token(self._config.host))
         try:
-            self._server, self._thread = start_http_server(self._config.port, self._config.host, registry)
+            self._server = _server(self._config.host, self._config.port, app)
         except OSError as error:
             raise ValueError(_explain(self._config, error)) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
         self.port = self._server.server_address[1]
 
     @property
@@ -125,6 +143,56 @@ class StoreCollector(Collector):
         for values, value in self._store.scalars[spec.name].items():
             family.add_metric(values, value)
         return family
+
+
+class _Quiet(WSGIRequestHandler):
+    """Writes no line for each scrape."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def _server(host: str, port: int, app: Application) -> WSGIServer:
+    """A server that listens already. OSError if it cannot."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+
+    class Server(ThreadingMixIn, WSGIServer):
+        address_family = family
+        daemon_threads = True
+
+    return make_server(str(address[0]), port, app, Server, _Quiet)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a server on this address is reachable from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(host: str) -> str:
+    """The token that is required beyond loopback; ValueError without one."""
+    token = os.environ.get(TOKEN, "")
+    if len(token) < LEAST_TOKEN:
+        raise ValueError(
+            f"recorder.host={host!r} opens /metrics to the network: set {TOKEN} to a token of at least {LEAST_TOKEN} "
+            "characters, and give it to Prometheus (`authorization: credentials_file`)"
+        )
+    return token
+
+
+def _guarded(app: Application, token: str) -> Application:
+    """The application for those who send the token; 401 for all others. Tokens are compared in constant time."""
+    wanted = f"Bearer {token}".encode()
+
+    def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if hmac.compare_digest(environ.get("HTTP_AUTHORIZATION", "").encode(), wanted):
+            return app(environ, start_response)
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"a token is required\n"]
+
+    return guarded
 
 
 def _explain(config: RecorderConfig, error: OSError) -> str:

@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -21,6 +22,28 @@ def recorder() -> Iterator[Recorder]:
     recorder.start()
     yield recorder
     recorder.close()
+
+
+def test_beyond_loopback_it_answers_only_to_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RecorderConfig(host="0.0.0.0", port=0)
+    for token in ("", "short"):
+        monkeypatch.setenv("SQUELCH_METRICS_TOKEN", token)
+        with pytest.raises(ValueError, match=r"recorder\.host='0\.0\.0\.0' opens /metrics.*SQUELCH_METRICS_TOKEN"):
+            Recorder(config, REGISTRY).start()
+    monkeypatch.setenv("SQUELCH_METRICS_TOKEN", "a-token-of-20-letters")
+    recorder = Recorder(config, REGISTRY)
+    recorder.start()
+    try:
+        url = f"http://127.0.0.1:{recorder.port}/metrics"
+        for header in ({}, {"Authorization": "Bearer another-token-here"}, {"Authorization": "a-token-of-20-letters"}):
+            with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+                urllib.request.urlopen(urllib.request.Request(url, headers=header), timeout=10)
+            assert b"squelch" not in refused.value.read()
+        request = urllib.request.Request(url, headers={"Authorization": "Bearer a-token-of-20-letters"})
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            assert b"squelch_" in reply.read()
+    finally:
+        recorder.close()
 
 
 def scrape(recorder: Recorder) -> str:
