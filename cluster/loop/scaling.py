@@ -90,9 +90,9 @@ class Scaling:
         """Awaits `work` and takes requests and notices meanwhile. Raises what the tasks raise, a bug, and cancels the
         work then."""
         run, desk = asyncio.ensure_future(work), self.fleet.parties.desk()
-        own = {asyncio.ensure_future(self._requests(desk)), asyncio.ensure_future(self._notices())}
+        own = {asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())}
         if self._resumed > self.fleet.resizing.wanted[Kind.ROLLOUT]:
-            own.add(asyncio.ensure_future(self._decided(self._resumed, "as at the checkpoint")))
+            own.add(asyncio.create_task(self._decided(self._resumed, "as at the checkpoint")))
         try:
             await _ended(run, own)
             return run.result()
@@ -194,7 +194,7 @@ class Scaling:
             log.warning("%d rollout workers were wanted (%s) and cannot be had: %s", count, reason, answer.text)
 
 
-async def _ended(run: asyncio.Future[T], tasks: set[asyncio.Future[None]]) -> None:
+async def _ended(run: asyncio.Future[T], tasks: set[asyncio.Task[None]]) -> None:
     """Returns once `run` has ended; raises the first error of the tasks beside it."""
     while not run.done():
         done, _ = await asyncio.wait({run, *tasks}, return_when=asyncio.FIRST_COMPLETED)
