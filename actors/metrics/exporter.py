@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import ipaddress
 import os
 import socket
 import threading
@@ -32,6 +31,7 @@ from actors.config import RecorderConfig
 from actors.metrics.registry import Registry
 from actors.metrics.series import Flat, MetricStore
 from actors.metrics.specification import LabelValues, MetricSpec
+from actors.process.interfaces import is_loopback
 
 CLOSE_TIMEOUT_S = 5.0
 TOKEN = "SQUELCH_METRICS_TOKEN"
@@ -64,7 +64,7 @@ class Recorder:
         registry.register(StoreCollector(self._store, self._lock))
         ProcessCollector(registry=registry)
         app = make_wsgi_app(registry)
-        if not _is_loopback(self._config.host):
+        if not is_loopback(self._config.host):
             app = _guarded(app, _token(self._config.host))
         try:
             self._server = _server(self._config.host, self._config.port, app)
@@ -161,14 +161,6 @@ def _server(host: str, port: int, app: Application) -> WSGIServer:
         daemon_threads = True
 
     return make_server(str(address[0]), port, app, Server, _Quiet)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether a server on this address is reachable from this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(host: str) -> str:

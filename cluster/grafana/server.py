@@ -7,7 +7,6 @@ further authorities), a redirect too, and credentials go without TLS to this mac
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
+from actors.process.interfaces import is_loopback
 from cluster.errors import UserError
 from cluster.grafana.address import address
 from cluster.grafana.boards import Tree
@@ -156,7 +156,7 @@ def _api(parts: SplitResult, credentials: str | tuple[str, str], plain_http: boo
         from grafana_client import GrafanaApi
 
     host = parts.hostname or ""
-    if parts.scheme == "http" and not _is_this_machine(host) and not plain_http:
+    if parts.scheme == "http" and not is_loopback(host) and not plain_http:
         raise UserError(
             f"--url {parts.geturl()} would send credentials over the network unencrypted; give an https address, or "
             "--plain-http if the network may read them"
@@ -185,13 +185,6 @@ def _credentials() -> str | tuple[str, str]:
         f"no credentials for Grafana: set {TOKEN} to the token of a service account with the role Editor (Admin if it "
         f"is to add the data source), or {USER} and {PASSWORD}"
     )
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _block(value: Any) -> JSON:

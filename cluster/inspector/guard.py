@@ -14,7 +14,6 @@ Pure ASGI: it needs nothing of the application behind it.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -38,16 +37,6 @@ HEADERS = {
 }
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 COOKIE_SECONDS = 12 * 3600
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server on this address is reachable from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from urllib.parse import urlencode
 
 import uvicorn
 
+from actors.process.interfaces import is_loopback
 from cluster.errors import UserError
 from cluster.grafana.prometheus import Prometheus
 from cluster.inspector.app import application
-from cluster.inspector.guard import LOOPBACK_NAMES, Access, is_loopback
+from cluster.inspector.guard import LOOPBACK_NAMES, Access
 from cluster.runs.folder import RunFolder
 from envs.untrusted.files import reason
 

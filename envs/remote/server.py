@@ -251,7 +251,7 @@ class EnvironmentServer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine alone."""
+    """Whether an address is reachable from this machine alone. Defined here, because this file is copied alone."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

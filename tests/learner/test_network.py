@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.process.interfaces import bind_collectives, interface_of, listen
+from actors.process.interfaces import bind_collectives, interface_of, is_loopback, listen
 from learner import network
 from learner.network import Place, failures_in_words, unreachable
 
@@ -96,3 +96,9 @@ def test_the_words_name_both_ranks_with_their_addresses() -> None:
     assert failures_in_words(places, many).count("cannot be reached") == 4 and "2 more pairs" in failures_in_words(
         places, many
     )
+
+
+def test_only_addresses_and_names_of_this_machine_alone_are_loopback() -> None:
+    alone = ("127.0.0.1", "127.8.8.8", "::1", "localhost", "run.localhost")
+    assert [is_loopback(host) for host in alone] == [True] * len(alone)
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.1", "gpu7")] == [False] * 4

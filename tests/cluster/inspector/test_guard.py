@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from cluster.errors import UserError
-from cluster.inspector.guard import HEADERS, Access, Guard, is_loopback
+from cluster.inspector.guard import HEADERS, Access, Guard
 from cluster.inspector.server import access_of, listen, url
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -74,8 +74,6 @@ def test_a_welcome_never_leads_to_another_site() -> None:
 
 
 def test_only_loopback_goes_without_a_token() -> None:
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.1", "gpu7")] == [False] * 4
     made = access_of("0.0.0.0", 8420, None, [])
     assert made.token is not None and len(made.token) >= 32 and f"token={made.token}" in url("0.0.0.0", made)
     assert LOCAL.token is None and url("127.0.0.1", LOCAL) == "http://127.0.0.1:8420/"
