@@ -98,7 +98,7 @@ class Study:
         return self.file(cell).is_file()
 
 
-NOT_TOLD = (*PLACEMENT, "model.cache")
+NOT_TOLD = (*PLACEMENT, "model.cache", "model.pretrained_cache")
 """Settings, and blocks of settings, that only say where a run and its models are kept or shown."""
 NOT_LEARNED = (*NOT_TOLD, "loop.checkpoint_every", "loop.keep_checkpoints")
 """Settings, and blocks of settings, that change nothing of what is learned or measured."""
