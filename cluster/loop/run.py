@@ -273,7 +273,8 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
 
 
 async def _stoppable(work: Any, stop_signal: list[int]) -> None:
-    """Awaits the start-up; a signal meanwhile ends the run at once (`Interrupted`)."""
+    """Awaits the start-up; a signal meanwhile ends the run at once (`Interrupted`). Before that, asyncio itself cancels
+    the task on SIGINT and makes that a KeyboardInterrupt."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
 
@@ -286,6 +287,8 @@ async def _stoppable(work: Any, stop_signal: list[int]) -> None:
     try:
         await task
     except asyncio.CancelledError:
+        if not stop_signal:
+            raise
         raise Interrupted(signal.Signals(stop_signal[0])) from None
 
 

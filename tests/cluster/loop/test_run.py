@@ -121,6 +121,15 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
         asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, 0.0, say))
 
 
+def test_a_signal_that_comes_before_the_run_listens_for_one_interrupts_it() -> None:
+    async def main() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await run._stoppable(asyncio.sleep(10.0), [])
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
 def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:
     train, said = ending(monkeypatch, tmp_path, run.Interrupted(signal.SIGTERM)), []
     assert train(said.append) == 128 + signal.SIGTERM
