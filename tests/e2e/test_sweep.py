@@ -18,7 +18,7 @@ from cluster.loop.persistence.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1300)]
 STEPS = 2
 
 
@@ -29,7 +29,7 @@ def test_an_interrupted_sweep_goes_on_with_the_cells_that_are_not_finished(tmp_p
     words = ["sweep", "frozenlake", *settings, "--grid", "learner.algorithm=ppo,dapo", "--name", "two"]
     ppo, dapo = cells = [tmp_path / "two" / f"algorithm-{name}_s0" for name in ("ppo", "dapo")]
 
-    first = Run(*words, timeout_s=300.0)
+    first = Run(*words, timeout_s=600.0)
     first.until(lambda line: line.startswith("cell 2/2 algorithm-dapo_s0 starts"))
     log = dapo / "train.log"
     while "algorithm dapo" not in (log.read_text() if log.exists() else ""):
@@ -41,7 +41,7 @@ def test_an_interrupted_sweep_goes_on_with_the_cells_that_are_not_finished(tmp_p
     assert not wait_gone(below)
     written = (ppo / "summary.json").stat().st_mtime_ns
 
-    second = Run(*words, "--json", timeout_s=300.0)
+    second = Run(*words, "--json", timeout_s=600.0)
     assert second.finish() == 0, second.text
     assert (ppo / "summary.json").stat().st_mtime_ns == written
     report = json.loads(second.lines[[line.startswith("{") for line in second.lines].index(True)])
