@@ -26,7 +26,7 @@ from tests.e2e.support import Run, children, small_run, steps, summary, wait_gon
 from tests.prometheus import until
 from tests.stores import SECRET, s3_server, tree
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 RAY = str(Path(sys.executable).with_name("ray"))
 PARTIES = ("EnvironmentActor", "RolloutWorker", "FilterService", "ScorerActor", "LearnerRank")
 
@@ -162,7 +162,7 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         stored = (f"store={place}", "upload.every_s=1", "upload.lease_s=3")
         (_, _, *words) = small_run(tmp_path / "a", tiny_policy, "job", "loop.steps=500", "validation.every=0", *stored)
         forwarded = [word for name in server.env for word in ("--env", name)]
-        run = Run("submit", str(recipe), *words, *here, *forwarded, env=env, timeout_s=300)
+        run = Run("submit", str(recipe), *words, *here, *forwarded, env=env, timeout_s=500)
         job_id = re.search(r"submitted (\S+);", run.until(lambda line: line.startswith("submitted")))[1]
         settings = recipe.read_text()
         recipe.unlink()
@@ -179,7 +179,7 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         recipe.write_text(settings)
         words = [word.replace(str(tmp_path / "a"), str(tmp_path / "b")) for word in words]
         words = [*words, f"loop.steps={done + 1}", "--resume", "--address", cluster.address]
-        second = Run("train", str(recipe), *words, env=env, timeout_s=200)
+        second = Run("train", str(recipe), *words, env=env, timeout_s=500)
         assert second.finish() == 0, second.text
         assert f"restored {tmp_path / 'b/job'} from {place}/job" in second.text
         assert f"resumed from {tmp_path / 'b/job'}/checkpoints/step-{done} after step {done}" in second.text
@@ -213,11 +213,11 @@ def assert_scales(run_dir: Path, cluster: Cluster) -> None:
     more, none = scale(2, cluster.env), scale(0, cluster.env)
     assert more.finish() == 0 and "rollout workers: 1 -> 2" in more.text
     assert none.finish() == 2 and "0 rollout workers are fewer than rollout.min_count=1" in none.text
-    until(lambda: told("joined"), "the new worker", timeout_s=120)
-    until(lambda: "rollout-1" in read_index(run_dir)["worker"].to_pylist(), "its first group", timeout_s=60)
+    until(lambda: told("joined"), "the new worker", timeout_s=240)
+    until(lambda: "rollout-1" in read_index(run_dir)["worker"].to_pylist(), "its first group", timeout_s=240)
     fewer = scale(1, cluster.env)
     assert fewer.finish() == 0 and "rollout workers: 2 -> 1" in fewer.text
-    until(lambda: told("left"), "its end", timeout_s=60)
+    until(lambda: told("left"), "its end", timeout_s=120)
     assert wrong.finish() == 2 and "RAY_AUTH_TOKEN" in wrong.text and "Traceback" not in wrong.text
 
 
