@@ -96,8 +96,7 @@ async def _measure(config: RunConfig, model: Path, logs: Path, seconds: float) -
 
 
 async def _play(config: RunConfig, fleet: Fleet) -> None:
-    environment = config.environment
-    tickets = validation_tickets(environment.name, environment.options, 0, config.validation.tasks, 0, 1.0)
+    tickets = validation_tickets(config.environment, config.validation.tasks, 0, 1.0)
     while True:
         await Play(config, fleet).validate(tickets)
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from cluster.errors import UserError
 from cluster.runs.ending import EndCause, ending_of
 from cluster.runs.folder import RunFolder
 
+T = TypeVar("T")
 Table = Mapping[str, Sequence[float | None]]
 BLOCK = 10
 DIGITS = 5
@@ -218,9 +219,14 @@ def write(file: Path, content: Mapping[str, Any]) -> Path:
 
 def read(file: Path) -> Kept:
     """A condensed run. UserError if the file is damaged."""
+    return parsed(file, of_content)
+
+
+def parsed(file: Path, parse: Callable[[Any], T]) -> T:
+    """What `parse` makes of a condensed run's file. UserError if the file is damaged, so that it cannot."""
     try:
-        return of_content(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return parse(json.loads(file.read_text()))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
 
 

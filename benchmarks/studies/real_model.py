@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import html
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +40,7 @@ from actors.archive.reader import read_groups
 from actors.archive.rows import from_table
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import finished, how_it_ended
-from cluster.errors import UserError
+from benchmarks.studies.kept import finished, how_it_ended, parsed
 from cluster.inspector.texts import Pieces
 from cluster.inspector.trajectories import prompt_of, reasoning_of
 from cluster.sweep.plan import Arm
@@ -277,19 +275,15 @@ def markdown(found: Sequence[Kept]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(file: Path) -> Kept:
-    """A run's file. UserError if it is damaged."""
-    try:
-        one = json.loads(file.read_text())
-        markdown([one])  # touches every entry that a report needs
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
+def whole(one: Kept) -> Kept:
+    """The run, if its file has every entry that a report needs; else what a missing one raises."""
+    markdown([one])
     return one
 
 
 def report(quick: bool = False) -> Report:
     """Reports the committed files."""
-    found = [read(file) for file in sorted(RESULTS.glob("*.json"))]
+    found = [parsed(file, whole) for file in sorted(RESULTS.glob("*.json"))]
     done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
     notes = [*compared(found), *early_ends(found), f"{done} of {len(STUDY.cells)} runs are done"]
     figures = {"benchmark": "real_model_study", "runs": found}

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.records import Task, Ticket
+from envs.config import EnvironmentConfig
 
 
 class Admission:
@@ -108,12 +109,10 @@ class TicketSource:
         return tickets
 
 
-def validation_tickets(
-    environment: str, options: dict[str, Any], first_seed: int, count: int, run_seed: int, temperature: float
-) -> list[Ticket]:
+def validation_tickets(environment: EnvironmentConfig, count: int, run_seed: int, temperature: float) -> list[Ticket]:
     """The fixed validation set: one trajectory per task, with the same tasks and request seeds at every validation."""
-    settings = tuple(sorted(options.items()))
+    settings, first = tuple(sorted(environment.options.items())), environment.validation_seed
     return [
-        Ticket(f"v-{i:05d}", 0, Task(environment, first_seed + i, "validation", settings), 1, run_seed, temperature)
+        Ticket(f"v-{i:05d}", 0, Task(environment.name, first + i, "validation", settings), 1, run_seed, temperature)
         for i in range(count)
     ]

@@ -13,7 +13,6 @@ import numpy as np
 from actors.diagnosis.uncertainty import wilson_interval
 from actors.model_folder import check_model_folder
 from cluster.config import RunConfig
-from cluster.control.admission import validation_tickets
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import connect, disconnect
 from cluster.fleet.fleet import Fleet
@@ -22,6 +21,7 @@ from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.initial_policy import prepare_model
 from cluster.loop.persistence.state import checkpoints, read_state
 from cluster.loop.tickets.playing import Play
+from cluster.loop.tickets.validation import fixed_tickets
 from cluster.runs.folder import RunFolder
 from cluster.runs.logs import log_folder, quiet
 from learner.checkpoint.manifest import EXPORT
@@ -101,15 +101,7 @@ def _weights(
 
 async def _play(config: RunConfig, model_dir: Path, logs: Path) -> np.ndarray:
     fleet = Fleet(config, RayParties(config, model_dir, logs), _no_event)
-    environment = config.environment
-    tickets = validation_tickets(
-        environment.name,
-        environment.options,
-        environment.validation_seed,
-        config.validation.tasks,
-        config.seed,
-        config.validation.temperature,
-    )
+    tickets = fixed_tickets(config)
     try:
         await fleet.start(learning=False)
         supervisor = Supervisor(fleet, Watchdog(_no_event, _no_event))

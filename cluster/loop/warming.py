@@ -272,15 +272,7 @@ def _figures(summaries: list[GroupSummary]) -> tuple[float, float, float]:
 
 
 def _tickets(config: RunConfig, warmup: WarmupConfig) -> list[Ticket]:
-    environment = config.environment
-    single = validation_tickets(
-        environment.name,
-        environment.options,
-        environment.validation_seed,
-        warmup.tasks,
-        config.seed,
-        config.sampling.temperature,
-    )
+    single = validation_tickets(config.environment, warmup.tasks, config.seed, config.sampling.temperature)
     return [replace(one, ticket_id=f"warmup-{i:03d}", group_size=warmup.samples) for i, one in enumerate(single)]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.studies import cells, real_model
 from benchmarks.studies.cells import changes_learning, run_of
+from benchmarks.studies.kept import parsed
 from benchmarks.studies.real_model import ENTROPY, PARTS, STUDY, compared, early_ends, markdown, report_rows
 
 
@@ -94,7 +95,7 @@ def test_a_measurement_is_kept_with_the_step_that_it_describes() -> None:
 
 def test_the_page_shows_the_first_and_the_last_reasonings_side_by_side_and_is_fresh(tmp_path, monkeypatch) -> None:
     assert "| Numbers: 1, 2 | 1 &#124; 2 &lt;b&gt; | cut | last |" in markdown([kept()])
-    found = [real_model.read(file) for file in sorted(real_model.RESULTS.glob("*.json"))]
+    found = [parsed(file, real_model.whole) for file in sorted(real_model.RESULTS.glob("*.json"))]
     assert real_model.PAGE.read_text() == markdown(found), "python -m benchmarks.studies.real_model --write"
     monkeypatch.setattr(real_model, "PAGE", tmp_path / "page.md")
     assert real_model.main(["--write"]) == 0 and (tmp_path / "page.md").read_text() == markdown(found)
@@ -138,7 +139,7 @@ def test_a_finished_run_in_a_cells_folder_is_condensed_by_the_study(tmp_path, mo
 
 def test_the_committed_runs_are_cells_and_were_made_with_other_types_of_numbers_at_most() -> None:
     for file in real_model.RESULTS.glob("*.json"):
-        one = real_model.read(file)
+        one = parsed(file, real_model.whole)
         cell = next(cell for cell in STUDY.cells if cell.name == one["name"] == file.stem)
         labels = (cell.part, cell.recipe, cell.arm, cell.seed, cell.steps)
         assert (one["part"], one["recipe"], one["arm"], one["seed"], one.get("planned", one["steps"])) == labels

@@ -72,15 +72,8 @@ class Decomposing:
         return found.flat() | {"seconds/gradients": time.time() - started}
 
     def _tickets(self, step: int, count: int) -> list[Ticket]:
-        config, environment = self.config, self.config.environment
-        single = validation_tickets(
-            environment.name,
-            environment.options,
-            environment.validation_seed,
-            max(0, count),
-            config.seed,
-            config.sampling.temperature,
-        )
+        config = self.config
+        single = validation_tickets(config.environment, max(0, count), config.seed, config.sampling.temperature)
         size = config.sampling.group_size
         return [
             replace(ticket, ticket_id=f"g{step:06d}-{i:03d}", step=step, group_size=size)

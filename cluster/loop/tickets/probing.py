@@ -38,13 +38,7 @@ class Probing:
 
 
 def _tickets(config: RunConfig) -> list[Ticket]:
-    environment, probe = config.environment, config.scorer.probe
-    single = validation_tickets(
-        environment.name,
-        environment.options,
-        environment.validation_seed,
-        probe.num_tasks(config.validation.tasks),
-        config.seed,
-        config.sampling.temperature,
-    )
+    probe = config.scorer.probe
+    count = probe.num_tasks(config.validation.tasks)
+    single = validation_tickets(config.environment, count, config.seed, config.sampling.temperature)
     return [replace(ticket, ticket_id=f"probe-{i:03d}", group_size=probe.samples) for i, ticket in enumerate(single)]

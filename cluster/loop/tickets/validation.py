@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from actors.diagnosis.uncertainty import wilson_interval
+from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.loop.persistence.state import LoopState
@@ -18,22 +19,20 @@ from cluster.loop.tickets.playing import Play
 from cluster.runs.gain import gain_interval
 
 
+def fixed_tickets(config: RunConfig) -> list[Ticket]:
+    """The tickets of the run's fixed validation tasks."""
+    validation = config.validation
+    return validation_tickets(config.environment, validation.tasks, config.seed, validation.temperature)
+
+
 class Validation:
     """Success on the fixed tasks, its interval, the gain over the first validation, and the best step so far."""
 
     def __init__(self, config: RunConfig, play: Play, state: LoopState) -> None:
-        environment = config.environment
         self.config, self.play, self.state = config.validation, play, state
         self.solved = np.zeros(0, dtype=bool)
         """(num_tasks,) success of each fixed task at the last validation."""
-        self.tickets = validation_tickets(
-            environment.name,
-            environment.options,
-            environment.validation_seed,
-            config.validation.tasks,
-            config.seed,
-            config.validation.temperature,
-        )
+        self.tickets = fixed_tickets(config)
 
     def due(self, step: int, last: bool) -> bool:
         """Whether to validate after this step: every `validation.every` steps and after the last; never if it is 0."""

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.control.admission import Admission, TicketSource, validation_tickets
+from envs.config import EnvironmentConfig
 
 
 @given(
@@ -63,4 +64,4 @@ def test_tickets_walk_through_the_tasks_without_repeating_one():
 def test_tickets_ask_for_the_replays_of_the_run_and_validation_for_none():
     (ticket,) = TicketSource("FrozenLake", {}, 0, 4, 0, 1.0, replays=3).take(1, 1)
     assert ticket.replays == 3
-    assert validation_tickets("FrozenLake", {}, 0, 1, 0, 1.0)[0].replays == 0
+    assert validation_tickets(EnvironmentConfig(name="FrozenLake", validation_seed=0), 1, 0, 1.0)[0].replays == 0
