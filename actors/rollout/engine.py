@@ -1,5 +1,6 @@
-"""Adapter of vLLM's asynchronous engine. Only this module and its plugin, `actors.rollout.weight_transfer`, import
-vLLM, so all code that depends on the interface of vLLM 0.32 is in these two.
+"""Adapter of vLLM's asynchronous engine. Only this module, its plugin `actors.rollout.weight_transfer`, and the kernels
+that the plugin makes known, `actors.rollout.norms`, import vLLM, so all code that depends on the interface of vLLM 0.32
+is in these three.
 
 The adapter does not depend on Ray: any asyncio program can use it.
 
@@ -94,6 +95,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
 
 def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
     """Keyword arguments of vLLM's `AsyncEngineArgs`."""
+    from actors.rollout.norms import PRIORITY
     from actors.rollout.weight_transfer import BACKEND
 
     arguments: dict[str, Any] = dict(
@@ -121,6 +123,8 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
         arguments["block_size"] = _CPU_BLOCK_SIZE
         # Chunked prefill rewinds a request's seeded generator; torch's CPU generator cannot rewind, and vLLM would die.
         arguments["enable_chunked_prefill"] = False
+        if config.enforce_eager:
+            arguments["ir_op_priority"] = PRIORITY
     return arguments
 
 

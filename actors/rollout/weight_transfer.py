@@ -44,6 +44,7 @@ from vllm.platforms import current_platform
 
 from actors.messages import GroupSeat, TensorEntry
 from actors.process.parent_watch import watch_parent
+from actors.rollout import norms
 from actors.rollout.weights_file import ArraySpec, read_arrays
 from actors.weight_group import WeightGroup
 from actors.weights import checksum
@@ -192,3 +193,4 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SquelchWeightTransferEngine)
         watch_parent()
+        norms.register()
