@@ -17,11 +17,14 @@ from vllm.platforms import current_platform
 PROVIDER = "squelch_cpu"
 PRIORITY = {name: [PROVIDER, "native"] for name in ("rms_norm", "fused_add_rms_norm")}
 """vLLM's `ir_op_priority`: torch's own operators wherever a kernel does not fit."""
+LANES = 8
+"""The kernels refuse rows whose length is not a multiple of their vectors'."""
 
 
 def _fits(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bool:
     """Whether the kernel computes this norm: over whole, contiguous rows, with weights of the rows' type."""
-    return variance_size is None and weight is not None and weight.dtype == x.dtype and x.is_contiguous()
+    weighted = weight is not None and weight.dtype == x.dtype
+    return variance_size is None and weighted and x.is_contiguous() and x.shape[-1] % LANES == 0
 
 
 def norm_fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:

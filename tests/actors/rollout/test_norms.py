@@ -33,14 +33,19 @@ def rows(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.sampled_from((8, 64, 96, 128, 576)), st.sampled_from(list(TYPES)), st.integers(0, 9))
-def test_the_kernels_compute_what_torch_does_and_each_row_by_itself(
-    num_tokens: int, hidden: int, dtype: torch.dtype, seed: int
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=2),
+    st.sampled_from((7, 8, 20, 64, 96, 100, 128, 576)),
+    st.sampled_from(list(TYPES)),
+    st.integers(0, 9),
+)
+def test_norms_are_those_of_torch_and_each_row_is_computed_by_itself(
+    outer: list[int], hidden: int, dtype: torch.dtype, seed: int
 ) -> None:
     from vllm import ir
 
-    x, residual, weight = (rows(seed + k, (num_tokens, hidden), dtype) for k in range(3))
-    weight, near = weight[0], {"rtol": TYPES[dtype], "atol": TYPES[dtype]}
+    x, residual = (rows(seed + k, (*outer, hidden), dtype) for k in range(2))
+    weight, near = rows(seed + 2, (hidden,), dtype), {"rtol": TYPES[dtype], "atol": TYPES[dtype]}
     wanted = ir.ops.rms_norm.impls["native"].impl_fn(x, weight, 1e-5)
     found = ir.ops.rms_norm(x, weight, 1e-5)
     torch.testing.assert_close(found, wanted, **near)
@@ -67,7 +72,14 @@ def test_norms_that_the_kernels_do_not_compute_are_left_to_torch() -> None:
         return ir.ops.rms_norm.dispatch(*arguments).provider
 
     assert provider(x, weight, 1e-5) == PROVIDER
-    for other in ((x[:, :8], weight[:8], 1e-5), (x, weight.bfloat16(), 1e-5), (x, None, 1e-5), (x, weight, 1e-5, 8)):
+    short = x[:, :12].contiguous(), weight[:12], 1e-5
+    sliced, mixed, bare, partial = (
+        (x[:, :8], weight[:8], 1e-5),
+        (x, weight.bfloat16(), 1e-5),
+        (x, None, 1e-5),
+        (x, weight, 1e-5, 8),
+    )
+    for other in (short, sliced, mixed, bare, partial):
         assert provider(*other) == "native"
         ir.ops.rms_norm(*other)
 
