@@ -1,8 +1,8 @@
 """RMS norms on CPU, by kernels that vLLM's CPU build holds and does not use.
 
 On CPU vLLM 0.32 leaves norms to torch's compiler. Without the compiler (`rollout.enforce_eager`, the default) a norm is
-eight operators of torch, which take four to nine times as long as the kernel: a fifth of the generation of a model of
-135 million parameters (docs/measurements.md). `register` makes the kernels known as implementations of vLLM's own
+eight operators of torch, which take four to twelve times as long as the kernel: a fifth of the generation of a model
+of 135 million parameters (docs/measurements.md). `register` makes the kernels known as implementations of vLLM's own
 operators, and `PRIORITY` puts them first. They compute each row by itself, so a token's log-probability still does not
 depend on its batch.
 """
@@ -21,22 +21,17 @@ LANES = 8
 """The kernels refuse rows whose length is not a multiple of their vectors'."""
 
 
-def _fits(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bool:
-    """Whether the kernel computes this norm: over whole, contiguous rows, with weights of the rows' type."""
+def norm_fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
+    """Whether `norm` takes these arguments: whole, contiguous rows, with weights of the rows' type."""
     weighted = weight is not None and weight.dtype == x.dtype
     return variance_size is None and weighted and x.is_contiguous() and x.shape[-1] % LANES == 0
-
-
-def norm_fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    """Whether `norm` takes these arguments."""
-    return _fits(x, weight, variance_size)
 
 
 def add_norm_fits(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> bool:
     """Whether `add_norm` takes these arguments."""
-    return _fits(x, weight, variance_size) and x_residual.is_contiguous()
+    return norm_fits(x, weight, epsilon, variance_size) and x_residual.is_contiguous()
 
 
 def norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:

@@ -193,4 +193,4 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SquelchWeightTransferEngine)
         watch_parent()
-        norms.register()
+    norms.register()

@@ -72,15 +72,15 @@ def test_norms_that_the_kernels_do_not_compute_are_left_to_torch() -> None:
         return ir.ops.rms_norm.dispatch(*arguments).provider
 
     assert provider(x, weight, 1e-5) == PROVIDER
-    short = x[:, :12].contiguous(), weight[:12], 1e-5
-    sliced, mixed, bare, partial = (
-        (x[:, :8], weight[:8], 1e-5),
-        (x, weight.bfloat16(), 1e-5),
-        (x, None, 1e-5),
-        (x, weight, 1e-5, 8),
-    )
-    for other in (short, sliced, mixed, bare, partial):
-        assert provider(*other) == "native"
+    others = {
+        "rows of another length": (x[:, :12].contiguous(), weight[:12], 1e-5),
+        "parts of rows": (x[:, :8], weight[:8], 1e-5),
+        "weights of another type": (x, weight.bfloat16(), 1e-5),
+        "no weights": (x, None, 1e-5),
+        "the variance of a part": (x, weight, 1e-5, 8),
+    }
+    for name, other in others.items():
+        assert provider(*other) == "native", name
         ir.ops.rms_norm(*other)
 
 
