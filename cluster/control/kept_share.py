@@ -112,10 +112,11 @@ class _State:
 
 
 class KeptShare:
-    """Decides on rho from measurements of q. `grid`: the rhos that may be used, `start` among them."""
+    """Decides on rho from measurements of q. `grid`: the rhos that may be used, `start` among them; `moves`: whether rho
+    may move. Without it the differences are kept as they would be, and rho stays."""
 
-    def __init__(self, start: float, grid: Sequence[float], error: float) -> None:
-        self.grid, self.error = tuple(sorted(grid)), error
+    def __init__(self, start: float, grid: Sequence[float], error: float, moves: bool = True) -> None:
+        self.grid, self.error, self.moves = tuple(sorted(grid)), error, moves
         if start not in self.grid:
             raise ValueError(f"rho={start:g} is not on the grid {', '.join(f'{rho:g}' for rho in self.grid)}")
         self._state = _State(start)
@@ -152,7 +153,7 @@ class KeptShare:
         for sums, rho in zip((state.lower, state.higher), self.neighbours, strict=True):
             if rho is not None:
                 sums.add(q[rho] - used)
-        move = self._move()
+        move = self._move() if self.moves else None
         if move is not None:
             self._state = _State(move.after)
         elif max(state.lower.count, state.higher.count) >= LENGTH:

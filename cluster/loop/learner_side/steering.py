@@ -48,8 +48,8 @@ class Steering:
         self.config, self.settings = config.filter, config.filter.kept_share
         self.learning, self.journal, self.say = learning, journal, say
         grid = grid_of(config.filter.rho, self.settings.low, self.settings.high, RHO_PLACES)
-        self._controller = KeptShare(config.filter.rho, grid, self.settings.error)
-        if state is not None and self.settings.steer:
+        self._controller = KeptShare(config.filter.rho, grid, self.settings.error, self.settings.steer)
+        if state is not None:
             self._controller.restore(state)
         self._measured: Alignment | None = None
         """The measurement of the step that is not trained on yet."""
@@ -57,7 +57,7 @@ class Steering:
     @property
     def rho(self) -> float:
         """The rho that the filter's rule uses for the next step to be decided on."""
-        return self._controller.rho if self.settings.steer else self.config.rho
+        return self._controller.rho
 
     async def measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
         """The step's flat figures of q; empty if none are due. `version`: the version of the learner's weights."""
@@ -85,7 +85,7 @@ class Steering:
         if not self.settings.every:
             return {}
         used, measured, self._measured = self.rho, self._measured, None
-        if measured is not None and (move := self._controller.observe(measured.q)) and self.settings.steer:
+        if measured is not None and (move := self._controller.observe(measured.q)):
             self._tell(step, move)
         flat = {"kept_share/rho": used}
         for name, interval in self._controller.differences().items():
@@ -93,8 +93,8 @@ class Steering:
         return flat
 
     def state(self) -> dict[str, Any] | None:
-        """For the checkpoint; plain JSON. None without a controller."""
-        return self._controller.state() if self.settings.steer else None
+        """For the checkpoint; plain JSON. None if q is not measured."""
+        return self._controller.state() if self.settings.every else None
 
     def _tell(self, step: int, move: Move) -> None:
         now, text = time.time(), f"rho {move.before:g} -> {move.after:g}: {move.reason}"

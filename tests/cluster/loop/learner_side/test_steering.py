@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -70,11 +71,18 @@ def test_without_the_hand_on_the_wheel_q_is_measured_and_rho_stays(tmp_path: Pat
     assert set(rhos(archive)) == {0.9} and not moves(archive)
     measured = [step for step, row in archive.figures.items() if "kept_share/q/0.8" in row]
     assert measured and all(step % 2 == 0 for step in measured)
+    rows = [archive.figures[step] for step in measured]
+    assert [row["kept_share/lower/measurements"] for row in rows] == list(range(1, len(rows) + 1))
+    of_the_rho_in_use = fmean(row["kept_share/q/0.8"] - row["kept_share/q/0.9"] for row in rows)
+    assert rows[-1]["kept_share/lower/difference"] == pytest.approx(of_the_rho_in_use)
+    assert rows[-1]["kept_share/lower/difference_low"] > 0, "with the hand on the wheel it would have moved"
 
 
-def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Path) -> None:
-    _, whole = run(tmp_path / "whole")
-    world = World(settings(tmp_path / "parts", *STEERED), rewards=rewards)
+@pytest.mark.parametrize("steer", ["true", "false"])
+def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Path, steer: str) -> None:
+    words = *STEERED, f"filter.kept_share.steer={steer}"
+    _, whole = run(tmp_path / "whole", *words)
+    world = World(settings(tmp_path / "parts", *words), rewards=rewards)
     archive = FakeArchive()
 
     def stop_at_eleven(coordinator: Coordinator) -> None:
