@@ -282,10 +282,12 @@ class RunConfig(Settings):
                 "filter.kept_share measures advantages that compare the trajectories of a group, and with "
                 f"learner.algorithm={self.learner.algorithm} a critic computes them; set filter.kept_share.every=0"
             )
-        if share.every and self.sampling.group_size < 4:
+        half = max(2, STATISTICS[self.filter.statistic].needs)
+        if share.every and self.sampling.group_size < 2 * half:
             raise ValueError(
-                f"filter.kept_share splits each group into halves of two or more, and sampling.group_size="
-                f"{self.sampling.group_size}; raise it to at least 4"
+                f"filter.kept_share splits each group into halves, filter.statistic={self.filter.statistic} needs "
+                f"{half} trajectories in each, and sampling.group_size={self.sampling.group_size}; raise it to at "
+                f"least {2 * half}"
             )
         if share.steer and scale not in ("none", "rho"):
             raise ValueError(

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
+from actors.diagnosis.links import LinksReading, read_links
 from actors.diagnosis.metrics import SHARES
 from actors.scorer.token_trees import Path
 
@@ -149,6 +150,21 @@ def _plan(j: int, pairs: Pairs, wanted: np.ndarray, past: np.ndarray, references
             for q, share in enumerate(SHARES[:-1]):
                 plan.add(row, z[: round(share * len(z))], answer, to.truncated, (r, q))
     return plan
+
+
+def read_scored(
+    pairs: Pairs, scores: LinkScores, weights: np.ndarray, num_tasks: int, seed: Sequence[int]
+) -> tuple[LinksReading | None, int]:
+    """The links of the answers whose likelihoods are all finite, None if too few are left to compare; and the number of
+    the other answers. `weights`: (num_prompts,) number of tasks with each prompt; `seed`: of the nulls' deals."""
+    kept = pairs.answered & scores.finite(pairs)
+    broken = int((pairs.answered & ~kept).sum())
+    swapped, task, source = scores.swapped[np.ix_(kept, kept)], pairs.task[kept], pairs.source[kept]
+    compared = (~np.isnan(swapped) & (source[:, None] != source)).any(axis=1)
+    if not kept.any() or not compared.all():
+        return None, broken
+    rest = scores.prompts[kept], scores.truncated[kept], task, source, weights, num_tasks
+    return read_links(swapped, *rest, seed), broken
 
 
 def draw_references(pairs: Pairs, num_prompts: int, per_task: int | None, seed: Sequence[int]) -> np.ndarray:

@@ -27,11 +27,10 @@ from actors.config import ProbeConfig
 from actors.content import content_key
 from actors.diagnosis.budget import draw_pairs
 from actors.diagnosis.fixed_probe import ProbeReading, read_probe
-from actors.diagnosis.links import LinksReading, read_links
 from actors.diagnosis.metrics import LINK_KEYS
 from actors.records import Trajectory
 from actors.scorer.drawing import Groups, refuse_pictures, unusable
-from actors.scorer.linking import LinkScores, Pairs, draw_references, score_links
+from actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from actors.scorer.metrics import ANSWER_EXCLUSIONS
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ class FixedProbe:
         past = self._pairs(draw, self.config.answer_prompts, 2)
         references = draw_references(pairs, num, self.config.answer_references, (self.seed, 3))
         scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references)
-        reading = self._linked(draw, pairs, scores, excluded)
+        reading, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
         figures = reading.metrics() if reading is not None else {"answers": 0.0}
         figures |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}
         return scores.reasonings, {f"link/{key}": value for key, value in figures.items()}
@@ -188,17 +187,6 @@ class FixedProbe:
         if others is None or others >= most:
             return np.ones((len(draw.source), most + 1), dtype=bool)
         return draw_pairs(draw.source, most + 1, others, (self.seed, stream))
-
-    def _linked(self, draw: ProbeDraw, pairs: Pairs, scores: LinkScores, excluded: Counter[str]) -> LinksReading | None:
-        """The links of the pairs whose likelihoods are all finite, the others are counted; None if too few are left."""
-        kept = pairs.answered & scores.finite(pairs)
-        excluded["non_finite"] += int((pairs.answered & ~kept).sum())
-        swapped, task, source = scores.swapped[np.ix_(kept, kept)], draw.task[kept], draw.source[kept]
-        compared = (~np.isnan(swapped) & (source[:, None] != source)).any(axis=1)
-        if not kept.any() or not compared.all():
-            return None
-        rest = scores.prompts[kept], scores.truncated[kept], task, source, draw.weights, len(draw.tasks)
-        return read_links(swapped, *rest, (self.seed, 4))
 
     def state(self) -> dict[str, Any] | None:
         """The first reading, for the checkpoint; plain JSON, None before it."""

@@ -112,8 +112,8 @@ class _State:
 
 
 class KeptShare:
-    """Decides on rho from measurements of q. `grid`: the rhos that may be used, `start` among them; `moves`: whether rho
-    may move. Without it the differences are kept as they would be, and rho stays."""
+    """Decides on rho from measurements of q. `grid`: the rhos that may be used, `start` among them; `moves`: whether
+    rho may move. Without it the differences are kept as they would be, and rho stays."""
 
     def __init__(self, start: float, grid: Sequence[float], error: float, moves: bool = True) -> None:
         self.grid, self.error, self.moves = tuple(sorted(grid)), error, moves

@@ -64,6 +64,8 @@ class ScoreReport:
     templates: list[Template]
     fits_any: int
     notes: list[str]
+    reasoned: float
+    """As of `Reasonings`."""
     answers: Answers | None = None
     """The links from reasoning to answer; None if the file has no answers, or with `--no-links`."""
 
@@ -72,7 +74,8 @@ class ScoreReport:
         """The regime, one of `actors.diagnosis.metrics.REGIMES`."""
         from cluster.commands.other_trainers.score_answers import regime_of
 
-        return regime_of(self.proxies, self.uncertainty, self.answers.links if self.answers else None)
+        links = self.answers.links if self.answers else None
+        return regime_of(self.proxies, self.uncertainty, self.reasoned, links)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,7 +229,7 @@ def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, voc
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     facts["control_tokens"] = dict(found.control_tokens.most_common())
     notes = _control_notes(found.control_tokens) + _notes(report, vocab_size)
-    return ScoreReport(facts, report, sure, templates, int((gap <= 0).sum()), notes)
+    return ScoreReport(facts, report, sure, templates, int((gap <= 0).sum()), notes, found.reasoned)
 
 
 def _control_notes(counted: Counter[str], shown: int = 6) -> list[str]:
@@ -256,6 +259,7 @@ def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
         **mi_json(report.proxies, report.uncertainty, args.half_width),
         "fits_any_prompt": report.fits_any,
         "links": answers_json(report.answers),
+        "answers_excluded": dict(+report.answers.excluded) if report.answers else {},
         "regime": report.regime,
         "templates": [asdict(template) for template in report.templates[: args.templates]],
         "notes": report.notes,

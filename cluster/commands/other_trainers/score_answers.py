@@ -7,20 +7,20 @@ that of one scoring without a judge (`actors.diagnosis.regime`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from actors.diagnosis.budget import draw_pairs
-from actors.diagnosis.links import LinksReading, read_links
 from actors.diagnosis.metrics import LINKS
 from actors.diagnosis.regime import Reading, RegimeGauge
-from actors.scorer.linking import Pairs, draw_references, score_links
-from cluster.commands.other_trainers.score_files import EMPTY
+from actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from cluster.terminal import aligned
 
 if TYPE_CHECKING:
+    from actors.diagnosis.links import LinksReading
     from actors.diagnosis.proxies import Proxies
     from actors.diagnosis.uncertainty import Uncertainty
     from actors.scorer.linking import PathEngine
@@ -40,38 +40,49 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Answers:
-    """The links of a file's answers; `links` is None, and `why_not` says why, if they cannot be estimated."""
+    """The links of a file's answers, None if they cannot be estimated. `excluded`: number of rows whose reasoning is
+    scored and whose answer is not, by reason, one of `actors.scorer.metrics.ANSWER_EXCLUSIONS`."""
 
     links: LinksReading | None
-    why_not: str = ""
+    excluded: Counter[str]
 
 
 def read_answers(engine: PathEngine, context_length: int, found: Reasonings, seed: int) -> Answers:
     """Scores the answers of a file and estimates their links."""
-    longest = max((len(a) for a in found.answers if a is not None), default=0)
-    room = context_length - longest - max(map(len, found.prompts))
-    kept = np.array([a is not None and len(z) <= room for a, z in zip(found.answers, found.ids, strict=True)])
-    columns = np.unique(found.source[kept])
-    if len(columns) < 2:
-        return Answers(None, f"{len(columns)} prompts have answers that can be scored, and 2 are needed")
-    chosen = np.flatnonzero(kept)
-    source = np.searchsorted(columns, found.source[kept])
-    pairs = Pairs([found.ids[s] for s in chosen], [found.answers[s] for s in chosen], source, source)
+    given = np.array([answer is not None for answer in found.answers])
+    fits = given & _that_fit(found, given, context_length)
+    excluded = Counter(no_answer=int((~given).sum()), too_long=int((given & ~fits).sum()))
+    chosen = np.flatnonzero(fits)
+    columns, source = np.unique(found.source[chosen], return_inverse=True)
     num = len(columns)
+    if num < 2:
+        return Answers(None, excluded)
+    pairs = Pairs([found.ids[s] for s in chosen], [found.answers[s] for s in chosen], source, source)
     past = draw_pairs(source, num, min(OTHER_PROMPTS, num - 1), (seed, 2))
     references = draw_references(pairs, num, REFERENCES, (seed, 3))
     prompts = [found.prompts[j] for j in columns]
     scores = score_links(engine, prompts, pairs, np.zeros_like(past), past, references)
-    if not scores.finite(pairs).all():
-        return Answers(None, f"{int((~scores.finite(pairs)).sum())} answers have no finite likelihood under the model")
-    rest = scores.prompts, scores.truncated, source, source, np.ones(num), num
-    return Answers(read_links(scores.swapped, *rest, (seed, 4)))
+    links, excluded["non_finite"] = read_scored(pairs, scores, np.ones(num), num, (seed, 4))
+    return Answers(links, excluded)
 
 
-def regime_of(report: Proxies, sure: Uncertainty, links: LinksReading | None) -> str:
-    """The regime of a file. A row whose reasoning is empty counts as a turn without reasoning."""
-    empty = report.excluded.get(EMPTY, 0)
-    reasoned = report.num_samples / max(1, report.num_samples + empty)
+def _that_fit(found: Reasonings, given: np.ndarray, context_length: int) -> np.ndarray:
+    """(num_samples,) bool: the `given` samples, less those removed until every answer fits after every reasoning under
+    every prompt. Each round removes the longest reasonings or the longest answers, whichever are fewer."""
+    room = context_length - max(map(len, found.prompts))
+    reasonings = np.array([len(z) for z in found.ids])
+    answers = np.array([0 if answer is None else len(answer) for answer in found.answers])
+    kept = given.copy()
+    while kept.any():
+        wordy, long = kept & (reasonings + answers[kept].max() > room), kept & (answers + reasonings[kept].max() > room)
+        if not wordy.any():
+            break
+        kept &= ~(wordy if wordy.sum() <= long.sum() else long)
+    return kept
+
+
+def regime_of(report: Proxies, sure: Uncertainty, reasoned: float, links: LinksReading | None) -> str:
+    """The regime of a file. `reasoned`: as of `Reasonings`."""
     follows = math.nan if links is None or links.follows is None else float(links.follows)
     figures = report.metrics() | sure.metrics() | {"reasoned": reasoned}
     return RegimeGauge().read(Reading.of(figures, follows))
@@ -86,8 +97,12 @@ def answers_json(answers: Answers | None) -> dict[str, Any] | None:
 
 def answers_text(answers: Answers, regime: str) -> list[str]:
     """The links and the regime as lines of text."""
+    counts = sorted((+answers.excluded).items())
+    left_out = "; ".join(f"{reason.replace('_', ' ')}: {count}" for reason, count in counts)
+    lines = [f"answers left out: {left_out}"] if left_out else []
     if answers.links is None:
-        return [f"regime: {regime.replace('_', ' ')}", f"answers are not scored: {answers.why_not}"]
+        why_not = "links need scored answers of 2 prompts"
+        return [f"regime: {regime.replace('_', ' ')}", f"answers are not linked: {why_not}", *lines]
     figures = answers.links.metrics()
     rows = []
     for link in sorted(LINKS, key=list(NAMES).index):
@@ -99,4 +114,4 @@ def answers_text(answers: Answers, regime: str) -> list[str]:
         value = "-" if math.isnan(figures[link]) else f"{figures[link]:.4f}"
         rows.append((name, value, interval, meaning, against))
     used = f"answers: {figures['answers']:.0f}; regime without a judge: {regime.replace('_', ' ')} (docs/reasoning.md)"
-    return [used, *aligned(rows)]
+    return [used, *lines, *aligned(rows)]

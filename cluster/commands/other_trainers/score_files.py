@@ -14,6 +14,7 @@ counted under a reason. This module imports neither torch nor Ray.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ class Reasonings:
     reasonings Z_s; `texts`: their text; `source`: (num_samples,), index of the prompt under which each was sampled;
     `rows`: (num_samples,), row number in the file, from 1; `answers`: the ids from the closing of each reasoning to the
     end of its answer, None for a row without an answer; `excluded`: number of rows left out, by reason;
-    `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text."""
+    `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text; `reasoned`:
+    share of rows with reasoning among the file's rows that closed it, whichever are left out afterwards."""
 
     prompts: list[np.ndarray]
     ids: list[np.ndarray]
@@ -74,6 +76,7 @@ class Reasonings:
     answers: list[np.ndarray | None] = field(default_factory=list)
     excluded: Counter[str] = field(default_factory=Counter)
     control_tokens: Counter[str] = field(default_factory=Counter)
+    reasoned: float = math.nan
 
     def subset(self, keep: np.ndarray, reason: str) -> Reasonings:
         """The samples that `keep` (num_samples,), bool, selects, and their prompts; the other samples are counted as
@@ -90,6 +93,7 @@ class Reasonings:
             [self.answers[s] for s in left],
             excluded,
             self.control_tokens,
+            self.reasoned,
         )
 
 
@@ -245,7 +249,8 @@ class Reader:
             numbers.append(number)
         control = sum(self._counted.values(), Counter[str]())
         where = np.array(source, np.int64), np.array(numbers, np.int64)
-        return Reasonings(prompts, ids, texts, *where, answers, excluded, control)
+        reasoned = len(ids) / max(1, len(ids) + excluded[EMPTY])
+        return Reasonings(prompts, ids, texts, *where, answers, excluded, control, reasoned)
 
     def _answer(self, number: int, row: Row) -> np.ndarray | None:
         """The ids of a row's answer, with the closing of the reasoning; None if it has none that the tokenizer can

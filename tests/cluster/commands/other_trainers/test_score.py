@@ -17,7 +17,15 @@ from transformers import AutoModelForCausalLM
 from actors.diagnosis.metrics import REGIMES
 from actors.diagnosis.templates import gaps, ranked
 from cluster.cli import main
-from cluster.commands.other_trainers.score_files import EMPTY, TEXT_BEFORE, TOO_LONG, UNCLOSED, split_completion
+from cluster.commands.other_trainers.score_answers import read_answers
+from cluster.commands.other_trainers.score_files import (
+    EMPTY,
+    TEXT_BEFORE,
+    TOO_LONG,
+    UNCLOSED,
+    Reasonings,
+    split_completion,
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +149,45 @@ def test_answers_are_linked_to_their_reasonings_from_text_and_from_ids(tmp_path,
     assert main(["score", str(tmp_path / "a.jsonl"), *model]) == 0
     table = capsys.readouterr().out
     assert "answers: 21; regime without a judge: " in table and "X to A past Z" in table
+
+
+def test_answers_that_cannot_be_scored_are_counted_under_their_reason(tmp_path, tiny_policy, rows, words, capsys):
+    long, without = words[0] * 2000, str(rows[0]["completion"]).partition(" <answer>")[0]
+    bad = [rows[0] | {"completion": without}, rows[1] | {"completion": str(rows[1]["completion"]) + "x"}]
+    path, model = jsonl(tmp_path / "r.jsonl", [*rows, *bad]), ("--model", str(tiny_policy))
+    found = output(capsys, "score", path, *model)
+    assert found["links"]["answers"] == 22 and found["answers_excluded"] == {"no_answer": 1}
+    assert main(["score", path, *model]) == 0
+    assert "answers left out: no answer: 1\n" in capsys.readouterr().out
+    wordy = [{**row, "completion": f"<think>{words[1]}</think> <answer>{long}</answer>"} for row in rows[:2]]
+    found = output(capsys, "score", jsonl(tmp_path / "l.jsonl", [*wordy, *rows[3:9]]), *model)
+    assert found["links"]["answers"] == 6 and found["answers_excluded"] == {"too_long": 2}
+
+
+def test_an_answer_without_a_finite_likelihood_costs_only_itself():
+    class OneImpossibleAnswer:
+        """An engine for which the answer 7 is impossible, and others are as likely as their length says."""
+
+        def path_sums(self, prompts, rows):
+            return [[np.array([self.of(path.ids[path.start :]) for path in row]) for row in each] for each in rows]
+
+        def of(self, ids):
+            return -np.inf if 7 in ids else -0.1 * len(ids)
+
+    ids, answers = [np.array([k, k + 1]) for k in range(9)], [np.array([k]) for k in range(9)]
+    prompts, source = [np.array([9 + j]) for j in range(3)], np.arange(9) // 3
+    found = Reasonings(prompts, ids, [""] * 9, source, np.arange(9), answers)
+    scored = read_answers(OneImpossibleAnswer(), 64, found, 0)
+    assert scored.links is not None and scored.links.metrics()["answers"] == 8
+    assert +scored.excluded == {"non_finite": 1}
+
+
+def test_the_share_of_rows_with_reasoning_is_that_of_the_whole_file(tmp_path, tiny_policy, rows, capsys):
+    empty = [{"prompt": row["prompt"], "completion": "<think> </think> <answer>a</answer>"} for row in rows[:14]]
+    path = jsonl(tmp_path / "r.jsonl", [*rows, *empty])
+    found = output(capsys, "score", path, "--model", str(tiny_policy), "--max-prompts", "4", "--no-links")
+    assert found["num_samples"] == 12 < found["excluded"][EMPTY] == 14
+    assert found["regime"] != "mute", "21 of 35 rows of the file have reasoning"
 
 
 def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, rows, capsys):

@@ -114,6 +114,7 @@ def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Pat
         (["filter.min_groups=0", "filter.window=sliding"], "set filter.window=whole"),
         (["learner.algorithm=ppo"], "a critic computes them"),
         (["sampling.group_size=3"], "raise it to at least 4"),
+        (["sampling.group_size=5", "filter.statistic=policy_variance"], "raise it to at least 6"),
         (["learner.objective.loss_scale=kept_mass"], "would move with the kept share"),
     ],
 )
