@@ -39,6 +39,8 @@ SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 STRENGTHS = {"weak": 0.5, "medium": 1.0, "strong": 2.5}
 BUDGET = 7
 """Other prompts of a reasoning under a budget of pairs, for N = 32."""
+REFERENCES = 2
+"""Reasonings of each other prompt under which an answer is scored under a budget; with K = 2 these are all."""
 BAND = (0.90, 0.98)
 """Shares of intervals that must hold."""
 TRIALS, QUICK = 400, 40
@@ -112,7 +114,23 @@ def of_links(trials: int) -> list[dict[str, Any]]:
             ends = [(one.information.value, _low(one.information), _high(one.information_upper)) for one in found]
             rows.append(coverage("both forms", name, (tasks, samples), ends, channel.information()))
             rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
+            if tasks > BUDGET + 1:
+                rows += of_few(trials, name, channel, (tasks, samples))
     return rows
+
+
+def of_few(trials: int, name: str, channel: LinkChannel, size: tuple[int, int]) -> list[dict[str, Any]]:
+    """D and X past Z under a budget of pairs."""
+    rng = np.random.default_rng((*size, zlib.crc32(name.encode()), 1))
+    found = [draw_links(channel, size[1], rng, False, REFERENCES, BUDGET) for _ in range(trials)]
+    kinds = {
+        f"D, {REFERENCES} a prompt": ("dependence", channel.dependence()),
+        f"X past Z, {BUDGET} others": ("past_reasoning", channel.past_reasoning()),
+    }
+    return [
+        coverage(label, name, size, [_draw(vars(one)[link]) for one in found], truth)
+        for label, (link, truth) in kinds.items()
+    ]
 
 
 def _low(found: TaskMeans | None) -> float:
@@ -169,7 +187,8 @@ answer are enumerated (`actors/diagnosis/known_links.py`), so that every link is
   forms of I(A;Z|X), and MI with the own prompt left out: the form's own expectation, for which the mean of the row
   stands in. **both forms**: from the lower end of I(A;Z|X) to the upper end of the form that leaves the own reasoning
   out; at least 90% must contain the true I(A;Z|X). `MI, {others} others`: each reasoning is scored under so many other
-  prompts.
+  prompts, `X past Z, {others} others`: each answer. `D, 2 a prompt`: each answer is scored under two reasonings of each
+  other prompt, as `scorer.share` sets it where the whole would cost too much.
 - **covers**: share of the intervals that contain the target; wanted are {low:.0%} to {high:.0%}. **verdict**: `in`, or
   `below` or `above` if Wilson's interval of the share lies outside; `exact` if the estimate has no noise.
 - `decorative`: the answer depends on the prompt alone; `load_bearing`: on the reasoning alone; `compressed`: on a

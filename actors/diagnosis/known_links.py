@@ -87,9 +87,17 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
-def draw_links(channel: LinkChannel, samples: int, rng: np.random.Generator, nulls: bool = True) -> LinksReading:
-    """A reading from `samples` pairs of each prompt, with or without `nulls`. The curve repeats the answer's own
-    likelihood, because the reasonings of a channel have no parts."""
+def draw_links(
+    channel: LinkChannel,
+    samples: int,
+    rng: np.random.Generator,
+    nulls: bool = True,
+    references: int | None = None,
+    others: int | None = None,
+) -> LinksReading:
+    """A reading from `samples` pairs of each prompt, with or without `nulls`. `references`: reasonings of each other
+    prompt under which a prompt's answers are scored; `others`: other prompts under which an answer is; None: all. The
+    curve repeats the answer's own likelihood, because the reasonings of a channel have no parts."""
     num = len(channel.reasoning)
     task = np.repeat(np.arange(num), samples)
     z = _drawn(channel.reasoning[task], rng)
@@ -98,6 +106,12 @@ def draw_links(channel: LinkChannel, samples: int, rng: np.random.Generator, nul
     swapped, prompts = log_p[task[:, None], z, a[:, None]], log_p[np.arange(num), z[:, None], a[:, None]]
     curve = np.repeat(np.diag(swapped)[:, None], len(SHARES), axis=1)
     seed = (int(rng.integers(2**31)),)
+    if references is not None:
+        ranks = rng.random((num, num, samples)).argsort(axis=2).argsort(axis=2)
+        chosen = (ranks < references).reshape(num, num * samples)[task] | (task[:, None] == task)
+        swapped = np.where(chosen, swapped, np.nan)
+    if others is not None:
+        prompts = np.where(draw_pairs(task, num, others, seed), prompts, np.nan)
     return read_links(swapped, prompts, curve, task, task, np.ones(num), num, seed, nulls)
 
 

@@ -170,7 +170,8 @@ def _other_reasonings(
     swapped: np.ndarray, scored: np.ndarray, task: np.ndarray, num_tasks: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(log q (n,), influence (n, n)): the mixture of each answer over the `scored` (n, n) reasonings of other prompts,
-    in which every other task has the same weight; and its derivative by the weight of each reasoning."""
+    in which every other task has the same weight; and how much each reasoning moves it, compared with one that is as
+    likely as the mixture. So a reasoning under which no answer was scored moves it as one that makes no difference."""
     values = np.where(scored, swapped, -np.inf)
     top = values.max(axis=1, keepdims=True)
     ratio, member = np.exp(values - top), np.eye(num_tasks)[task]
@@ -180,7 +181,7 @@ def _other_reasonings(
     mixture = (total * weight).sum(axis=1, keepdims=True)
     spread = _spread(ratio @ member, (ratio**2) @ member, count)
     noise = (spread * np.maximum(count, 1) * weight**2).sum(axis=1) / mixture[:, 0] ** 2
-    return top[:, 0] + np.log(mixture[:, 0]) + noise / 2, ratio * weight[:, task] / mixture
+    return top[:, 0] + np.log(mixture[:, 0]) + noise / 2, (ratio / mixture - scored) * weight[:, task]
 
 
 def _spread(total: np.ndarray, squares: np.ndarray, count: np.ndarray) -> np.ndarray:

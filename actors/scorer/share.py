@@ -25,12 +25,18 @@ from actors.diagnosis.metrics import SHARES
 
 OFTEN, SELDOM = 5, 10
 """Steps between two scorings: never fewer than OFTEN; pairs are dropped before they are more than SELDOM."""
+CHOSEN = ("every", "max_pairs")
+PROBE_CHOSEN = ("max_others", "answer_references", "answer_prompts", "links")
+"""What is chosen of `ScorerConfig` and of its `probe`; all other settings are the user's."""
 FEWEST_PAIRS = 64
 """As the lower bound of `scorer.max_pairs`."""
 PART = 0.5
 """Of the share, for each of scoring and the probe."""
 OTHERS = 7
 """Other prompts under which the probe is scored under a budget."""
+REFERENCES = 2
+"""Reasonings of each other task under which an answer is scored under a budget, the fewest that correct D for their
+number."""
 ANSWER = 0.25
 """Tokens of an answer in those of its turn."""
 
@@ -97,7 +103,10 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     """With fewer other prompts a reasoning, and at last without links, if a reading of the probe takes too much."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
-    linked = {"answer_references": probe.answer_references or 1, "answer_prompts": probe.answer_prompts or OTHERS}
+    linked = {
+        "answer_references": probe.answer_references or REFERENCES,
+        "answer_prompts": probe.answer_prompts or OTHERS,
+    }
     for update in ({}, fewer | linked, {"links": False}, fewer | {"links": False}):
         tried = probe.model_copy(update=update)
         if probe.every == 0 or probe_passes(work, tried) <= allowed:
