@@ -7,10 +7,12 @@ all that is kept of it. The beginning and the end of a run are the first and the
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +26,8 @@ from cluster.sweep.table import t_interval
 Figure = Callable[[Kept, int], float | None]
 """(run, horizon) -> the figure; None if the run lacks it."""
 ENDS = 0.2
+LEVEL = 0.025
+"""Error of each side of a 95% interval."""
 SUCCESS = "validation/success"
 FELL = 0.05
 """Loss of validation success since its best value that counts as a fall."""
@@ -76,11 +80,16 @@ class Pool:
     def paired(self, recipe: str, more: str, less: str, figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of the figure of arm `more` minus that of arm `less`."""
         own, base = self.arm(recipe, more, steps), self.arm(recipe, less, steps)
-        both = [(figure(own[seed], steps), figure(base[seed], steps)) for seed in sorted(own.keys() & base.keys())]
-        return over(a - b for a, b in both if a is not None and b is not None)
+        seeds = sorted(own.keys() & base.keys())
+        both = [(figure(own[seed], steps), figure(base[seed], steps)) for seed in seeds]
+        found = over(a - b for a, b in both if a is not None and b is not None)
+        apart = sum(start(own[seed]) != start(base[seed]) for seed in seeds)
+        return replace(found, note=f"pairs that did not start from the same weights: {apart}" if apart else "")
 
     def ordered(self, recipe: str, arms: Sequence[str], figure: Figure, steps: int) -> Estimate:
-        """Mean over seeds of the rank correlation of an arm's place with its figure; seeds that have every arm."""
+        """Mean over seeds of the rank correlation of an arm's place with its figure, 0 if the arms do not differ; seeds
+        that have every arm. Few arms have few orders, so that seeds may agree by chance: the interval also holds 0
+        unless an exact test tells the mean from that of random orders."""
         runs = [self.arm(recipe, arm, steps) for arm in arms]
         seeds = set.intersection(*(set(own) for own in runs)) if runs else set()
         found = []
@@ -88,8 +97,12 @@ class Pool:
             values = [figure(own[seed], steps) for own in runs]
             known = [value for value in values if value is not None]
             if len(known) == len(values):
-                found.append(spearman(range(len(known)), known))
-        return over(found)
+                found.append(spearman(range(len(known)), known) if len(set(known)) > 1 else 0.0)
+        estimate = over(found)
+        if estimate.low is None or estimate.high is None or not by_chance(found, len(arms)):
+            return estimate
+        low, high = min(estimate.low, 0.0), max(estimate.high, 0.0)
+        return replace(estimate, low=low, high=high, note="not told from random orders")
 
     def correlation(self, recipe: str, arms: Sequence[str], first: Figure, second: Figure, steps: int) -> Estimate:
         """Rank correlation over all runs of the arms, with a percentile interval over draws of runs."""
@@ -100,6 +113,32 @@ class Pool:
         if not math.isfinite(mean):
             return Estimate(None, None, None, len(pairs), "resampled runs")
         return Estimate(mean, *resampled(pairs), len(pairs), "resampled runs")
+
+
+def start(run: Kept) -> float | None:
+    """Validation success before training, by which runs of one seed show that they started from the same weights."""
+    return run.series(SUCCESS).get(0)
+
+
+def by_chance(correlations: Sequence[float], size: int) -> bool:
+    """Whether random orders of `size` places agree as well with the wanted order, or as badly, with a probability above
+    `LEVEL` on either side; exact, by enumeration."""
+    squares = Counter(sum((a - b) ** 2 for a, b in enumerate(order)) for order in itertools.permutations(range(size)))
+    sums: Counter[int] = Counter({0: 1})
+    for _ in correlations:
+        sums = Counter(_convolved(sums, squares))
+    total = math.factorial(size) ** len(correlations)
+    observed = sum((1 - found) * (size**3 - size) / 6 for found in correlations)  # Spearman's sum of squares
+    above = sum(count for value, count in sums.items() if value <= observed + 1e-9) / total
+    below = sum(count for value, count in sums.items() if value >= observed - 1e-9) / total
+    return min(above, below) > LEVEL
+
+
+def _convolved(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for (a, m), (b, n) in itertools.product(first.items(), second.items()):
+        found[a + b] = found.get(a + b, 0) + m * n
+    return found
 
 
 def known(run: Kept, key: str, above: float, until: float) -> list[float]:

@@ -1,5 +1,6 @@
 """The claims: every cell is a run that can be made, the verdicts follow their rules, and the page is fresh."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -90,6 +91,32 @@ def test_differences_are_paired_by_seed_and_a_longer_run_serves_a_shorter_horizo
     assert found.runs == 2 and found.mean == pytest.approx(0.05) and found.low == pytest.approx(0.05)
     assert pool.paired("sokoban", "top_p", "none", of.at_end(SUCCESS), 180).runs == 0
     assert pool.mean("sokoban", "none", of.peak(SUCCESS), 180).mean == pytest.approx(0.9)
+
+
+def test_a_pair_that_did_not_start_from_the_same_weights_is_counted():
+    runs = [kept("none", 0, 60, [0.1, 0.2]), kept("top_p", 0, 60, [0.1, 0.4])]
+    runs += [kept("none", 1, 60, [0.1, 0.2]), kept("top_p", 1, 60, [0.11, 0.4])]
+    assert Pool(runs).paired("sokoban", "top_p", "none", of.at_end(SUCCESS), 60).note.endswith("same weights: 1")
+    assert not Pool(runs[:2]).paired("sokoban", "top_p", "none", of.at_end(SUCCESS), 60).note
+
+
+def test_an_order_of_few_arms_is_told_only_where_chance_would_hardly_make_it():
+    arms = ("a", "b", "c")
+
+    def estimate(*ends: tuple[float, ...]) -> Estimate:
+        runs = [
+            kept(arm, s, 60, [0.0, end]) for s, each in enumerate(ends) for arm, end in zip(arms, each, strict=True)
+        ]
+        return Pool(runs).ordered("sokoban", arms, of.at_end(SUCCESS), 60)
+
+    claimed = claim(above(0))
+    assert verdict(estimate(*[(0.1, 0.2, 0.3)] * 3), claimed) == "holds", "1 of 216 outcomes"
+    half = estimate(*[(0.1, 0.3, 0.2)] * 3)
+    assert half.mean == pytest.approx(0.5) and verdict(half, claimed) == "cannot be told", "43 of 216 outcomes"
+    assert estimate((0.1, 0.1, 0.1), (0.1, 0.2, 0.3), (0.1, 0.2, 0.3)).mean == pytest.approx(2 / 3), "no order counts"
+    outcomes = list(itertools.product(itertools.permutations((0.1, 0.2, 0.3)), repeat=3))
+    told = [verdict(estimate(*outcome), claimed) for outcome in outcomes]
+    assert told.count("holds") <= 0.025 * len(outcomes) and told.count("fails") <= 0.025 * len(outcomes)
 
 
 def test_of_two_runs_with_one_seed_the_longer_counts():
