@@ -21,8 +21,9 @@ Everything here was fixed before the first cell ran; do not change it once a cel
 
 32 replays, because on the lakes of docs/policy-variance.md 4 tell almost no group from noise at p = 0.5. The cells of
 `none` and `plain` are those of Figure 9 in `benchmarks.claims`, which runs them (`python -m benchmarks.claims --run
---only noise`); this study runs the others under the same settings. At p = 0 nothing is noisy, so `shared` and
-`policy_variance` are `plain` by construction and are not run.
+--only noise`); this study runs the others under the same settings. At p = 0 nothing is noisy, so `shared` is `plain`
+by construction and is not run; `policy_variance` ranks by the reward variance there, and differs from `plain` by its
+epsilon and by what it does without a signal.
 
 `--run` runs the cells that are not done, for at most N minutes, and goes on where it was interrupted. A finished cell
 leaves one small file in `benchmarks/studies/results/noise`; commit it. Without `--list` and `--run` the committed files
@@ -68,9 +69,10 @@ def seeds_at(level: float) -> Sequence[int]:
 
 def own_cells() -> Iterator[StudyCell]:
     """The cells that this study runs: those of the levels that are judged first, seed by seed."""
-    for level in sorted(set(plan.NOISE_LEVELS) - {0.0}, reverse=True):
+    for level in sorted(plan.NOISE_LEVELS, reverse=True):
+        arms = {arm: own for arm, own in OWN_ARMS.items() if level or arm != "shared"}
         for seed in seeds_at(level):
-            for arm, settings in OWN_ARMS.items():
+            for arm, settings in arms.items():
                 slip = {"environment.options.slip_rate": plan.SLIP_OF_NOISE * level}
                 name = plan.noise_arm(arm, level)
                 own = {**settings, **slip}
@@ -86,8 +88,8 @@ def committed() -> list[Kept]:
 
 
 def success(runs: Sequence[Kept], arm: str, level: float) -> dict[int, float]:
-    """Last validation success of an arm's runs, by seed; without noise every filtered arm is `plain`."""
-    named = plan.noise_arm(ARMS["plain"] if level == 0 and arm in OWN_ARMS else ARMS[arm], level)
+    """Last validation success of an arm's runs, by seed; without noise `shared` is `plain`."""
+    named = plan.noise_arm(ARMS["plain"] if level == 0 and arm == "shared" else ARMS[arm], level)
     found = {run.seed: run.series("validation/success") for run in runs if run.arm == named}
     return {seed: series[max(series)] for seed, series in found.items() if series and seed in seeds_at(level)}
 
@@ -169,7 +171,7 @@ TAIL = """\
 - **plain** ranks by reward variance, **shared** too, with one noise for all trajectories of a group, as the authors'
   code has it. **policy_variance** ranks by the reward variance without noise; a step in which no group is told from
   noise is learned from unfiltered.
-- Without noise the three filters are the same run. `-`: not run, or nothing was replayed.
+- Without noise `shared` is the same run as `plain`. `-`: not run, or nothing was replayed.
 - told groups: of the 8 groups of a step, those whose policy variance is above 2 standard errors; means over all steps.
 """
 

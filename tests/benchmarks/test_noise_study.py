@@ -25,7 +25,7 @@ def row(runs: list[Kept], arm: str, level: float) -> dict[str, Any]:
 
 
 def test_the_cells_are_runs_under_the_noise_of_the_paper_at_every_level(tmp_path) -> None:
-    assert len(STUDY.cells) == len({cell.name for cell in STUDY.cells}) == 2 * (3 + 3 + 5 + 5)
+    assert len(STUDY.cells) == len({cell.name for cell in STUDY.cells}) == 2 * (3 + 3 + 5 + 5) + 3
     first = {cell.arm: cell for cell in reversed(STUDY.cells) if cell.seed == 0}
     for level in (0.2, 1.0):
         for arm in OWN_ARMS:
@@ -64,9 +64,11 @@ def test_a_level_is_judged_by_the_last_success_paired_by_seed_once_all_seeds_are
     assert not row(none + own, "policy_variance", 0.5)["judged"]
 
 
-def test_without_noise_every_filter_is_the_plain_one() -> None:
+def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_has_runs_of_its_own() -> None:
     runs = [kept("plain", 0.0, seed, 0.7) for seed in range(3)]
-    assert success(runs, "shared", 0.0) == success(runs, "policy_variance", 0.0) == {0: 0.7, 1: 0.7, 2: 0.7}
+    assert success(runs, "shared", 0.0) == {0: 0.7, 1: 0.7, 2: 0.7} and not success(runs, "policy_variance", 0.0)
+    still = {cell.arm for cell in STUDY.cells if not cell.settings["environment.options.slip_rate"]}
+    assert still == {plan.noise_arm("policy_variance", 0.0)}
 
 
 def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:
