@@ -18,16 +18,21 @@ cannot be installed beside Squelch. `python -m envs.remote` serves Squelch's own
   must change with whatever changes tasks or rewards.
 - The client chooses the session's name. A session is one environment; `reset` makes it, or starts another task in it.
 - `request_id` makes retries harmless: a request with the id of the session's last request gets that request's answer,
-  and nothing is played again. While the first one is still being answered, the second one waits for it.
-- Errors have the form `{"error": "..."}`: 400 the request is wrong, 401 the token, 410 the session is unknown, over or
-  expired, 422 the environment raised an error or returned something wrong, 503 there are too many sessions, 504 the
-  environment did not answer within `timeout_s`. After 422 and 504 the session is over, until its next `reset`.
+  and nothing is played again. While the first one is still being answered, the second one waits for it. A copy that
+  arrives after a later request, for example from a slow proxy, is refused.
+- Errors have the form `{"error": "..."}`: 400 the request is wrong, 401 the token, 409 the request was answered before
+  a later one, 410 the session is unknown, over or expired, 422 the environment raised an error or returned something
+  wrong, 503 there are too many sessions, 504 the environment did not answer within `timeout_s`. After 422 and 504 the
+  session is over, until its next `reset`.
 
 | waits for | unblocked by | bound, and what then |
 |---|---|---|
 | a call of the environment | the environment, in a thread of its own | `timeout_s`; 504, the thread is left behind |
 | another request of the session | that request | its own bound |
-| the client's next request | the client | `idle_s`; the session is dropped |
+| the environment's `close()` | the call under way, also one left behind | `timeout_s`; 504, and it is closed later |
+| the client's next request | the client | `idle_s`; the session is closed |
+
+A session that is expired or replaced is closed in a thread that nobody waits for.
 
 Without a token the server listens on loopback addresses only.
 """
@@ -38,11 +43,13 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -52,11 +59,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+log = logging.getLogger(__name__)
 CONTRACT = 1
 MAX_BODY = 2**20
 MAX_TEXT = 100_000
 """Characters of an observation."""
 MAX_NAME = 200
+MAX_ANSWERED = 1024
+"""Request ids that a session remembers, far more than a client has under way."""
 TOKEN_VARIABLE = "SQUELCH_ENVIRONMENT_TOKEN"
 """The variable that holds the token on both ends, unless the client is told another name."""
 T = TypeVar("T")
@@ -105,7 +115,10 @@ class Refused(Exception):
 class _Session:
     environment: Served
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    last_id: str = ""
+    """One request at a time."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """One call of the environment at a time, also of those that are late."""
+    answered: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERED))
     last_answer: tuple[int, dict[str, Any]] = (200, {})
     is_over: bool = False
     used: float = field(default_factory=time.monotonic)
@@ -123,7 +136,7 @@ class EnvironmentServer:
         max_sessions: int = 1024,
         idle_s: float = 3600.0,
     ) -> None:
-        self.description, self._make, self._token = description, make, token
+        self.description, self._make, self._token = description, make, token or None  # an empty one is none
         self._timeout_s, self._max_sessions, self._idle_s = timeout_s, max_sessions, idle_s
         self._sessions: dict[str, _Session] = {}
         calls = {"describe": self.describe, "reset": self.reset, "step": self.step, "close": self.close}
@@ -141,7 +154,7 @@ class EnvironmentServer:
             raise Refused(400, f"split must be train or validation (got {split!r})")
         name, request_id = _text(body, "session"), _text(body, "request_id")
         known = self._sessions.get(name)
-        if known is None or (known.is_over and known.last_id != request_id):
+        if known is None or (known.is_over and request_id not in known.answered):
             await self._open(name)
 
         def play(environment: Served) -> dict[str, Any]:
@@ -168,7 +181,7 @@ class EnvironmentServer:
         """Ends a session; one that is unknown has ended already."""
         session = self._sessions.pop(_text(body, "session"), None)
         if session is not None:
-            await self._bounded(session.environment.close, "close")
+            await self._bounded(session.environment.close, "close", session.busy)
         return 200, {}
 
     async def _open(self, name: str) -> None:
@@ -178,8 +191,13 @@ class EnvironmentServer:
             raise Refused(503, f"there are {self._max_sessions} sessions; close some, or raise the limit")
         made = _Session(await self._bounded(self._make, "make"))
         present = self._sessions.get(name)
-        if present is None or present.is_over:  # a repeated request may have been faster
-            self._sessions[name] = made
+        if present is not None and not present.is_over:  # a repeated request was faster
+            _drop(made)
+            return
+        if present is not None:
+            made.answered = present.answered
+            _drop(present)
+        self._sessions[name] = made
 
     async def _once(
         self, name: str, request_id: str, play: Callable[[Served], dict[str, Any]], method: str
@@ -190,25 +208,31 @@ class EnvironmentServer:
             raise Refused(410, f"session {name!r} is unknown or has expired; begin with reset")
         async with session.lock:
             session.used = time.monotonic()
-            if request_id == session.last_id:
-                return session.last_answer
+            if request_id in session.answered:
+                if request_id == session.answered[-1]:
+                    return session.last_answer
+                raise Refused(409, f"request {request_id!r} was answered before a later one, and is not played again")
             if session.is_over:
                 raise Refused(410, f"session {name!r} is over, because its last call failed; begin with reset")
             try:
-                answer = 200, await self._bounded(lambda: play(session.environment), method)
+                answer = 200, await self._bounded(lambda: play(session.environment), method, session.busy)
             except Refused as refused:
                 answer = refused.status, {"error": str(refused)}
                 session.is_over = True
-            session.last_id, session.last_answer = request_id, answer
+            session.answered.append(request_id)
+            session.last_answer = answer
             return answer
 
-    async def _bounded(self, function: Callable[[], T], method: str) -> T:
-        """The function's result, from a thread of its own. Raises Refused."""
+    async def _bounded(
+        self, function: Callable[[], T], method: str, busy: AbstractContextManager[Any] | None = None
+    ) -> T:
+        """The function's result, from a thread of its own that holds `busy`, if given. Raises Refused."""
         loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def run() -> None:
             try:
-                result, error = function(), None
+                with busy or nullcontext():
+                    result, error = function(), None
             except BaseException as raised:  # whatever foreign code raises becomes the answer
                 result, error = None, raised
             with suppress(RuntimeError):  # the server has stopped, so nobody waits
@@ -223,7 +247,7 @@ class EnvironmentServer:
     def _expire(self) -> None:
         oldest = time.monotonic() - self._idle_s
         for name in [name for name, session in self._sessions.items() if session.used < oldest]:
-            del self._sessions[name]
+            _drop(self._sessions.pop(name))
 
     def _answering(
         self, call: Callable[[dict[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]
@@ -256,6 +280,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _drop(session: _Session) -> None:
+    """Closes an environment that no session holds any more, in a thread of its own."""
+
+    def close() -> None:
+        try:
+            with session.busy:
+                session.environment.close()
+        except Exception:
+            log.warning("an environment that was dropped could not be closed", exc_info=True)
+
+    threading.Thread(target=close, daemon=True, name="environment-drop").start()
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,10 +35,10 @@ class Naive:
     """An environment of other people: it knows no splits and no keys; its actions say what it does."""
 
     def __init__(self) -> None:
-        self.steps, self.closed, self.seed = 0, False, -1
+        self.closed, self.seed, self.steps, self.finished, self.finished_at_close = False, -1, 0, 0, -1
 
     def reset(self, split: str, seed: int, noise_seed: int) -> tuple[str, str | None, str | None]:
-        self.steps, self.seed = 0, seed
+        self.steps, self.finished, self.seed = 0, 0, seed
         return f"guess {seed % 1000}", None, None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, bool]:
@@ -49,11 +49,12 @@ class Naive:
             time.sleep(30)
         if action == "slow":
             time.sleep(0.6)
+        self.finished += 1
         reward: Any = float(action) if action in ("nan", "inf") else 1.0
         return f"{self.steps} \x1b[31m\u202e", reward, action == "done", False, action == "done"
 
     def close(self) -> None:
-        self.closed = True
+        self.closed, self.finished_at_close = True, self.finished
 
 
 def naive_server(made: list[Naive], **options: Any) -> EnvironmentServer:
@@ -135,6 +136,47 @@ def test_a_repeated_request_gets_the_kept_answer_and_plays_nothing_again(url: st
     assert made[0].closed and post(url, "step", {**step, "request_id": "4"})[0] == 410
 
 
+def test_a_late_copy_of_an_earlier_request_plays_nothing(url: str, made: list[Naive]) -> None:
+    reset = {"session": "s", "request_id": "1", "split": "train", "seed": 7, "noise_seed": 0}
+    steps = [{"session": "s", "request_id": str(i), "action": "go"} for i in (2, 3)]
+    for name, body in (("reset", reset), ("step", steps[0]), ("step", steps[1])):
+        assert post(url, name, body)[0] == 200
+    for name, body in (("step", steps[0]), ("reset", reset)):
+        status, answer = post(url, name, body)
+        assert status == 409 and "was answered before a later one" in answer["error"]
+    assert made[0].steps == 2
+    assert post(url, "step", {**steps[0], "request_id": "4", "action": "raise"})[0] == 422
+    assert post(url, "reset", reset)[0] == 409 and len(made) == 1, "also after the session is over"
+    assert post(url, "reset", {**reset, "request_id": "5"})[0] == 200 and len(made) == 2
+    assert post(url, "step", steps[1])[0] == 409, "also in the session that follows"
+
+
+def test_an_environment_is_closed_after_its_call_and_also_if_its_session_is_dropped(
+    url: str, made: list[Naive]
+) -> None:
+    post(url, "reset", {"session": "s", "request_id": "1", "split": "train", "seed": 7, "noise_seed": 0})
+    slow = {"session": "s", "request_id": "2", "action": "slow"}
+    thread = threading.Thread(target=post, args=(url, "step", slow))
+    thread.start()
+    wait_until(lambda: made[0].steps == 1)
+    assert post(url, "close", {"session": "s"}) == (200, {}) and made[0].closed
+    assert made[0].finished_at_close == 1, "the step was not interrupted"
+    thread.join()
+    env = Http(url=url)
+    env.reset(seed=1, options=NOISE)
+    with pytest.raises(RemoteError, match="422"):
+        env.step("raise")
+    env.reset(seed=1, options=NOISE)
+    wait_until(lambda: made[1].closed)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.01)
+
+
 def test_an_answer_that_is_late_once_is_fetched_by_the_retry(url: str, made: list[Naive]) -> None:
     env = Http(url=url, timeout_s=0.4, retries=3)
     env.reset(seed=1, options=NOISE)
@@ -189,6 +231,8 @@ def test_sessions_are_bounded_in_number_and_idle_time(made: list[Naive]) -> None
 
 
 def test_a_token_is_needed_where_the_server_has_one(made: list[Naive], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="a token is needed"):
+        naive_server(made, token="").serve("0.0.0.0", 0)
     with served(naive_server(made, token=TOKEN)) as url:
         with pytest.raises(
             ValueError, match=r"environment\.options\.url: .* status 401: the token is missing or wrong"
