@@ -125,26 +125,30 @@ def command_of(name: str, device: str, seconds: float, quick: bool) -> list[str]
 def run_part(name: str, command: Sequence[str], seconds: float, environment: Mapping[str, str], report: Report) -> None:
     """Runs one part, and records its figures, its seconds, and the reason if it does not end well."""
     started = time.monotonic()
+
+    def left() -> float:
+        return max(0.0, started + seconds - time.monotonic())
+
     with tempfile.TemporaryFile("w+") as trace, ended(command, environment, trace) as process:
-        lines = read_lines(process)
-        error = None
-        while True:
-            try:
-                line = lines.get(timeout=max(0.0, started + seconds - time.monotonic()))
-            except queue.Empty:
-                error = f"stopped after {seconds:.0f} s"
-                break
-            if line is None:
-                break
-            report.add(name, json.loads(line))
-        if error is None and process.wait():
-            trace.seek(0)
-            told = trace.read().strip().splitlines()[-TRACE_LINES:]
-            sys.stderr.write("\n".join(told) + "\n")
-            error = told[-1] if told else f"exit code {process.returncode}"
+        lines, error = read_lines(process), None
+        try:
+            while (line := lines.get(timeout=left())) is not None:
+                report.add(name, json.loads(line))
+            if process.wait(left()):  # it may hang after its last line
+                error = _last_words(trace) or f"exit code {process.returncode}"
+        except (queue.Empty, subprocess.TimeoutExpired):
+            error = f"stopped after {seconds:.0f} s"
         if error is not None:
             report.add(name, {"error": error})
     report.add(name, {"part_seconds": round(time.monotonic() - started, 1)})
+
+
+def _last_words(trace: IO[str]) -> str:
+    """The last line of a trace, whose end is printed; empty if it is."""
+    trace.seek(0)
+    told = trace.read().strip().splitlines()[-TRACE_LINES:]
+    sys.stderr.write("\n".join(told) + "\n")
+    return told[-1] if told else ""
 
 
 @contextlib.contextmanager

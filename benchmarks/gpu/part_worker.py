@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -37,9 +38,18 @@ def main() -> None:
 
 
 def write(figures: TextIO, found: dict[str, Any]) -> None:
-    """Writes figures at once, so that a part that is stopped loses none."""
-    figures.write(json.dumps(found) + "\n")
+    """Writes figures at once, so that a part that is stopped loses none; null for those that are not finite."""
+    figures.write(json.dumps(known(found), allow_nan=False) + "\n")
     figures.flush()
+
+
+def known(value: Any) -> Any:
+    """The value with None in the place of every number that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: known(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [known(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The GPU's benchmark, but for the GPU: what its parts need and count, and how it treats parts that fail."""
 
 import importlib.metadata
+import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,8 +17,8 @@ import torch.distributed as dist
 from packaging.requirements import Requirement
 
 from benchmarks import common
+from benchmarks.gpu import attention, part_worker, scoring, step
 from benchmarks.gpu import measure as gpu
-from benchmarks.gpu import scoring, step
 from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Place, shape_of
 from benchmarks.gpu.parts import PARTS, Part
 from learner import memory, process_group
@@ -49,6 +51,23 @@ def test_a_part_that_takes_too_long_is_stopped_with_what_it_has(report) -> None:
     started = time.monotonic()
     found = run(report, "print(json.dumps({'a': 1}), flush=True)\ntime.sleep(60)", seconds=3.0)
     assert found["a"] == 1 and found["error"] == "stopped after 3 s" and time.monotonic() - started < 30
+
+
+def test_a_part_that_hangs_after_its_last_figure_is_stopped(report) -> None:
+    started = time.monotonic()
+    code = "import os\nprint(json.dumps({'a': 1}), flush=True)\nos.close(1)\ntime.sleep(60)"
+    found = run(report, code, seconds=1.0)
+    assert found["a"] == 1 and found["error"] == "stopped after 1 s" and time.monotonic() - started < 30
+
+
+def test_a_kernel_without_finite_gradients_is_an_error_and_null_in_the_object(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(attention, "differences", lambda *_: {"output": 0.0, "d query": math.nan})
+    monkeypatch.setattr(attention, "let_the_dense_form_stand_in", lambda: None)
+    figures = io.StringIO()
+    with pytest.raises(RuntimeError, match="the kernel differs"):
+        list(attention.measure(Place("cpu", True, tmp_path, 0.0)))
+    part_worker.write(figures, {"window 0": {"output": 0.0, "d query": math.nan}})
+    assert json.loads(figures.getvalue()) == {"window 0": {"output": 0.0, "d query": None}}
 
 
 def test_a_part_that_dies_without_a_word_is_an_error(report) -> None:
