@@ -166,10 +166,18 @@ def _worked(file: Path, folder: Path) -> dict[str, Any]:
         raise Unreadable(f"{file}: its conversion took more than {WAIT_S:g} s") from error
     if done.returncode == 0:
         return json.loads(done.stdout.decode().rpartition("\n")[2])
-    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2].partition(": ")[2][:500]
+    last = _reason(done.stderr.decode(errors="replace"), SPARE_BYTES + GROWTH * size)
     if done.returncode < 0:
         last = f"its process was ended by {signal.Signals(-done.returncode).name}"
     raise Unreadable(f"{file} cannot be converted ({last}); take another file, or a Hugging Face folder of the model")
+
+
+def _reason(trace: str, most_bytes: int) -> str:
+    """The reason on the last line of a trace. `most_bytes`: the process's memory bound."""
+    kind, _, said = trace.strip().rpartition("\n")[2].partition(": ")
+    if kind == "MemoryError":
+        return f"it needs more than the {most_bytes / 2**30:.1f} GiB that a file of its size may take"
+    return (said or kind)[:500]
 
 
 def _check(folder: Path, file: Path) -> None:

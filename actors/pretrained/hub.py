@@ -22,6 +22,8 @@ HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(@(?P<revisio
 WANTED = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "merges.txt")
 UNWANTED = ("*/*", "consolidated*")
 """Folders of other formats, and a second copy of the weights that some models have."""
+NEEDED = ("config.json", "tokenizer.json")
+"""Besides weights: another program may have cached these alone."""
 
 
 def snapshot(name: str, say: Callable[[str], None]) -> Path:
@@ -48,17 +50,22 @@ def _cached(model: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+        folder = Path(snapshot_download(model, revision=revision, local_files_only=True, **_asked()))
     except LocalEntryNotFoundError:
         return None
     return folder if _complete(folder) else None
 
 
+def _asked() -> dict[str, list[str]]:
+    """Which files of the repository are asked for; of the cache too, which otherwise misses those never downloaded."""
+    return {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+
+
 def _complete(folder: Path) -> bool:
-    """Whether configuration and weights are there, and every file of a sharded model's index."""
+    """Whether configuration, tokenizer and weights are there, and every file of a sharded model's index."""
     from actors.model_folder import INDEX, weight_files
 
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+    if not all((folder / name).is_file() for name in NEEDED) or not any(folder.glob("*.safetensors")):
         return False
     return not (folder / INDEX).is_file() or all(path.is_file() for path in weight_files(folder))
 
@@ -67,9 +74,8 @@ def _downloaded(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    wanted = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
     try:
-        folder = Path(snapshot_download(model, revision=revision, **wanted))
+        folder = Path(snapshot_download(model, revision=revision, **_asked()))
     except HfHubHTTPError as error:
         raise Unreadable(
             f"{model}: the Hugging Face hub refuses it ({reason(error)}), and there is no such folder here; check the "
@@ -78,7 +84,7 @@ def _downloaded(model: str, revision: str | None) -> Path:
     except (OfflineModeIsEnabled, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise _unreachable(model, reason(error)) from error
     if not _complete(folder):  # without a network the client returns whatever part it has
-        raise _unreachable(model, f"{folder} lacks config.json or safetensors files")
+        raise _unreachable(model, f"{folder} lacks {', '.join(NEEDED)} or safetensors files")
     return folder
 
 

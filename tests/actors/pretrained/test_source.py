@@ -1,5 +1,6 @@
 """`model.path` leads to a local folder, or to an error that says what would."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from actors.process.folders import file_digest
 from envs.untrusted.files import Unreadable
 
 COMMIT = "a" * 40
+WHOLE = ("config.json", "tokenizer.json", "model.safetensors")
 
 
 def quietly(_: str) -> None:
@@ -102,13 +104,22 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["owner/name", "owner/name@main", f"owner/name@{COMMIT}"])
 def test_a_hub_id_is_found_in_the_local_cache(hub: Path, name: str) -> None:
-    snapshot = put(hub, "config.json", "model.safetensors")
+    snapshot = put(hub, *WHOLE)
     said: list[str] = []
     assert resolved(name, hub, said.append) == snapshot
     assert COMMIT in said[0]
 
 
-@pytest.mark.parametrize("names", [(), ("config.json",), ("config.json", "README.md")])
+def test_a_model_that_was_downloaded_is_found_in_the_cache_without_the_files_that_were_not(hub: Path) -> None:
+    snapshot = put(hub, *WHOLE)
+    listing = {"format_version": 1, "files": {name: {"size": 2, "blob_id": "b"} for name in (*WHOLE, "README.md")}}
+    trees = snapshot.parents[1] / "trees"
+    trees.mkdir()
+    (trees / f"{COMMIT}.json").write_text(json.dumps(listing))  # the client writes it with each download
+    assert resolved("owner/name", hub, quietly) == snapshot
+
+
+@pytest.mark.parametrize("names", [(), ("config.json",), ("config.json", "README.md"), (WHOLE[0], WHOLE[2])])
 def test_a_hub_id_without_network_is_refused_with_what_to_do(hub: Path, names: tuple[str, ...]) -> None:
     put(hub, *names)
     with pytest.raises(Unreadable, match=r"owner/name: .*cannot be downloaded.*hf download owner/name"):
@@ -116,7 +127,7 @@ def test_a_hub_id_without_network_is_refused_with_what_to_do(hub: Path, names: t
 
 
 def test_a_broken_download_of_a_sharded_model_does_not_count_as_cached(hub: Path) -> None:
-    snapshot = put(hub, "config.json", "model-00001-of-00002.safetensors")
+    snapshot = put(hub, *WHOLE[:2], "model-00001-of-00002.safetensors")
     index = '{"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002.safetensors"}}'
     (snapshot / "model.safetensors.index.json").write_text(index)
     with pytest.raises(Unreadable, match="cannot be downloaded"):
