@@ -11,8 +11,10 @@ class to make; every later frame is one call, which is answered before the next 
 
 Invariants:
 
-- A call runs for at most its `timeout_s`. A watchdog of the interpreter (a thread that needs no lock of Python) then
-  writes the traceback and ends the process, also within C code, and also if the parent is gone.
+- The class is imported at once, before the first call comes.
+- A call runs for at most its `timeout_s`, and the import for `start_s`. A watchdog of the interpreter (a thread that
+  needs no lock of Python) then writes the traceback and ends the process, also within C code, and also if the parent is
+  gone.
 - Descriptors 1 and 2 are a pipe to the parent, so that nothing that is printed reaches the terminal.
 - Each environment has its own state of the global generators of `random` and NumPy: it is swapped in before a call and
   out after it, and `reset` seeds it from the task's seed. Environments that use the global generators are therefore
@@ -116,21 +118,36 @@ def main() -> None:
     sys.path[:] = job["path"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"], job["memory_bytes"]))
+    faulthandler.dump_traceback_later(job["start_s"], exit=True)
     environments: Environments | None = None
+    failure = b""
+    try:
+        environments = Environments(found(job["target"]))
+    except BaseException as error:  # SystemExit of foreign code included; the answer to every call
+        failure = failed(error)
+    faulthandler.cancel_dump_traceback_later()
     while (call := receive(channel)) is not None:
         faulthandler.dump_traceback_later(call["timeout_s"], exit=True)
-        try:
-            if environments is None:
-                environments = Environments(found(job["target"]))
-            for name in call["forget"]:
-                environments.forget(name)
-            answer = {"value": environments.call(call["environment"], call["method"], call["arguments"])}
-            frame = json.dumps(answer).encode()
-        except BaseException as error:  # SystemExit of foreign code included; the parent raises it again
-            frame = json.dumps({"error": type(error).__name__, "text": shown(error)}).encode()
+        frame = failure if environments is None else answer_of(environments, call)
         faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         channel.sendall(len(frame).to_bytes(HEAD, "big") + frame)
+
+
+def answer_of(environments: Environments, call: "dict[str, Any]") -> bytes:
+    """The frame that answers a call."""
+    try:
+        for name in call["forget"]:
+            environments.forget(name)
+        value = environments.call(call["environment"], call["method"], call["arguments"])
+        return json.dumps({"value": value}).encode()
+    except BaseException as error:  # SystemExit of foreign code included; the parent raises it again
+        return failed(error)
+
+
+def failed(error: BaseException) -> bytes:
+    """The frame that answers with an error."""
+    return json.dumps({"error": type(error).__name__, "text": shown(error)}).encode()
 
 
 def found(target: str) -> "Any":

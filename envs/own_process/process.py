@@ -118,7 +118,7 @@ class _Child:
         )
         self._reader.start()
         path = [str(Path(part).absolute()) for part in sys.path]
-        self.send({"path": path, "target": target.path, "memory_bytes": target.memory_bytes})
+        self.send({"path": path, "target": target.path, "memory_bytes": target.memory_bytes, "start_s": START_S})
 
     def send(self, message: dict[str, Any]) -> None:
         """Raises OSError if the process is gone or does not read."""
