@@ -20,6 +20,14 @@ def test_every_shipped_recipe_loads_and_reads_back_equal(name, tmp_path):
     assert load(str(path)) == config
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
+    if (package := NEEDS.get(name)) and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install -e .[reasoning-gym,textarena]")
+    config = load(name)
+    assert (config.model.path == "tiny") == (config.environment.prompt == "tiny")
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
