@@ -133,6 +133,11 @@ class Coordinator:
         self.ending = self.ending or ending
         self._stop.set()
 
+    @property
+    def _is_told_to_stop(self) -> bool:
+        """Whether the run ends for a reason from outside, and soon, instead of by one of its own rules."""
+        return self.ending is not None and self.ending.cause in (EndCause.SIGNAL, EndCause.STORE)
+
     async def run(self) -> None:
         """Trains until the last step, an early stop, or `stop()`; leaves a balanced ledger and a checkpoint."""
         await self.supervisor.beside(self._run())
@@ -189,7 +194,7 @@ class Coordinator:
         open_tickets = self._open_tickets()
         self.windows.clear()
         await self.archiving.finish()
-        await self.scoring.drain(self._stop.is_set())
+        await self.scoring.drain(self._is_told_to_stop)
         clock = self.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets)
@@ -243,9 +248,9 @@ class Coordinator:
         self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
         flat |= self.early_stop.figures()
         self.gaming.step(step, kept_variance(decision.metrics))
-        if self.validation.due(step, last=step == self.config.loop.steps):
+        if self.validation.due(step, last=step == self.last_step):
             flat |= await self._validate(step)
-        if self.probing.due(step, last=step == self.config.loop.steps):
+        if self.probing.due(step, last=step == self.last_step):
             flat |= await self._probe(step)
         flat |= self.gaming.figures()
         drained = await self._drain(step) if step == self.last_step else 0.0
@@ -259,7 +264,7 @@ class Coordinator:
         started = time.time()
         if self._stop.is_set():  # frees the cores for the scorer
             await self._cancel_plays()
-        await self.scoring.drain(self._stop.is_set())
+        await self.scoring.drain(self._is_told_to_stop)
         for figures in self.scoring.take_earlier():
             self.journal.scoring(step, figures)
         return time.time() - started

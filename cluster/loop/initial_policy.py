@@ -183,8 +183,16 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
         data,
         texts,
         _content(folder),
+        _play(config) if warmup.format_validity is not None else None,
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _play(config: RunConfig) -> list[object]:
+    """What the play of the checks depends on, at which a warm-up may stop."""
+    sampling, rollout = config.sampling, config.rollout
+    kind = rollout.dtype, rollout.fp32_head
+    return [sampling.temperature, sampling.max_tokens_per_turn, rollout.max_model_len, *kind]
 
 
 def _content(folder: Path) -> list[list[object]]:

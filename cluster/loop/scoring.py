@@ -185,12 +185,14 @@ class Scoring:
         return {**self.alarm.state(), "probe": self.probe_alarm.state()}
 
     async def drain(self, stopped: bool) -> None:
-        """Waits for the scoring under way, before the last record and at the end of a run: at most `scorer.timeout_s`,
-        and at most `STOPPED_DRAIN_S` if the run was told to stop."""
-        under_way = {task for task in (self._task, self._probe) if task is not None}
+        """Waits for the scoring and the reading of the probe under way, before the last record and at the end of a run:
+        at most `scorer.timeout_s` for each, since the scorer does them one after the other, and at most
+        `STOPPED_DRAIN_S` if the run was told to stop."""
+        under_way = {task for task in (self._task, self._probe) if task is not None and not task.done()}
         if not under_way:
             return
-        bound = min(self.timeout_s, STOPPED_DRAIN_S) if stopped else self.timeout_s
+        allowed = self.timeout_s * len(under_way)
+        bound = min(allowed, STOPPED_DRAIN_S) if stopped else allowed
         _, late = await asyncio.wait(under_way, timeout=bound)
         for task in late:
             task.cancel()

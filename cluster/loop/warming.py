@@ -56,6 +56,9 @@ from learner.config import CriticConfig, ObjectiveConfig
 from learner.warmup.corpus import Corpus
 from learner.warmup.settings import WarmupConfig
 
+CHECK_SEED = 1_000_000_000
+"""The first task of a check, whatever the run's seeds, so that runs with other seeds share a warm-up that stops at a
+wanted format validity."""
 REPORT = "squelch_warmup.json"
 RISE, FLOOR = 0.05, 0.1
 """Share of the steps over which the learning rate rises, and the share of its peak that is left at the end."""
@@ -272,7 +275,8 @@ def _figures(summaries: list[GroupSummary]) -> tuple[float, float, float]:
 
 
 def _tickets(config: RunConfig, warmup: WarmupConfig) -> list[Ticket]:
-    single = validation_tickets(config.environment, warmup.tasks, config.seed, config.sampling.temperature)
+    environment = config.environment.model_copy(update={"validation_seed": CHECK_SEED})
+    single = validation_tickets(environment, warmup.tasks, warmup.seed, config.sampling.temperature)
     return [replace(one, ticket_id=f"warmup-{i:03d}", group_size=warmup.samples) for i, one in enumerate(single)]
 
 

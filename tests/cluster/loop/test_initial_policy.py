@@ -10,7 +10,7 @@ import pytest
 from actors.pretrained.gguf_file import STAMP
 from cluster.config import RunConfig, load
 from cluster.errors import UserError
-from cluster.loop import initial_policy
+from cluster.loop import initial_policy, warming
 from cluster.loop.initial_policy import prepare_model, warmed_up, warmup_digest
 from cluster.loop.warming import REPORT
 
@@ -72,12 +72,28 @@ def test_a_warm_up_happens_once_for_runs_that_share_it(model: Path, warmed: list
         "learner.ranks=2",
         "learner.lora={rank: 4}",
         "learner.optimizer.weight_decay=0.1",
+        "sampling.max_tokens_per_turn=60",
+        "sampling.temperature=0.7",
+        "rollout.dtype=bfloat16",
     ],
 )
 def test_whatever_changes_the_weights_causes_another_warm_up(model: Path, change: str) -> None:
     plain, changed = recipe(model), recipe(model, change)
     digests = {warmup_digest(config, config.model.warmup, model) for config in (plain, changed)}
     assert len(digests) == 2
+
+
+def test_how_checks_are_played_matters_only_where_a_check_may_end_the_warm_up(model: Path) -> None:
+    whole = "model.warmup.format_validity=null"
+    plain, changed = recipe(model, whole), recipe(model, whole, "rollout.dtype=bfloat16")
+    digests = {warmup_digest(config, config.model.warmup, model) for config in (plain, changed)}
+    assert len(digests) == 1
+
+
+def test_the_tasks_of_a_check_are_the_same_for_every_seed_of_the_run(model: Path) -> None:
+    seeds = ("seed=7", "environment.validation_seed=5", "environment.train_seed=9")
+    plain, other = recipe(model), recipe(model, *seeds)
+    assert warming._tickets(plain, plain.model.warmup) == warming._tickets(other, other.model.warmup)
 
 
 def test_another_model_or_file_causes_another_warm_up(model: Path) -> None:

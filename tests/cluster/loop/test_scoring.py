@@ -135,6 +135,9 @@ class OneScorer:
         self._answer = asyncio.get_running_loop().create_future()
         return await self._answer
 
+    async def probe(self, step: int, *_: Any) -> dict[str, float]:
+        return await asyncio.get_running_loop().create_future()
+
     async def state(self) -> dict[str, Any]:
         return self._state
 
@@ -219,16 +222,19 @@ def test_each_scoring_keeps_its_matrices_and_a_full_disk_costs_the_matrices_alon
 def test_the_last_scoring_is_waited_for_as_long_as_any_other_and_less_long_after_a_stop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run(timeout_s: float, stopped: bool) -> None:
+    async def run(timeout_s: float, stopped: bool, probe: bool) -> None:
         words = ["scorer.every=1", f"scorer.timeout_s={timeout_s}"]
         watched = Scoring(load("frozenlake", words), OneScorerFleet(), FakeArchive(), lambda _: None)
         watched.offer(1, None, [])
+        if probe:
+            watched.probe(1, None, [])
         await watched.drain(stopped)
 
     monkeypatch.setattr("cluster.loop.scoring.STOPPED_DRAIN_S", 0.02)
-    for timeout_s, stopped in ((0.05, False), (30.0, True)):
-        asyncio.run(run(timeout_s, stopped))
-    assert [record.args for record in caplog.records if "did not finish" in record.msg] == [(0.05,), (0.02,)]
+    for timeout_s, stopped, probe in ((0.05, False, False), (0.05, False, True), (30.0, True, True)):
+        asyncio.run(run(timeout_s, stopped, probe))
+    waited = [record.args for record in caplog.records if "did not finish" in record.msg]
+    assert waited == [(0.05,), (0.1,), (0.1,), (0.02,), (0.02,)], "a scoring and a reading follow each other"
 
 
 @pytest.mark.parametrize(

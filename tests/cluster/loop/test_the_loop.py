@@ -235,6 +235,16 @@ def test_an_early_stop_ends_the_run_after_its_step_and_counts_over_a_resume(tmp_
     assert outcome.coordinator.ending == whole.coordinator.ending and outcome.coordinator.admission.clock == 15
 
 
+def test_the_step_at_which_a_run_ends_by_its_own_rule_is_validated_and_probed_as_the_last(tmp_path: Path) -> None:
+    words = ("scorer.probe.every=50", "validation.every=50", "filter.no_signal_limit=3", "loop.steps=30")
+    world = World(configured(tmp_path, *words), rewards=always(1.0))
+    outcome, archive = made(world)
+    ended = outcome.coordinator.admission.clock
+    assert outcome.coordinator.ending.cause is EndCause.NO_SIGNAL and ended == 3
+    assert sorted(world.probed) == [0, 3]
+    assert [step for step, row in sorted(archive.figures.items()) if "validation/success" in row] == [0, 3]
+
+
 def test_a_success_that_collapses_ends_the_run_before_its_last_step(tmp_path: Path) -> None:
     words = ("validation.every=1", "validation.early_stop=paper", "validation.collapse_threshold=1.0", "loop.steps=9")
     world = World(configured(tmp_path, *words, "filter.no_signal_limit=99"), rewards=lambda t, i: 0.0)
