@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from actors.config import ScorerConfig
 from actors.process.preparation import HOOK
-from actors.scorer.share import OFTEN, StepWork, chosen, in_words
+from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, chosen, in_words
 from cluster.config import RunConfig, load
 from cluster.errors import UserError
 from cluster.fleet import local_ray
@@ -156,13 +156,28 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := load(str(saved)).scorer).every is not None:
-        found = {"every": before.every, "max_pairs": before.max_pairs, "probe": before.probe}
-        return _with_scorer(config, scorer.model_copy(update=found))
+        return _with_scorer(config, _as_started(scorer, before, say))
     if config.model.path == "tiny":
         return _with_scorer(config, scorer.model_copy(update={"every": OFTEN}))
     work = _step_work(config, model_dir)
     say(in_words(work, found := chosen(work, scorer)))
     return _with_scorer(config, found)
+
+
+def _as_started(given: ScorerConfig, before: ScorerConfig, say: Callable[[str], None]) -> ScorerConfig:
+    """The settings `given` to a resumed run, but for those that the share chose at its start, which stay."""
+    own = {name: vars(before)[name] for name in CHOSEN}
+    probe = {name: vars(before.probe)[name] for name in PROBE_CHOSEN}
+    parts = (("", own | {"share": before.share}, given), ("probe.", probe, given.probe))
+    ignored = [
+        f"scorer.{place}{name}={vars(settings)[name]}"
+        for place, kept, settings in parts
+        for name, value in kept.items()
+        if name in settings.model_fields_set and vars(settings)[name] != value
+    ]
+    if ignored:
+        say(f"not used: {', '.join(ignored)}; scorer.share chose at the run's start, unless scorer.every is set")
+    return given.model_copy(update={**own, "probe": given.probe.model_copy(update=probe)})
 
 
 def _with_scorer(config: RunConfig, scorer: ScorerConfig) -> RunConfig:

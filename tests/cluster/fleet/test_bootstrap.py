@@ -99,6 +99,9 @@ def test_the_first_prompt_is_measured_in_the_words_that_the_run_uses(tmp_path) -
     assert len(bootstrap._opening(natural, codec)) > 2 * len(bootstrap._opening(tiny, codec))
 
 
+CHANGES = ("scorer.share=0.2", "scorer.max_pairs=70", "scorer.probe.links=false", "scorer.probe.every=10")
+
+
 def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started(tiny_policy, tmp_path) -> None:
     said: list[str] = []
     words = [f"runs_dir={tmp_path}", "name=run"]
@@ -111,6 +114,11 @@ def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started
     (tmp_path / "run/config.yaml").write_text(dump(kept))
     resumed = bootstrap.choose_scoring(counted, tiny_policy, True, said.append)
     assert (resumed.scorer.every, resumed.scorer.max_pairs) == (17, 99) and len(said) == 1
+    changed = load("frozenlake", [*words, f"model.path={tiny_policy}", *CHANGES])
+    again = bootstrap.choose_scoring(changed, tiny_policy, True, said.append).scorer
+    assert (again.every, again.max_pairs, again.probe.links, again.probe.every) == (17, 99, True, 10)
+    assert "not used: scorer.max_pairs=70, scorer.share=0.2, scorer.probe.links=False; scorer.share chose" in said[-1]
+    said.pop()
     (tmp_path / "run/config.yaml").write_text(dump(counted))  # as a sweep writes it before the run's first start
     assert bootstrap.choose_scoring(counted, tiny_policy, True, said.append).scorer.every == first.scorer.every
     assert bootstrap.weight_bytes(tiny_policy, counted) > 4 * 500_000
