@@ -83,7 +83,7 @@ def _transcript(given: Any, where: str) -> Transcript:
         raise Unreadable(f"{where}: the last message is the {messages[-1]['role']}'s; the assistant's must be the last")
     opening, rest = messages[: start + 1], messages[start + 1 :]
     said = [_said(message["content"], where) for message in rest[::2]]
-    return Transcript(opening, list(zip(said, [*rest[1::2], None], strict=True)))
+    return Transcript(opening, list(zip(said, [*rest[1::2], None], strict=True)), where)
 
 
 def _messages(given: Any, where: str) -> list[Message]:

@@ -103,16 +103,17 @@ def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]
 
 def _rows(codec: ChatCodec, conversations: Sequence[Transcript], limits: Limits) -> tuple[Row, ...]:
     encoded = [encode(codec, one) for one in conversations]
-    _require_fit([len(one.token_ids) for one in encoded], limits.conversation, limits.conversation_key)
-    _require_fit([_longest_turn(one) for one in encoded], limits.turn, limits.turn_key, " in a turn")
+    names = [one.origin or f"demonstration {number}" for number, one in enumerate(conversations, 1)]
+    _require_fit(names, [len(one.token_ids) for one in encoded], limits.conversation, limits.conversation_key)
+    _require_fit(names, [_longest_turn(one) for one in encoded], limits.turn, limits.turn_key, " in a turn")
     return tuple(_row(number, one) for number, one in enumerate(encoded))
 
 
-def _require_fit(lengths: Sequence[int], most: int, key: str, where: str = "") -> None:
+def _require_fit(names: Sequence[str], lengths: Sequence[int], most: int, key: str, where: str = "") -> None:
     number = int(np.argmax(lengths))
     if lengths[number] > most:
         raise ValueError(
-            f"demonstration {number + 1} has {lengths[number]} tokens{where}, which exceeds {key}={most}; none has "
+            f"{names[number]} has {lengths[number]} tokens{where}, which exceeds {key}={most}; none has "
             f"more: raise {key} to that, or give shorter demonstrations"
         )
 

@@ -32,10 +32,12 @@ _NOISE_SALT = 7_919
 
 @dataclass(frozen=True)
 class Transcript:
-    """One demonstration as text: `opening` messages, then per turn the demonstrator's text and the reply (or None)."""
+    """One demonstration as text: `opening` messages, then per turn the demonstrator's text and the reply (or None).
+    `origin`: the file and row that it comes from, if any."""
 
     opening: list[Message]
     turns: list[tuple[str, Message | None]]
+    origin: str = ""
 
     def texts(self) -> list[str]:
         """Every text of the episode: the fed texts, then the demonstrator's."""

@@ -93,6 +93,16 @@ def test_a_demonstration_that_does_not_fit_the_context_is_refused_with_its_lengt
         corpus(codec, most=100)
 
 
+def test_a_conversation_of_a_file_that_does_not_fit_is_refused_with_its_row(codec: ChatCodec, tmp_path: Path) -> None:
+    file = conversations(tmp_path / "chat.jsonl", 12)
+    rows = file.read_text().splitlines()
+    long = json.loads(rows[6])
+    long["messages"][-1]["content"] = "<think>" + "so " * 900 + "</think><answer>Up</answer>"
+    file.write_text("\n".join([*rows[:6], json.dumps(long), *rows[7:]]) + "\n")
+    with pytest.raises(ValueError, match=r"chat\.jsonl, row 7 has \d+ tokens in a turn, which exceeds"):
+        corpus(codec, SMALL.model_copy(update={"data": str(file)}))
+
+
 def test_a_demonstrated_turn_that_a_rollout_would_cut_off_is_refused_with_the_longest(codec: ChatCodec) -> None:
     says = r"demonstration \d+ has (\d+) tokens in a turn, which exceeds sampling\.max_tokens_per_turn=9; none has more"
     with pytest.raises(ValueError, match=says) as refused:
