@@ -3,9 +3,10 @@
     Sum      "12 / 6 = 2", "12 / 6 makes 2", "3 times 4 is not 7", "2 * 3 + 1 = 6 + 1 = 7": both sides have one value
     Uses     the numbers of a sum are given ones, or results of sums before it
     Given    "the numbers are 6, 9 and 12", "from 6 9 12": they are among the given ones
-    Target   "the target is 7", "i want 7", and "that is the target" after a sum
+    Target   "the target is 7", "i want 7", "i need to make 7", and "that is the target" after a sum
 
-All other text is ignored. The text is read once, from left to right; expressions are read by the grammar of
+All other text is ignored, and so are sums of decimals or of negative numbers. A value that is reached in words ("divide
+12 by 6 to get 2") is no claim, but later sums may use it. The text is read once, from left to right; expressions are read by the grammar of
 `envs.countdown.expressions` and never evaluated as code.
 """
 
@@ -25,12 +26,19 @@ _SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")
 _CROSS = re.compile(r"(?<=[\d)]) ?[x×] ?(?=[\d(])")
 _EQUALS = r"(?: ?(?:!=|==?|≠) ?| (?:is not equal to|is equal to|is not|is|equals|makes|gives) )"
 _TERM = r"\({0,8}\d{1,12}\){0,8}"
-_SIDE = rf"{_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?"
-_LIST = r"\d{1,6}(?:(?:,? and|,)? \d{1,6}){1,9}"
+_SIDE = rf"(?:(?<![\d.-]){_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?|-\d{{1,12}}(?:\.\d{{1,6}})?)"
+_LIST = r"\d{1,6}(?!\d)(?:(?:,? and|,)? \d{1,6}(?!\d)){1,9}"
+_MAKE = r"(?:make|reach|get|hit)"
+_WANTED = (
+    rf"(?:(?:want|need|have|has|must|try|trying|aim|goal is|how|should|can|could)(?: to)? {_MAKE}"
+    rf"|(?:(?<=^)|(?<=[.;!?] ))to {_MAKE}|(?<!\bto )(?<!\bi )(?<!\bwe )(?<!\byou )(?<!\d )(?:make|reach|hit))"
+)
+"""Words before a value that is to be reached. "To get 2" after something else says what was reached."""
 _WORDS = re.compile(
     rf"(?P<sum>{_SIDE}(?:{_EQUALS}{_SIDE})+)"
     rf"|(?P<given>\b(?:numbers?(?: are)?:?|from|with|have|using|use) (?P<list>{_LIST})(?! ?[-+*/]))"
-    r"|(?P<target>\b(?:target(?: is| of| =|:)?|want|make|reach|get|hit) (?P<value>\d{1,12})(?! ?[-+*/(\d]))"
+    rf"|(?P<target>\b(?:target(?: is| of| =|:)?|want|{_WANTED}) (?P<value>\d{{1,12}})(?! ?[-+*/(\d]))"
+    rf"|\b(?:{_MAKE}|makes|gets|gives|giving|leaves|leaving) (?P<made>\d{{1,12}})(?! ?[-+*/(\d])"
     r"|(?P<reached>\b(?:that|this|which|it) is (?P<denied>not )?the target\b)"
 )
 
@@ -64,12 +72,11 @@ class Uses:
     """The numbers of an expression, and the results of the sums before it."""
 
     numbers: tuple[int, ...]
-    results: frozenset[int]
+    results: Counter[int]
 
     def holds(self, puzzle: Puzzle) -> bool:
         """Whether each number is a given one or a result, as often as it is there."""
-        used = Counter(self.numbers)
-        return all(count <= puzzle.numbers[number] + (number in self.results) for number, count in used.items())
+        return Counter(self.numbers) <= puzzle.numbers + self.results
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,8 @@ class CountdownJudge:
                 found.append(Given(tuple(_numbers(match["list"]))))
             elif match["target"]:
                 found.append(Target(Fraction(match["value"])))
+            elif match["made"]:
+                results.append(Fraction(match["made"]))
             elif results:  # without a result before it, "that" is nothing
                 found.append(Target(results[-1], match["denied"] is not None))
         return found
@@ -139,7 +148,7 @@ def _sums(text: str, results: list[Fraction]) -> list[Claim]:
     """The claims of one chain of equations; its last value joins `results`."""
     pieces = re.split(rf"({_EQUALS})", text)
     sides, signs = [_side(piece) for piece in pieces[::2]], pieces[1::2]
-    earlier = frozenset(int(value) for value in results if value.denominator == 1)
+    earlier = Counter(int(value) for value in results if value.denominator == 1)
     found: list[Claim] = []
     for (value, numbers, tolerance), (other, more, other_tolerance), sign in zip(sides, sides[1:], signs, strict=False):
         if len(numbers) < 2 and len(more) < 2:
@@ -155,8 +164,9 @@ def _sums(text: str, results: list[Fraction]) -> list[Claim]:
 
 def _side(text: str) -> tuple[Fraction | None, list[int], Fraction]:
     """(value, numbers, tolerance) of one side of an equation."""
-    if re.fullmatch(r"\d+\.\d+", text):
-        return Fraction(text), [], Fraction(1, 2 * 10 ** len(text.partition(".")[2]))
+    if re.fullmatch(r"-?\d+\.\d+|-\d+", text):
+        places = len(text.partition(".")[2])
+        return Fraction(text), [], Fraction(1, 2 * 10**places) if places else Fraction(0)
     postfix = parse_expression(read_expression(text) or "")
     if postfix is None:
         return None, [], Fraction(0)

@@ -7,8 +7,9 @@ The facts are the cells of the last board in the prompt. A claim says where a fa
 
 The tiny style is closed, so its phrases are recognised exactly. In English a sentence is read from left to right: a
 cell or an offset belongs to the noun before it ("the holes at (0, 1) and (2, 2)"), unless a word of motion or of intent
-stands between them ("so I go up to row 1, column 2" says where the player will be, which the board does not show).
-Cells count from 0. All other text is ignored, so a statement in words that this module does not know is no claim.
+stands between them ("so I go up to row 1, column 2" says where the player will be, which the board does not show), or
+the name of something that is not judged (a wall). After "the box above the target" a cell is the target's, and a further
+offset the box's. A denial holds for one noun. Cells count from 0. All other text is ignored, so a statement in words that this module does not know is no claim.
 
 An offset without a count says only the direction ("above": in some row above); with one, or with "directly", it says
 the exact way. Among several holes or boxes, one that fits makes a claim true; a denied claim is true if none fits.
@@ -45,6 +46,8 @@ _CELL = re.compile(
     r"|\brow:? (?P<r4>\d{1,3})\b|\bcol(?:umn)?:? (?P<c4>\d{1,3})\b"
 )
 _OFFSET = re.compile(rf"\b{_PIECE}(?: ?(?:,|and|, and) {_PIECE})?(?: (?:of|from)\b)?(?: (?:the |me\b))?")
+_OTHER = re.compile(r"\bwalls?\b|(?<!on the )(?<!on )\b(?:ice|floor)\b|\bempty (?:cell|square|space|tile)s?\b")
+"""Things on the board that are not judged."""
 _DENIAL = re.compile(r"\b(?:no|not|isn't|aren't|without|never)\b")
 _TURN = re.compile(
     r"\b(?:so|then|therefore|go|goes|going|move|moves|moving|walk|walks|walking|step|push|pushes|pushing|pushed|reach|"
@@ -157,29 +160,36 @@ class GridJudge:
 
     def _in_sentence(self, sentence: str) -> Iterable[Claim]:
         """The claims of one sentence in lower case."""
-        fact: str | None = None
-        denied = False
+        fact: str | None = None  # whose offset follows
+        near: str | None = None  # whose cell follows
+        denied = pending = False
         position = 0
         while match := self._words.search(sentence, position):
             position = max(match.end(), position + 1)
             if match.lastgroup == "noun":
-                fact = self._facts_by_noun[match["noun"]]
+                fact = near = self._facts_by_noun[match["noun"]]
+                denied, pending = pending, False
             elif match.lastgroup == "denial":
-                denied = True
+                denied = pending = True
+            elif match.lastgroup == "other":
+                fact = near = None
             elif match.lastgroup == "turn":
-                fact, denied = None, False
-            elif fact is not None:
-                claim, position = self._placed(fact, sentence, match.start())
+                fact = near = None
+                denied = pending = False
+            elif fact is not None and near is not None:
+                claim, position = self._placed(fact, near, sentence, match.start())
+                pending = False
+                near = claim.reference if claim.offset is not None and claim.reference != PLAYER else claim.fact
                 if claim.cell is not None or claim.fact != claim.reference:  # nothing is left or right of itself
                     yield replace(claim, denied=denied)
 
-    def _placed(self, fact: str, sentence: str, start: int) -> tuple[Claim, int]:
-        """The claim whose cell or offset begins at `start`, and where it ends."""
+    def _placed(self, fact: str, near: str, sentence: str, start: int) -> tuple[Claim, int]:
+        """The claim whose cell (of `near`) or offset (of `fact`) begins at `start`, and where it ends."""
         if cell := _CELL.match(sentence, start):
             row, column = (
                 next((int(cell[f"{axis}{form}"]) for form in "1234" if cell[f"{axis}{form}"]), None) for axis in "rc"
             )
-            return Claim(fact, (row, column)), cell.end()
+            return Claim(near, (row, column)), cell.end()
         found = _OFFSET.match(sentence, start)
         if found is None:
             raise RuntimeError(f"no place begins at {start} in {sentence!r}")
@@ -202,6 +212,7 @@ class GridJudge:
         place = f"{re.sub(r'[?]P<[a-z][0-9]>', '?:', _CELL.pattern)}|{_uncaptured(_OFFSET.pattern)}"
         return re.compile(
             rf"(?P<noun>{self._noun.pattern})|(?P<place>{place})|(?P<denial>{_DENIAL.pattern})|(?P<turn>{_TURN.pattern})"
+            rf"|(?P<other>{_OTHER.pattern})"
         )
 
 

@@ -68,6 +68,15 @@ def test_a_stated_sum_is_true_as_arithmetic_is(a: int, b: int, error: int, data)
         ("That is the target.", []),
         ("Let me think. The large ones may help. So I try this.", []),
         ("I go step by step, in 3 steps.", []),
+        ("First I divide 12 by 6 to get 2. Then 9 - 2 = 7.", [True, True]),
+        ("I need to make 7. To get 7 I try 9 - 2.", [True, True]),
+        ("With 6, 9 and 12 I have to reach 8.", [True, False]),
+        ("6 and 3 make 9, and we get 9.", []),
+        ("Using 9 and 12, 12 - 9 = 3.", [True, True, True]),
+        ("9 / 6 = 1.5. 1.5 * 12 = 18.", [True, True]),
+        ("9 - 12 = -3. -3 + 6 = 3", [True, True]),
+        ("12 - 6 = 6. 9 - 6 = 3. 6 + 6 = 12", [True, True, True, True, True, True]),
+        ("12 - 9 = 3. 3 + 3 = 6", [True, True, True, False]),
     ],
 )
 def test_each_claim_is_judged_on_its_own(text: str, held: list[bool]) -> None:

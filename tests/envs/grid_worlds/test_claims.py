@@ -97,6 +97,13 @@ def test_a_claimed_offset_is_true_of_the_one_board_that_has_it(start: Cell, end:
         ("I am in row 2 now. The goal is at column 1.", [True, False]),
         ("There is no hole in row 3.", [True]),
         ("I am to the right, and I am to the right of the goal.", [True]),
+        ("There is no hole at (1, 1), and the goal is at (1, 0).", [True, True]),
+        ("There are no holes at (0, 0) or (0, 1), but the goal is at (1, 0)", [True, False, True]),
+        ("The goal is not at (1, 1) and the hole is at (0, 1).", [True, True]),
+        ("I am at row 2, column 3 and there is ice at row 1, column 1.", [True]),
+        ("The goal is above the hole at row 2, column 0.", [True, True]),
+        ("The goal is above the hole at row 1, column 0, and to the left of me.", [True, False, True]),
+        ("I am on the ice at (2, 3).", [True]),
         ("Going left is best, then up.", []),
         ("I want to be at (1, 0) and then rest.", []),
         ("Step 1, 2 and 3: move.", []),
@@ -112,6 +119,13 @@ def test_an_offset_can_be_seen_from_another_thing_than_the_player() -> None:
     assert verdicts(PUSHING, ROOM, "The target is 1 column to the right of the box.") == [False]
     (claim,) = PUSHING.claims("the target is directly below the box")
     assert claim == Claim("target", None, Offset(1, None, True), "box")
+
+
+def test_a_cell_after_a_reference_is_the_references() -> None:
+    assert verdicts(PUSHING, ROOM, "The box at (1,1) is to the right of the target at (1,0).") == [True] * 3
+    assert verdicts(PUSHING, ROOM, "The box is to the right of the target at (1,1).") == [True, False]
+    assert verdicts(PUSHING, ROOM, "I am at row 0, column 1, above the box at row 1, column 1.") == [True] * 3
+    assert verdicts(PUSHING, ROOM, "I am at row 0, column 1 and there is a wall at row 0, column 3.") == [True]
 
 
 def test_tiny_phrases_are_exact_and_one_inside_a_longer_one_is_no_second_claim() -> None:
