@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+OUTCOMES = ("done", "skipped", "refused", "late", "failed")
+
 
 class ScoringPace:
     """State of the present scoring; at most one runs at a time. Pure; all times are seconds of the same clock.
-    `outcomes` counts the scorings that were done, skipped, refused, late or failed."""
+    `outcomes` counts the scorings by outcome, one of `OUTCOMES`."""
 
     def __init__(self, every: int, timeout_s: float) -> None:
         self.every, self.timeout_s = every, timeout_s

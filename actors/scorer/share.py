@@ -99,6 +99,12 @@ def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     return scorer if scorer.every is not None else _probed(work, _scored(work, scorer))
 
 
+def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
+    """The settings `given` to a run that is continued, with what was chosen at its start, `before`."""
+    probe = given.probe.model_copy(update={name: vars(before.probe)[name] for name in PROBE_CHOSEN})
+    return given.model_copy(update={**{name: vars(before)[name] for name in CHOSEN}, "probe": probe})
+
+
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     """With fewer other prompts a reasoning, and at last without links, if a reading of the probe takes too much."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from actors.config import ScorerConfig
 from actors.process.preparation import HOOK
-from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, chosen, in_words
+from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from cluster.config import RunConfig, load
 from cluster.errors import UserError
 from cluster.fleet import local_ray
@@ -166,18 +166,17 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
 
 def _as_started(given: ScorerConfig, before: ScorerConfig, say: Callable[[str], None]) -> ScorerConfig:
     """The settings `given` to a resumed run, but for those that the share chose at its start, which stay."""
-    own = {name: vars(before)[name] for name in CHOSEN}
-    probe = {name: vars(before.probe)[name] for name in PROBE_CHOSEN}
-    parts = (("", own | {"share": before.share}, given), ("probe.", probe, given.probe))
+    found = as_chosen(given, before)
+    parts = (("", (*CHOSEN, "share"), given, before), ("probe.", PROBE_CHOSEN, given.probe, before.probe))
     ignored = [
         f"scorer.{place}{name}={vars(settings)[name]}"
-        for place, kept, settings in parts
-        for name, value in kept.items()
-        if name in settings.model_fields_set and vars(settings)[name] != value
+        for place, names, settings, kept in parts
+        for name in names
+        if name in settings.model_fields_set and vars(settings)[name] != vars(kept)[name]
     ]
     if ignored:
         say(f"not used: {', '.join(ignored)}; scorer.share chose at the run's start, unless scorer.every is set")
-    return given.model_copy(update={**own, "probe": given.probe.model_copy(update=probe)})
+    return found
 
 
 def _with_scorer(config: RunConfig, scorer: ScorerConfig) -> RunConfig:

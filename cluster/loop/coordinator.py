@@ -33,6 +33,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -167,7 +168,6 @@ class Coordinator:
             carried=self.journal.carried,
             first_validation=state.first_validation,
             best=(state.best_success, state.best_step),
-            scorings=self.scoring.pace.outcomes,
             ledger=self.ledger,
         )
 
@@ -192,6 +192,7 @@ class Coordinator:
 
     async def _end(self) -> None:
         open_tickets = self._open_tickets()
+        self.source.cursor -= sum(len(window.refills) for window in self.windows.values())
         self.windows.clear()
         await self.archiving.finish()
         await self.scoring.drain(self._is_told_to_stop)
@@ -217,6 +218,7 @@ class Coordinator:
         window = self.windows[step]
         self.scaling.asked(step)
         decision, tables = await self.learning.beside(self._until_stopped(self._decided(window)))
+        self._move(window, decision)  # only now: a stop before leaves the step as if the filter had not decided
         decided = time.time()
         flat = window.figures(decision)
         flat["seconds/filter"] = window.seconds_filter
@@ -332,7 +334,10 @@ class Coordinator:
         figures = await self.learning.publish_remade()
         self.admission.renumber(self.learning.version)
         lost = list(self.windows.values())
-        self.windows = {window.step: Window(window.step, time.time(), window.tickets) for window in lost}
+        self.windows = {
+            window.step: replace(window, issued_at=time.time(), plays=[], groups={}, seconds_filter=0.0)
+            for window in lost
+        }
         await self.filtering.rewind(self._settled, min(self.windows, default=self.admission.next_step) - 1)
         for window in self.windows.values():
             for ticket in window.tickets:
@@ -368,7 +373,7 @@ class Coordinator:
             raise PlayAgain from error
 
     async def _decide(self, window: Window) -> StepDecision:
-        """Waits for the step's tickets, including refill rounds, and moves them in the ledger as the filter decided."""
+        """Waits for the step's tickets, including refill rounds, and for the filter's decision."""
         rounds = 0
         while True:
             await asyncio.gather(*window.plays)
@@ -379,14 +384,19 @@ class Coordinator:
             if final or decision.wanted == 0:
                 break
             rounds += 1
-            self._start(window.step, self.source.take(window.step, decision.wanted, len(window.tickets)))
+            more = self.source.take(window.step, decision.wanted, len(window.tickets))
+            window.refills += more
+            self._start(window.step, more)
+        return decision
+
+    def _move(self, window: Window, decision: StepDecision) -> None:
+        """Moves the step's tickets in the ledger as the filter decided."""
         for item in decision.kept:
             self.ledger.move(item.group_id, KEPT_WAITING)
         for item in decision.dropped:
             self.ledger.move(item.group_id, DROPPED, item.code)
         for item in decision.refused:
             self.ledger.move(item.group_id, FAILED, window.failure(item))
-        return decision
 
     # -- the learner ---------------------------------------------------------------------------------------------
 
@@ -462,7 +472,7 @@ class Coordinator:
         state = self.state
         state.clock, state.version = self.admission.clock, self.admission.version
         state.cursor, state.open_tickets = self.source.cursor, open_tickets
-        state.ledger, state.filter = self.ledger.state(), self.filtering.state
+        state.ledger, state.filter = self.ledger.state(), self._settled
         state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
         state.kept_share, state.gaming = self.steering.state(), self.gaming.state()
@@ -476,7 +486,10 @@ class Coordinator:
             await self._checkpoint(step, open_tickets)
 
     def _open_tickets(self) -> list[dict[str, Any]]:
-        return [pack_ticket(ticket) for window in self.windows.values() for ticket in window.tickets]
+        """The tickets that a resumed run plays again. Those of a refill round are not among them: the round begins
+        anew, with the same tasks."""
+        windows = self.windows.values()
+        return [pack_ticket(ticket) for window in windows for ticket in window.tickets if ticket not in window.refills]
 
     def _scorer_state(self) -> dict[str, Any]:
         scoring = self.scoring

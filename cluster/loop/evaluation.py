@@ -82,8 +82,15 @@ def _weights(
         raise UserError(f"{run_dir} has no checkpoint yet; --checkpoint initial evaluates the policy it started from")
     steps = [step for step, _ in saved]
     if checkpoint == "best":
-        best = read_state(saved[-1][1]).best_step
-        step = best if best in steps else steps[-1]
+        step = read_state(saved[-1][1]).best_step
+        if step == 0:
+            say("the initial policy had the best validation success")
+            return prepare_model(config, say), "initial"
+        if step not in steps:
+            say(
+                f"the run has no best checkpoint, because it was never validated; the last is evaluated, {steps[-1]}"
+            )
+            step = steps[-1]
     elif checkpoint == "last":
         step = steps[-1]
     elif checkpoint.isdigit() and int(checkpoint) in steps:

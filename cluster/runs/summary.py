@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from actors.archive.reader import read_groups, read_metrics
 from actors.archive.version import VERSION
 from actors.diagnosis.uncertainty import wilson_interval
 from actors.process.disk import write_whole
+from actors.scorer.pace import OUTCOMES
 from cluster.config import RunConfig
 from cluster.control.ledger import Ledger
 from cluster.runs.ending import Ending
@@ -45,8 +47,6 @@ class Outcome:
     """The step of the first validation, and the success of each task in it."""
     best: tuple[float, int]
     """Best validation success and its step."""
-    scorings: Mapping[str, int]
-    """Number of scorings by outcome."""
     ledger: Ledger
 
 
@@ -75,10 +75,10 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "tokens_per_second": totals.get("tokens/sampled", 0.0) / max(totals.get("seconds/step", 0.0), 1e-9),
         "kept_mass_mean": _mean(metrics, "kept_mass"),
         "kept_groups_mean": _mean(metrics, "kept_groups"),
-        "success": _success(outcome),
+        "success": _success(outcome, metrics),
         "reasoning": _reasoning(metrics),
         "probe": last_probe(metrics),
-        "scorer": dict(outcome.scorings),
+        "scorer": _scorings(metrics),
         "ledger": _ledger(config.run_dir, outcome.ledger),
     }
 
@@ -98,7 +98,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
             lines.append(f"success {when:6s} {s['success']:.3f}  [{s['low']:.3f}, {s['high']:.3f}]  step {s['step']}")
     if success.get("gain"):
         gain = success["gain"]
-        lines.append(f"gain           {gain['mean']:+.3f}  [{gain['low']:+.3f}, {gain['high']:+.3f}]  same tasks, 95%")
+        bounds = f"  [{gain['low']:+.3f}, {gain['high']:+.3f}]" if gain["low"] is not None else ""
+        lines.append(f"gain           {gain['mean']:+.3f}{bounds}  same tasks, 95%")
     if reasoning:
         lines.append(
             f"retrieval      {reasoning['retrieval_accuracy']:.3f} against chance {reasoning['retrieval_chance']:.3f}, "
@@ -116,8 +117,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _success(outcome: Outcome) -> dict[str, Any]:
-    first, last = outcome.first_validation, outcome.last
+def _success(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Success before and after. The last validation may be of an earlier process of the run."""
+    first = outcome.first_validation
+    last = next((line for line in (outcome.last, *reversed(metrics)) if line.get("gain") is not None), {})
     if first is None:
         return {}
     solved = np.array(first["solved"])
@@ -131,8 +134,19 @@ def _success(outcome: Outcome) -> dict[str, Any]:
             "low": last["validation/success_low"],
             "high": last["validation/success_high"],
         }
-        result["gain"] = {"mean": last["gain"], "low": last["gain_low"], "high": last["gain_high"]}
+        result["gain"] = {"mean": last["gain"], "low": _known(last["gain_low"]), "high": _known(last["gain_high"])}
     return result
+
+
+def _known(bound: float | None) -> float | None:
+    """A bound, None if one task alone gives none."""
+    return bound if bound is not None and math.isfinite(bound) else None
+
+
+def _scorings(metrics: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Number of scorings of the whole run by outcome, of those outcomes that happened."""
+    counts = {name: sum(int(line.get(f"scorer/{name}") or 0) for line in metrics) for name in OUTCOMES}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _probe_lines(probe: dict[str, float | None]) -> list[str]:

@@ -40,7 +40,7 @@ from cluster.loop.persistence.state import check_folder
 from cluster.package import variables
 from cluster.runs.ending import ending_of
 from cluster.runs.folder import SUMMARY, RunFolder
-from cluster.sweep.plan import Cell, Plan, check_folders, is_finished
+from cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
 from cluster.terminal import remark, say
 from envs.untrusted.files import require_output
@@ -227,7 +227,7 @@ class ProcessRunner:
             require_output(cell.folder / name)
         with (cell.folder / ".lock").open("a") as lock, (cell.folder / LOG).open("a+b") as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_whole(cell.folder / "config.yaml", dump(cell.config))
+            write_whole(cell.folder / "config.yaml", dump(started(cell)))
             start = log.seek(0, os.SEEK_END)
             process = await self._start(cell, lock, log)
             self._processes[cell.name] = process

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.scorer.share import as_chosen
 from cluster.config import RunConfig, changes, load, read_yaml
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.ending import is_complete
@@ -261,8 +262,17 @@ def _holds_run(folder: Path) -> bool:
         return state(folder / "config.yaml") is not None
 
 
+def started(cell: Cell) -> RunConfig:
+    """The cell's configuration; of a cell that has started, with what `scorer.share` chose at its start."""
+    planned = cell.config
+    if not _holds_run(cell.folder) or planned.scorer.every is not None:
+        return planned
+    scorer = as_chosen(planned.scorer, RunFolder(cell.folder).config().scorer)
+    return planned.model_copy(update={"scorer": scorer})
+
+
 def _different(cell: Cell) -> list[str]:
-    found = changes(RunFolder(cell.folder).config(), cell.config)
+    found = changes(RunFolder(cell.folder).config(), started(cell))
     return [change for change in found if change.split(":")[0].split(".")[0] not in PLACEMENT]
 
 

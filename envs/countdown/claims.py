@@ -5,9 +5,9 @@
     Given    "the numbers are 6, 9 and 12", "from 6 9 12": they are among the given ones
     Target   "the target is 7", "i want 7", "i need to make 7", and "that is the target" after a sum
 
-All other text is ignored, and so are sums of decimals or of negative numbers. A value that is reached in words ("divide
-12 by 6 to get 2") is no claim, but later sums may use it. The text is read once, from left to right; expressions are read by the grammar of
-`envs.countdown.expressions` and never evaluated as code.
+All other text is ignored, and so are sums of decimals or of negative numbers. A value that is reached in words
+("divide 12 by 6 to get 2") is no claim, but later sums may use it. The text is read once, from left to right;
+expressions are read by the grammar of `envs.countdown.expressions` and never evaluated as code.
 """
 
 from __future__ import annotations

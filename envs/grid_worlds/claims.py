@@ -8,8 +8,9 @@ The facts are the cells of the last board in the prompt. A claim says where a fa
 The tiny style is closed, so its phrases are recognised exactly. In English a sentence is read from left to right: a
 cell or an offset belongs to the noun before it ("the holes at (0, 1) and (2, 2)"), unless a word of motion or of intent
 stands between them ("so I go up to row 1, column 2" says where the player will be, which the board does not show), or
-the name of something that is not judged (a wall). After "the box above the target" a cell is the target's, and a further
-offset the box's. A denial holds for one noun. Cells count from 0. All other text is ignored, so a statement in words that this module does not know is no claim.
+the name of something that is not judged (a wall). After "the box above the target" a cell is the target's, and a
+further offset the box's. A denial holds for one noun. Cells count from 0. All other text is ignored, so a statement in
+words that this module does not know is no claim.
 
 An offset without a count says only the direction ("above": in some row above); with one, or with "directly", it says
 the exact way. Among several holes or boxes, one that fits makes a claim true; a denied claim is true if none fits.

@@ -523,6 +523,9 @@ class Rows:
         return self.world.driver_rows[-1]
 
     async def fetch(self, payloads: list[Any], timeout_s: float) -> list[Any]:
+        if self.world.on_call is not None:
+            self.world.on_call("rows.fetch", self.world.calls["all"])
+        await asyncio.sleep(self.world.pace("rows.fetch"))
         self.world.check_rows(payloads)
         return payloads
 

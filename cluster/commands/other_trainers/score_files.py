@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,7 @@ def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
     for key in ("prompt", "completion"):
         if row[key] is not None and not isinstance(row[key], str) and not _is_messages(row[key]):
             raise UserError(f"{where}: `{key}` must be text or a list of messages with role and content")
+    row["step"] = _step(row["step"], where)
     if isinstance(row["prompt_id"], list | dict):
         raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
     ids = row["prompt_ids"] is not None and row["reasoning_ids"] is not None
@@ -171,6 +173,16 @@ def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
         names = ", ".join(f"`{name}`" for name in raw) or "nothing"
         raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row
+
+
+def _step(value: Any, where: str) -> int | None:
+    """The step as a number: tables hold it as a float if it is missing in other rows, and some trainers as text."""
+    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if value is None or value != value:
+        return None
+    if re.fullmatch(r"-?\d{1,18}(\.0*)?", text) is None:
+        raise UserError(f"{where}: `step` is {brief(value)}; it must be a whole number")
+    return int(text.partition(".")[0])
 
 
 def _is_ids(value: Any) -> bool:

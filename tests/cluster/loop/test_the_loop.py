@@ -112,6 +112,33 @@ def test_a_stop_at_any_point_finishes_the_step_in_training_and_a_resume_complete
     assert resumed.coordinator.source.cursor == resumed.ledger.issued, "tasks are played in order and none is skipped"
 
 
+@pytest.mark.parametrize("when", ["rows.fetch", "refill"])
+def test_a_stop_between_a_decision_and_its_step_resumes_to_the_uninterrupted_run(tmp_path: Path, when: str) -> None:
+    words = ("filter.refill=true", "filter.max_refill_rounds=2", "filter.rule=top_k", "filter.rho=0.75")
+
+    def rewards(ticket, index: int) -> float:
+        return float(random.Random(f"{ticket.ticket_id} {index}").random() < 0.3)
+
+    whole, wanted = made(World(configured(tmp_path / "whole", *words), rewards=rewards))
+    world = World(configured(tmp_path / "parts", *words), rewards=rewards)
+    archive, coordinators = FakeArchive(), []
+
+    def stop(kind: str, _: int) -> None:
+        refills = sum(len(window.refills) for window in coordinators[-1].windows.values()) if coordinators else 0
+        if coordinators and coordinators[-1].admission.clock == 2 and (kind == when or (when == "refill" and refills)):
+            coordinators[-1].stop(STOP)
+
+    world.on_call = stop
+    stopped = drive(world, archive, coordinators.append)
+    check(stopped, world, archive)
+    assert stopped.coordinator.admission.clock == 2 and stopped.ledger.counts()["cancelled"] >= 3
+    world.on_call = None
+    resumed = drive(world, archive, resume=True)
+    check(resumed, world, archive)
+    assert archive.steps == wanted.steps and resumed.coordinator.source.cursor == whole.coordinator.source.cursor
+    assert resumed.ledger.counts() == whole.ledger.counts()
+
+
 @QUICK
 @given(seed=st.integers(0, 10**9), staleness=st.integers(0, 3), at=st.integers(1, 70), faults=st.integers(0, 2))
 def test_a_driver_killed_at_any_point_goes_on_from_its_last_checkpoint_without_training_on_a_task_twice(

@@ -18,7 +18,7 @@ from cluster.cli import main
 from cluster.errors import UserError
 from cluster.sweep import cells as sweep_cells
 from cluster.sweep.cells import Ended, ProcessRunner, Sweep, last_words
-from cluster.sweep.plan import Arm, Cell, Plan, check_folders, grid_arms, is_finished, make_plan, read_grid
+from cluster.sweep.plan import Arm, Cell, Plan, check_folders, grid_arms, is_finished, make_plan, read_grid, started
 from cluster.sweep.table import arm_figures, t_interval, table_lines
 
 GRID = ["filter.rule=none,top_p", "learner.objective.entropy_coefficient=0.001,0.1"]
@@ -167,6 +167,24 @@ def test_a_cell_that_began_with_other_settings_is_refused_and_may_move(tmp_path)
     )
     with pytest.raises(UserError, match=r"loop\.steps: 60 -> 7"):
         check_folders(other)
+
+
+def test_a_cell_whose_scorings_were_chosen_at_its_start_is_continued_with_them(tmp_path):
+    from cluster.config import dump
+
+    plan = plan_in(tmp_path)
+    cell = plan.cells[0]
+    cell.folder.mkdir(parents=True)
+    chosen = cell.config.scorer.model_copy(update={"every": 7, "max_pairs": 99})
+    (cell.folder / "config.yaml").write_text(dump(cell.config.model_copy(update={"scorer": chosen})))
+    check_folders(plan)
+    assert (started(cell).scorer.every, started(cell).scorer.max_pairs) == (7, 99)
+    assert started(plan.cells[1]) == plan.cells[1].config
+    fixed = make_plan(
+        "frozenlake", [f"runs_dir={tmp_path}", "scorer.every=9"], grid_arms(read_grid(GRID[:1])), [0], name="study"
+    )
+    with pytest.raises(UserError, match=r"scorer\.every: 7 -> 9"):
+        check_folders(fixed)
 
 
 def test_a_run_is_not_taken_for_a_sweep(tmp_path):

@@ -269,6 +269,16 @@ def test_a_malformed_file_is_refused_with_its_row(tmp_path, tiny_policy, capsys,
     assert said in message and str(path) in message
 
 
+def test_a_step_may_be_text_or_a_float_and_never_two_steps_at_once(tmp_path, tiny_policy, rows, capsys):
+    for write in (str, float):
+        both = [{**row, "step": write(4 + i % 2)} for i, row in enumerate(rows)]
+        path, model = jsonl(tmp_path / "r.jsonl", both), ("--model", str(tiny_policy))
+        assert "holds the steps 4, 5, which different" in refusal(capsys, "score", path, *model)
+        assert output(capsys, "score", path, *model, "--step", "5")["num_samples"] == 10
+    odd = jsonl(tmp_path / "o.jsonl", [rows[0] | {"step": 4.5}])
+    assert "row 1: `step` is 4.5; it must be a whole number" in refusal(capsys, "score", odd, *model)
+
+
 def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
     file = jsonl(tmp_path / "r.jsonl", [*rows, *({**row, "step": 5} for row in rows[:-3])])
     assert output(capsys, "score", file, "--model", str(tiny_policy), "--step", "5")["num_samples"] == 18

@@ -1,0 +1,26 @@
+"""Which weights `squelch eval` plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import load
+from cluster.loop import evaluation
+from cluster.loop.persistence.state import LoopState
+
+
+@pytest.mark.parametrize(("best", "played"), [(20, "step 20"), (0, "initial"), (-1, "step 40")])
+def test_the_best_weights_are_those_of_the_best_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int, played: str
+) -> None:
+    saved = [(step, tmp_path / f"checkpoints/step-{step}") for step in (20, 40)]
+    monkeypatch.setattr(evaluation, "checkpoints", lambda run_dir: saved)
+    monkeypatch.setattr(evaluation, "read_state", lambda folder: LoopState(best_step=best))
+    monkeypatch.setattr(evaluation, "prepare_model", lambda config, say: tmp_path / "initial")
+    monkeypatch.setattr(evaluation, "check_model_folder", lambda folder: None)
+    said: list[str] = []
+    folder, step = evaluation._weights(load("frozenlake"), tmp_path, "best", said.append, lambda key: None)
+    assert step == played and played.removeprefix("step ") in str(folder)
+    assert len(said) == (best != 20), "what is not the best checkpoint is told"
