@@ -7,7 +7,7 @@ tests put Gloo in its place, which uses the same code.
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
 | `WeightGroup` | every other member | its own constructor | RuntimeError, the seat's `timeout_s` |
-| `send`, `receive` | one another | the other end | RuntimeError, the seat's `timeout_s`; the group is of no more use |
+| `send`, `receive` | one another | the other end | RuntimeError, the seat's `timeout_s` in all; the group is lost |
 
 Invariants:
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,6 +89,7 @@ class WeightGroup:
             listener: rank 0's socket, which listens at the seat's address and port; the group takes it over.
         """
         self.seat, self.device = seat, torch.device(device)
+        self._begin()
         timeout = timedelta(seconds=seat.timeout_s)
         handle = listener.detach() if listener is not None else None
         self._store = dist.TCPStore(
@@ -103,10 +105,15 @@ class WeightGroup:
         self._group: Any = _nccl(prefixed, seat, timeout) if seat.backend == "nccl" else _gloo(prefixed, seat, timeout)
         self._broadcast(torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=self.device))  # NCCL connects only now
 
+    def _begin(self) -> None:
+        """Starts the time in which all broadcasts of a call must end."""
+        self._deadline = time.monotonic() + self.seat.timeout_s
+
     def _broadcast(self, data: Tensor) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        self._group.broadcast([data], options).wait()
+        left = max(self._deadline - time.monotonic(), 1e-3)  # 0 would be no bound
+        self._group.broadcast([data], options).wait(timedelta(seconds=left))
         if data.is_cuda:
             torch.cuda.current_stream(data.device).synchronize()
 
@@ -114,6 +121,7 @@ class WeightGroup:
         """Sends the weights, which come in the table's order. ValueError if they do not match the table."""
         assert self.seat.rank == 0, "only rank 0 sends"
         source = iter(weights)
+        self._begin()
         for bucket in buckets(table):
             data = self._empty(bucket)
             for entry, offset in zip(bucket.entries, bucket.offsets, strict=True):
@@ -125,6 +133,7 @@ class WeightGroup:
         """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if one was damaged on its
         way."""
         assert self.seat.rank > 0, "rank 0 sends"
+        self._begin()
         for number, bucket in enumerate(buckets(table)):
             data = self._empty(bucket)
             self._broadcast(data)

@@ -322,6 +322,16 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _a_trajectory_fits_the_micro_batch(self) -> RunConfig:
+        budget, longest = self.learner.token_budget, self.rollout.max_model_len
+        if budget < longest:
+            raise ValueError(
+                f"learner.token_budget={budget} is below rollout.max_model_len={longest}, so a trajectory may not fit "
+                "into a micro-batch; raise the former or lower the latter"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _turns_fit_the_context(self) -> RunConfig:
         sampled = self.sampling.max_tokens_per_turn * (self.environment.format.max_turns or 0)
         if sampled >= self.rollout.max_model_len:

@@ -125,7 +125,7 @@ METRICS: Table = {
             ("bound",),
             product(("low", "high")),
         ),
-        gauge("squelch_collapsed", "collapsed", "1 when validation success fell below 1%, else 0"),
+        gauge("squelch_collapsed", "collapsed", "1 once success fell below validation.collapse_threshold, else 0"),
     ),
     Section.FILTER: (
         gauge(
@@ -218,7 +218,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_actor_up",
             "gauge",
-            "1 while an actor answers its health check, else 0",
+            "1 while an actor answers its health check, 0 once it is lost; one that is starting has no series",
             "up/{actor}",
             ("actor",),
             open=True,

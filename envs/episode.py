@@ -38,8 +38,8 @@ class TurnOutcome:
     success: bool
     truncated: bool
     bootstrap_last_state: bool
-    """The environment itself truncated the episode, so that its last state still has value. At the turn limit the last
-    state has none, because the prompt states the number of turns left."""
+    """The environment itself truncated the episode, so that its last state still has value. At the turn limit it has
+    none: the limit belongs to the task."""
     next_message: Message | None
     """The next message to the policy; None if the episode is over."""
 
@@ -99,7 +99,7 @@ class Episode:
             done=self._done,
             success=success,
             truncated=self._done and ending != "terminated",
-            bootstrap_last_state=ending == "truncated",
+            bootstrap_last_state=ending == "truncated" and self._turns < self._max_turns,
             next_message=None if self._done else self._message(reward),
         )
 

@@ -351,8 +351,9 @@ class LearnerGroup:
         return self.ask(0, "take_seat", seat.timeout_s + GRACE_S, seat)
 
     def send(self, dtype: str, timeout_s: float) -> str:
-        """Broadcast the current weights in the weight group. Returns the reason if the group failed."""
-        return next(filter(None, self._all("send", timeout_s, dtype)), "")
+        """Broadcast the current weights in the weight group, whose own bound is `timeout_s`. Returns the reason if the
+        group failed."""
+        return next(filter(None, self._all("send", timeout_s + GRACE_S, dtype)), "")
 
     def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint with the caller's data to the caller's disk; see `learner.checkpoint`."""

@@ -39,8 +39,8 @@ class Rule:
     """The same under `keep: smallest`."""
     filters: bool = True
     """False for the rule that keeps every valid group, including zeros; its loss is not scaled."""
-    sums_scores: bool = False
-    """Whether the rule keeps a share of the summed scores, so that scores must not be negative."""
+    non_negative: str = ""
+    """Why scores must not be negative, a verb phrase; empty if they may be."""
 
 
 def _none(ranked: Ranked, config: FilterConfig) -> Picked:
@@ -105,7 +105,7 @@ RULES: Mapping[str, Rule] = {
             ("rho", "epsilon"),
             "the shortest prefix whose scores sum to at least rho * sum - epsilon",
             "the same, from the smallest score (appendix G.1, reverse top-p)",
-            sums_scores=True,
+            non_negative="keeps a share of summed scores",
         ),
         Rule(
             "top_p_softmax",
@@ -127,6 +127,7 @@ RULES: Mapping[str, Rule] = {
             ("rho",),
             "groups with score >= rho * (largest score)",
             "groups with score <= (smallest score) / rho",
+            non_negative="compares scores by their ratio",
         ),
         Rule(
             "band",

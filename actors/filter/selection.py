@@ -87,14 +87,14 @@ class Mask:
 def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
     """Applies the rule. `scores`: (n,) float64, NaN for refused groups; `order`: (n,) ticket order, which breaks ties.
 
-    Raises ValueError if a rule that sums scores meets a negative score.
+    Raises ValueError if a rule that needs non-negative scores meets a negative one.
     """
     scores, rule = without_rounding(scores), RULES[config.rule]
     valid = np.isfinite(scores)
     zero = np.abs(scores) <= ZERO
     all_zero = bool(np.count_nonzero(zero) == np.count_nonzero(valid))
-    if rule.sums_scores:
-        refuse_negative(scores, config)
+    if rule.non_negative:
+        refuse_negative(scores, config, rule.non_negative)
     eligible = valid & ~zero if rule.filters and not config.include_zero else valid
     (positions,) = eligible.nonzero()
     kept = np.zeros(len(scores), dtype=bool)
@@ -122,13 +122,14 @@ def without_rounding(scores: np.ndarray) -> np.ndarray:
     return np.ldexp(np.round(np.ldexp(mantissa, 40)), exponent - 40)
 
 
-def refuse_negative(scores: np.ndarray, config: FilterConfig) -> None:
-    """Raises ValueError if a score is negative: a share of a sum with mixed signs is meaningless."""
+def refuse_negative(scores: np.ndarray, config: FilterConfig, why: str) -> None:
+    """Raises ValueError if a score is negative, so that a share of a sum, or a ratio of scores, would mean nothing.
+    `why`: what the rule does with scores."""
     lowest = np.fmin.reduce(scores, initial=0.0)
     if lowest < -ZERO:
         signed = ", ".join(entry.name for entry in STATISTICS.values() if entry.may_be_negative)
         raise ValueError(
-            f"filter.rule={config.rule} keeps a share of summed scores and needs non-negative scores, but "
+            f"filter.rule={config.rule} {why} and needs non-negative scores, but "
             f"filter.statistic={config.statistic} has the value {lowest:.6g}; use a statistic that cannot be negative "
             f"(all but {signed}), or a rule that only ranks: top_k, top_p_softmax, band"
         )

@@ -139,7 +139,7 @@ class Delivery:
 
     async def _all(self, calls: dict[str, Awaitable[Any]]) -> dict[str, Any]:
         """Result or error of each call of a group, a time-out included. SenderLost if the learner's own call failed."""
-        found = await outcomes(calls, self.timeout_s + GRACE_S)
+        found = await outcomes(calls, self.timeout_s + 2 * GRACE_S)  # the learner's own call takes one at most
         if isinstance(cause := found[SENDER], Exception):
             self._members = []
             raise SenderLost(cause)

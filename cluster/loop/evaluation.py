@@ -87,9 +87,7 @@ def _weights(
             say("the initial policy had the best validation success")
             return prepare_model(config, say), "initial"
         if step not in steps:
-            say(
-                f"the run has no best checkpoint, because it was never validated; the last is evaluated, {steps[-1]}"
-            )
+            say(f"the run has no best checkpoint, because it was never validated; the last is evaluated, {steps[-1]}")
             step = steps[-1]
     elif checkpoint == "last":
         step = steps[-1]

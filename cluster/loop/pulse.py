@@ -39,6 +39,10 @@ def limits(config: RunConfig, gauges: Gauges) -> None:
     gauges.set("squelch_weight_parity_limit_nats", config.rollout.parity_limit)
 
 
+COMING = frozenset({MemberState.STARTING, MemberState.STALE})
+"""States of a member that is neither up nor down yet."""
+
+
 class Pulse:
     """Exports the present figures at each `beat`, and ends the series of members that have left."""
 
@@ -63,6 +67,9 @@ class Pulse:
             for state in MemberState
         }
         self._gauges.replace("squelch_actor_state", states)
+        coming = {member.name for member in members if member.state in COMING}
+        up = {(name,): float(is_up) for name, is_up in self._fleet.up().items() if name not in coming}
+        self._gauges.replace("squelch_actor_up", up)
         gone = {member.name for member in members if member.state is MemberState.RETIRED}
         for label in ("worker", "actor") if gone else ():
             self._gauges.forget(label, gone)

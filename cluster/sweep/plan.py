@@ -192,6 +192,11 @@ def make_plan(
     _refuse_own_keys(overrides, arms)
     _bound_cells(sum(map(len, seeds.values())) if isinstance(seeds, Mapping) else len(seeds) * len(arms))
     base = load(recipe, list(overrides))
+    if base.store:
+        raise UserError(
+            f"store={base.store}: the cells of a sweep are continued on the host that ran them; leave store out, and "
+            "copy the sweep's folder when it has ended"
+        )
     name = name or f"{base.name}-sweep"
     if _safe(name) != name:
         raise UserError(f"--name {name!r}: give letters, digits, . _ + or -; it is a folder's name")

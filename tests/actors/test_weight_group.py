@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -154,6 +156,22 @@ def test_a_member_that_dies_or_never_comes_ends_the_wait_of_the_others(
     assert time.monotonic() - started < JOIN_S
     group = formed([first], 3)
     broadcast(group, [first], 5)
+    group.close()
+
+
+@pytest.mark.slow
+def test_a_member_that_takes_its_seat_and_never_receives_is_waited_for_once_and_not_for_each_bucket(
+    receivers: Callable[[int], list[Receiver]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.weight_group.BUCKET_BYTES", 1 << 20)
+    table = [TensorEntry(f"p{i}", "float32", (1 << 20,)) for i in range(6)]
+    (member,) = receivers(1)
+    group = formed([member], 1, timeout_s=2.0)
+    os.kill(member.process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        group.send(((entry.name, torch.zeros(entry.shape)) for entry in table), table)
+    assert 1.0 < time.monotonic() - started < 5.0
     group.close()
 
 

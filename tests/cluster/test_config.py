@@ -41,6 +41,7 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("learner.ranks=two", ["learner.ranks", "integer"]),
         ("sampling.group_size=1", ["sampling.group_size", "filter.rule=none"]),
         ("filter.replays=1", ["filter.replays", "greater than or equal to 2"]),
+        ("learner.token_budget=512", ["learner.token_budget=512", "rollout.max_model_len=1024"]),
         ("filter={statistic: policy_variance, rule: none}", ["filter", "selects nothing with rule=none"]),
         ("filter={statistic: policy_variance, compat: ragen}", ["filter", "filter.compat=paper"]),
         ("environment.reward_noise.sd=1", ["environment.reward_noise.sd", "'std'"]),

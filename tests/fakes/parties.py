@@ -212,11 +212,14 @@ class Player(Fake):
         """The ticket's trajectories, sampled from the version at the beginning through the one at the end."""
         ended = self._version(ticket.worker)
         self.world.lost_rows.discard(ticket.ticket_id)
-        if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
-            lost = [failed(i, Failure(FailureCause.GENERATION_ERROR, "gone")) for i in range(ticket.group_size)]
-            return Group(ticket, "", lost)
-        assert began >= 0, f"{ticket.worker} was given {ticket.ticket_id} before it held any version"
         reward = self.world.rewards or default_reward
+        if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
+            early = ticket.group_size // 2 if began is not None and ended is None else 0  # ended before the worker did
+            members = [played(i, reward(ticket, i), began or 0, began or 0, ticket.replays) for i in range(early)]
+            gone = Failure(FailureCause.GENERATION_ERROR, "gone")
+            members += [failed(i, gone) for i in range(early, ticket.group_size)]
+            return Group(ticket, f"task-{ticket.task.seed}" if early else "", members)
+        assert began >= 0, f"{ticket.worker} was given {ticket.ticket_id} before it held any version"
         members = [played(i, reward(ticket, i), began, ended, ticket.replays) for i in range(ticket.group_size)]
         return Group(ticket, f"task-{ticket.task.seed}", members)
 

@@ -75,7 +75,7 @@ class Play:
             except PartyError as error:
                 failure = Failure(FailureCause.ACTOR_ERROR, f"{player.name}: {error}".splitlines()[0][:300])
             else:
-                if summary.indices or not await self._worker_is_dead(worker, summary):
+                if not await self._worker_is_dead(worker, summary):
                     return PlayedGroup(placed, summary, table)
                 failure = Failure(FailureCause.WORKER_DIED, worker.name)
         return self._unplayable(ticket, failure)
@@ -89,8 +89,9 @@ class Play:
         return self.fleet.players.in_turn(turn), self.fleet.workers.in_turn(turn)
 
     async def _worker_is_dead(self, worker: Member[Worker], summary: GroupSummary) -> bool:
-        """Whether the group failed because its worker is dead. In that case the fleet has replaced the worker."""
-        if not all(failure.cause.in_generation for failure in summary.failures):
+        """Whether trajectories of the group failed because its worker is dead; the fleet has then replaced the worker.
+        The others must not be learned from alone: they are those that ended early."""
+        if not any(failure.cause.in_generation for failure in summary.failures):
             return False
         return await self.fleet.suspect_worker(worker)
 

@@ -53,7 +53,7 @@ class Validation:
             "validation/step": float(step),
             "validation/best": self.state.best_success,
             "seconds/validation": time.time() - started,
-            "collapsed": float(success < self.config.collapse_threshold),
+            "collapsed": float(success < self.config.collapse_threshold <= self.state.best_success),
             **self._gain(step, solved),
         }
 

@@ -257,6 +257,8 @@ def test_ragen_keeps_an_all_zero_window_when_zeros_are_included() -> None:
 def test_a_mass_rule_refuses_a_negative_statistic_and_names_it() -> None:
     with pytest.raises(ValueError, match=r"statistic=reward_sum.*-2"):
         select(np.array([1.0, -2.0]), None, config(statistic="reward_sum"))
+    with pytest.raises(ValueError, match=r"rule=min_p compares scores by their ratio .*statistic=reward_mean.*-1"):
+        select(np.array([-1.0, -0.5, -0.8]), None, config("min_p", rho=0.9, statistic="reward_mean"))
     assert kept([1.0, -2.0], config("top_k", rho=0.5, statistic="reward_sum")) == (0,)
 
 

@@ -14,6 +14,7 @@ from cluster.config import load
 from cluster.control.ledger import DROPPED, IN_FLIGHT, Ledger
 from cluster.control.membership import WORKER_MOVES, Membership
 from cluster.control.membership import MemberState as State
+from cluster.fleet.fleet import UP
 from cluster.loop import pulse
 from cluster.loop.pulse import Pulse, beating, limits
 from cluster.metrics import REGISTRY
@@ -38,7 +39,12 @@ def two_workers() -> Membership:
 
 
 def made(workers: Membership, recorder: Recorder, folder: Path, ledger: Ledger | None = None) -> Pulse:
-    return Pulse(SimpleNamespace(members=workers.members), ledger or Ledger(), folder, recorder)
+    fleet = SimpleNamespace(members=workers.members, up=lambda: ups(workers))
+    return Pulse(fleet, ledger or Ledger(), folder, recorder)
+
+
+def ups(workers: Membership) -> dict[str, bool]:
+    return {member.name: member.state in UP for member in workers.members()} | {"learner": True}
 
 
 def states(recorder: Recorder) -> dict[str, str]:
@@ -57,6 +63,20 @@ def test_each_member_is_in_one_state(recorder: Recorder, tmp_path: Path) -> None
         workers.move(workers.current("rollout-0"), state)
     pulse.beat()
     assert states(recorder) == {"rollout-0": "healthy", "rollout-1": "starting"}
+
+
+def test_between_two_steps_an_actor_is_up_or_down_and_one_that_is_coming_is_neither(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    workers = two_workers()
+    pulse = made(workers, recorder, tmp_path)
+    for state in (State.STALE, State.HEALTHY):
+        workers.move(workers.current("rollout-0"), state)
+    pulse.beat()
+    assert store(recorder).scalars["squelch_actor_up"] == {("rollout-0",): 1.0, ("learner",): 1.0}
+    workers.move(workers.current("rollout-0"), State.DEAD)
+    pulse.beat()
+    assert store(recorder).scalars["squelch_actor_up"][("rollout-0",)] == 0.0, "within the step, not at its end"
 
 
 def test_the_series_of_a_worker_that_left_end_and_those_of_a_dead_one_stay(recorder: Recorder, tmp_path: Path) -> None:

@@ -77,6 +77,23 @@ def test_deaths_of_parties_that_are_replaced_lose_no_ticket_and_train_on_none_tw
     assert outcome.coordinator.admission.clock == 4
 
 
+def test_groups_of_which_a_dead_worker_lost_a_part_are_played_again(tmp_path: Path) -> None:
+    world = World(configured(tmp_path, "sampling.group_size=4"), rewards=lambda t, i: i % 2)
+    archive, coordinators = FakeArchive(), []
+
+    def kill(kind: str, _: int) -> None:
+        if kind == "player.play" and world.calls[kind] == 5:
+            for member in coordinators[-1].fleet.workers.present():
+                member.party.kill()
+
+    world.on_call = kill
+    outcome = drive(world, archive, coordinators.append)
+    check(outcome, world, archive)
+    assert outcome.ledger.counts()["trained"] == 12 and outcome.fleet.restarts["rollout-0"] == 1
+    groups = archive.rows.values()
+    assert not any(t.failure for group in groups for t in group.trajectories), "those that ended early are no sample"
+
+
 @pytest.mark.parametrize("kind", REPLACED)
 @pytest.mark.parametrize("after", [False, True])
 def test_a_death_at_every_call_of_every_party_costs_nothing_but_time(tmp_path: Path, kind: str, after: bool) -> None:
