@@ -528,5 +528,5 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
 def _resolve_environment(config: RunConfig) -> EnvironmentConfig:
     """The environment's settings, with its own defaults for numbers that the format leaves open. ValueError if the
     environment cannot be created."""
-    make(config.environment.name, "train", config.environment.options, config.environment.prompt)
-    return resolved(config.environment)
+    environment = config.environment
+    return resolved(environment, make(environment.name, "train", environment.options, environment.prompt))

@@ -80,6 +80,7 @@ def make(
     return made
 
 
-def resolved(config: EnvironmentConfig) -> EnvironmentConfig:
-    """`config` with the environment's own numbers where the format does not set them."""
-    return config.model_copy(update={"format": config.format.resolved(environment_class(config.name))})
+def resolved(config: EnvironmentConfig, made: Environment | None = None) -> EnvironmentConfig:
+    """`config` with the environment's own numbers where the format does not set them. `made`: the environment, whose
+    numbers may follow from its options; without it they are those of its class."""
+    return config.model_copy(update={"format": config.format.resolved(made or environment_class(config.name))})

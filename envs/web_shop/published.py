@@ -155,7 +155,7 @@ def _passages(products: str, attributes: str) -> Iterator[Passage]:
 
 def _product(row: ProductRow, described: Described, rows: Rows[ProductRow], number: int) -> Product:
     options = {
-        name.lower(): tuple(value.value.strip().replace("/", " | ").lower() for value in values)
+        name.lower(): tuple(_spaced(value.value.replace("/", " | ")) for value in values)
         for name, values in (row.customization_options or {}).items()
         if values
     }
@@ -212,7 +212,12 @@ def _written(path: str) -> list[tuple[Asin, Wish]]:
 
 
 def _values(options: list[str] | dict[str, str]) -> tuple[str, ...]:
-    return tuple(value.lower() for value in (options.values() if isinstance(options, dict) else options))
+    return tuple(_spaced(value) for value in (options.values() if isinstance(options, dict) else options))
+
+
+def _spaced(value: str) -> str:
+    """A value as an action names it: in lower case, every run of white space one space (`envs.bracketed`)."""
+    return " ".join(value.split()).lower()
 
 
 def _synthetic(path: str) -> list[tuple[Asin, Wish]]:

@@ -121,6 +121,8 @@ def test_every_block_of_settings_is_frozen_and_strict(model):
 
 def test_the_resolved_configuration_holds_the_environments_own_turn_limits():
     own = {recipe: load(recipe).environment.format for recipe in ("frozenlake", "countdown")}
+    words = ["environment.name=OwnProcess", "environment.options={environment: Sokoban}"]
+    assert load("frozenlake", words).environment.format == own["frozenlake"], "those of the environment inside"
     assert [(one.max_turns, one.max_actions_per_turn) for one in own.values()] == [(5, 2), (1, 1)]
     assert load("frozenlake", ["environment.format.max_turns=3"]).environment.format.max_turns == 3
     assert (

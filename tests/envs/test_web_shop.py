@@ -306,7 +306,7 @@ def product_row(number: int) -> dict:
         "full_description": f"Shirt number{number}.",
         "small_description": ["Machine wash", f"Feature {number}"],
         "pricing": ("$10.50", "$1,010.00 $1,030.00", "", None)[number % 4],
-        "customization_options": {"Color": [{"value": " Red/Pink "}, {"value": "Blue"}], "Fit": None},
+        "customization_options": {"Color": [{"value": " Red / Pink "}, {"value": "Blue"}], "Fit": None},
         "images": ["x"],
     }
 

@@ -44,7 +44,7 @@ def made(workers: Membership, recorder: Recorder, folder: Path, ledger: Ledger |
 
 
 def ups(workers: Membership) -> dict[str, bool]:
-    return {member.name: member.state in UP for member in workers.members()} | {"learner": True}
+    return {member.name: member.state in UP for member in workers.members() if member.state is not State.RETIRED}
 
 
 def states(recorder: Recorder) -> dict[str, str]:
@@ -73,7 +73,7 @@ def test_between_two_steps_an_actor_is_up_or_down_and_one_that_is_coming_is_neit
     for state in (State.STALE, State.HEALTHY):
         workers.move(workers.current("rollout-0"), state)
     pulse.beat()
-    assert store(recorder).scalars["squelch_actor_up"] == {("rollout-0",): 1.0, ("learner",): 1.0}
+    assert store(recorder).scalars["squelch_actor_up"] == {("rollout-0",): 1.0}
     workers.move(workers.current("rollout-0"), State.DEAD)
     pulse.beat()
     assert store(recorder).scalars["squelch_actor_up"][("rollout-0",)] == 0.0, "within the step, not at its end"
