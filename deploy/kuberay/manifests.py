@@ -5,9 +5,10 @@
     rollouts   rollout workers, environment actors                         the rollout workers that a run asks for
     learners   learner ranks                                               the ranks that a run asks for
 
-A scorer with a GPU takes a worker's pod of its own. The autoscaler adds pods of the group whose resources and label an actor that waits for a place needs. `squelch/role` is
-a label of Ray's nodes, for the label selectors of a run. A RayCluster stays until it is deleted and takes runs by
-`squelch submit`; a RayJob makes a cluster for one run, and after a failure another one, on which the run is resumed.
+A scorer with a GPU takes a worker's pod of its own. The autoscaler adds pods of the group whose resources and label an
+actor that waits for a place needs. `squelch/role` is a label of Ray's nodes, for the label selectors of a run. A
+RayCluster stays until it is deleted and takes runs by `squelch submit`; a RayJob makes a cluster for one run, and after
+a failure another one, on which the run is resumed.
 """
 
 from __future__ import annotations
