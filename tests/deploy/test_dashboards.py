@@ -210,7 +210,8 @@ def beat_once(folder: Path, recorder: Recorder) -> None:
     workers.join("rollout-0", None)
     ledger.issue("t0")
     limits(load("frozenlake"), recorder)
-    Pulse(SimpleNamespace(members=workers.members), ledger, folder, recorder).beat()
+    fleet = SimpleNamespace(members=workers.members, up=lambda: {"learner": True})
+    Pulse(fleet, ledger, folder, recorder).beat()
 
 
 @pytest.mark.slow

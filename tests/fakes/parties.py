@@ -191,26 +191,26 @@ class Player(Fake):
         await self._call("meet", lambda: self.workers.update(workers))
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Any]:
-        began = self._version(ticket.worker)
-        group = await self._call("play", lambda: self._group(ticket, began))
+        worker = self.workers.get(ticket.worker)
+        began = version_of(worker)
+        group = await self._call("play", lambda: self._group(ticket, began, version_of(worker)))
         return summarise(group), group
 
     async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
-        began = [self._version(ticket.worker) for ticket in tickets]
-        groups = await self._call("evaluate", lambda: [self._group(t, b) for t, b in zip(tickets, began, strict=True)])
+        workers = [self.workers.get(ticket.worker) for ticket in tickets]
+        began = [version_of(worker) for worker in workers]
+        groups = await self._call(
+            "evaluate",
+            lambda: [self._group(t, b, version_of(w)) for t, b, w in zip(tickets, began, workers, strict=True)],
+        )
         return [summarise(group) for group in groups]
 
     async def take_spans(self) -> list[Any]:
         return []
 
-    def _version(self, worker: str) -> int | None:
-        """The version that the worker samples from; None where it cannot be reached."""
-        found = self.workers.get(worker)
-        return found.version if found is not None and found.alive else None
-
-    def _group(self, ticket: Ticket, began: int | None) -> Group:
-        """The ticket's trajectories, sampled from the version at the beginning through the one at the end."""
-        ended = self._version(ticket.worker)
+    def _group(self, ticket: Ticket, began: int | None, ended: int | None) -> Group:
+        """The ticket's trajectories, sampled from the version at the beginning through the one at the end, None where
+        the worker could not be reached."""
         self.world.lost_rows.discard(ticket.ticket_id)
         reward = self.world.rewards or default_reward
         if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
@@ -222,6 +222,11 @@ class Player(Fake):
         assert began >= 0, f"{ticket.worker} was given {ticket.ticket_id} before it held any version"
         members = [played(i, reward(ticket, i), began, ended, ticket.replays) for i in range(ticket.group_size)]
         return Group(ticket, f"task-{ticket.task.seed}", members)
+
+
+def version_of(worker: Worker | None) -> int | None:
+    """The version that the worker samples from; None where it cannot be reached."""
+    return worker.version if worker is not None and worker.alive else None
 
 
 def default_reward(ticket: Ticket, index: int) -> float:
