@@ -68,7 +68,9 @@ class Pulse:
         }
         self._gauges.replace("squelch_actor_state", states)
         coming = {member.name for member in members if member.state in COMING}
-        up = {(name,): float(is_up) for name, is_up in self._fleet.up().items() if name not in coming}
+        up: dict[tuple[str, ...], float | None] = {
+            (name,): float(is_up) for name, is_up in self._fleet.up().items() if name not in coming
+        }
         self._gauges.replace("squelch_actor_up", up)
         gone = {member.name for member in members if member.state is MemberState.RETIRED}
         for label in ("worker", "actor") if gone else ():
