@@ -30,6 +30,7 @@ from actors.diagnosis.known_links import (
     probe_information,
 )
 from actors.diagnosis.uncertainty import wilson_interval
+from actors.scorer.share import OTHERS, REFERENCES
 from benchmarks.common import markdown_table, print_figures
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -37,10 +38,6 @@ PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
 STRENGTHS = {"weak": 0.5, "medium": 1.0, "strong": 2.5}
-BUDGET = 7
-"""Other prompts of a reasoning under a budget of pairs, for N = 32."""
-REFERENCES = 2
-"""Reasonings of each other prompt under which an answer is scored under a budget; with K = 2 these are all."""
 BAND = (0.90, 0.98)
 """Shares of intervals that must hold."""
 TRIALS, QUICK = 400, 40
@@ -94,9 +91,9 @@ def of_probe(trials: int) -> list[dict[str, Any]]:
             whole = [draw_probe(log_p, samples, seed, nulls=False) for seed in range(trials)]
             rows.append(coverage("MI", channel, size, [_draw(one.mi) for one in whole], truth))
             rows.append(coverage("MI, own left out", channel, size, [_draw(one.upper) for one in whole], None))
-            if tasks > BUDGET + 1:
-                part = [_draw(draw_probe(log_p, samples, seed, BUDGET, nulls=False).mi) for seed in range(trials)]
-                rows.append(coverage(f"MI, {BUDGET} others", channel, size, part, truth))
+            if tasks > OTHERS + 1:
+                part = [_draw(draw_probe(log_p, samples, seed, OTHERS, nulls=False).mi) for seed in range(trials)]
+                rows.append(coverage(f"MI, {OTHERS} others", channel, size, part, truth))
     return rows
 
 
@@ -114,7 +111,7 @@ def of_links(trials: int) -> list[dict[str, Any]]:
             ends = [(one.information.value, _low(one.information), _high(one.information_upper)) for one in found]
             rows.append(coverage("both forms", name, (tasks, samples), ends, channel.information()))
             rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
-            if tasks > BUDGET + 1:
+            if tasks > OTHERS + 1:
                 rows += of_few(trials, name, channel, (tasks, samples))
     return rows
 
@@ -122,10 +119,10 @@ def of_links(trials: int) -> list[dict[str, Any]]:
 def of_few(trials: int, name: str, channel: LinkChannel, size: tuple[int, int]) -> list[dict[str, Any]]:
     """D and X past Z under a budget of pairs."""
     rng = np.random.default_rng((*size, zlib.crc32(name.encode()), 1))
-    found = [draw_links(channel, size[1], rng, False, REFERENCES, BUDGET) for _ in range(trials)]
+    found = [draw_links(channel, size[1], rng, False, REFERENCES, OTHERS) for _ in range(trials)]
     kinds = {
         f"D, {REFERENCES} a prompt": ("dependence", channel.dependence()),
-        f"X past Z, {BUDGET} others": ("past_reasoning", channel.past_reasoning()),
+        f"X past Z, {OTHERS} others": ("past_reasoning", channel.past_reasoning()),
     }
     return [
         coverage(label, name, size, [_draw(vars(one)[link]) for one in found], truth)
@@ -203,7 +200,7 @@ answer are enumerated (`actors/diagnosis/known_links.py`), so that every link is
 def markdown(figures: Mapping[str, Any]) -> str:
     """The page's text."""
     low, high = figures["band"]
-    lines = [HEAD.format(trials=figures["trials"], others=BUDGET, low=low, high=high).rstrip(), ""]
+    lines = [HEAD.format(trials=figures["trials"], others=OTHERS, low=low, high=high).rstrip(), ""]
     pooled = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
     lines += markdown_table(tuple(pooled), ([_text(row[key]) for key in pooled.values()] for row in figures["pooled"]))
     lines += ["", "## Each channel", ""]

@@ -387,7 +387,7 @@ class Trainer:
             "loss": values["loss"] / num_steps,
             "policy_loss": values["policy_loss"] / num_steps,
             **{name: means[name] for name in MEAN_NAMES},
-            **({} if self.reference is not None else {"kl": math.nan}),
+            "kl": means["kl"] if self.reference is not None else math.nan,
             "ratio_max": float(totals.ratio_max),
             "grad_norm": sum(totals.grad_norms) / num_steps,
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),

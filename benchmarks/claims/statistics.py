@@ -126,7 +126,7 @@ def by_chance(correlations: Sequence[float], size: int) -> bool:
     squares = Counter(sum((a - b) ** 2 for a, b in enumerate(order)) for order in itertools.permutations(range(size)))
     sums: Counter[int] = Counter({0: 1})
     for _ in correlations:
-        sums = Counter(_convolved(sums, squares))
+        sums = _convolved(sums, squares)
     total = math.factorial(size) ** len(correlations)
     observed = sum((1 - found) * (size**3 - size) / 6 for found in correlations)  # Spearman's sum of squares
     above = sum(count for value, count in sums.items() if value <= observed + 1e-9) / total
@@ -134,10 +134,10 @@ def by_chance(correlations: Sequence[float], size: int) -> bool:
     return min(above, below) > LEVEL
 
 
-def _convolved(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def _convolved(first: Counter[int], second: Counter[int]) -> Counter[int]:
+    found: Counter[int] = Counter()
     for (a, m), (b, n) in itertools.product(first.items(), second.items()):
-        found[a + b] = found.get(a + b, 0) + m * n
+        found[a + b] += m * n
     return found
 
 

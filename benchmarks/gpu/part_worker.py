@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, TextIO
 
 from benchmarks.gpu import bare  # noqa: F401 (before anything of the project)
 from benchmarks.gpu.parts import PARTS
+from learner.decomposition.statistics import finite
 
 
 def main() -> None:
@@ -39,17 +39,8 @@ def main() -> None:
 
 def write(figures: TextIO, found: dict[str, Any]) -> None:
     """Writes figures at once, so that a part that is stopped loses none; null for those that are not finite."""
-    figures.write(json.dumps(known(found), allow_nan=False) + "\n")
+    figures.write(json.dumps(finite(found), allow_nan=False) + "\n")
     figures.flush()
-
-
-def known(value: Any) -> Any:
-    """The value with None in the place of every number that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: known(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [known(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

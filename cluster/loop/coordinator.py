@@ -192,7 +192,7 @@ class Coordinator:
 
     async def _end(self) -> None:
         open_tickets = self._open_tickets()
-        self.source.cursor -= sum(len(window.refills) for window in self.windows.values())
+        self.source.cursor -= sum(len(window.tickets[self.config.loop.prompts :]) for window in self.windows.values())
         self.windows.clear()
         await self.archiving.finish()
         await self.scoring.drain(self._is_told_to_stop)
@@ -384,9 +384,7 @@ class Coordinator:
             if final or decision.wanted == 0:
                 break
             rounds += 1
-            more = self.source.take(window.step, decision.wanted, len(window.tickets))
-            window.refills += more
-            self._start(window.step, more)
+            self._start(window.step, self.source.take(window.step, decision.wanted, len(window.tickets)))
         return decision
 
     def _move(self, window: Window, decision: StepDecision) -> None:
@@ -486,10 +484,10 @@ class Coordinator:
             await self._checkpoint(step, open_tickets)
 
     def _open_tickets(self) -> list[dict[str, Any]]:
-        """The tickets that a resumed run plays again. Those of a refill round are not among them: the round begins
-        anew, with the same tasks."""
-        windows = self.windows.values()
-        return [pack_ticket(ticket) for window in windows for ticket in window.tickets if ticket not in window.refills]
+        """The tickets that a resumed run plays again. Those of refill rounds, after a step's first `loop.prompts`, are
+        not among them: the rounds begin anew, with the same tasks."""
+        first = self.config.loop.prompts
+        return [pack_ticket(ticket) for window in self.windows.values() for ticket in window.tickets[:first]]
 
     def _scorer_state(self) -> dict[str, Any]:
         scoring = self.scoring

@@ -107,12 +107,8 @@ def _warm_up(
     from actors.play.codec import ChatCodec
     from learner.warmup.corpus import Limits, make_corpus
 
-    bounds = {
-        "rollout.max_model_len": config.rollout.max_model_len,
-        "learner.token_budget": config.learner.token_budget,
-    }
-    key = min(bounds, key=lambda name: bounds[name])
-    limits = Limits(bounds[key], key, config.sampling.max_tokens_per_turn if plays else bounds[key])
+    longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
+    limits = Limits(longest, "rollout.max_model_len", config.sampling.max_tokens_per_turn if plays else longest)
     corpus = make_corpus(ChatCodec(folder), config.environment, warmup, limits)
     steps = corpus.num_steps(warmup)
     say(f"{len(corpus.trained)} demonstrations, {corpus.num_tokens} tokens, {steps} optimizer steps")
@@ -191,8 +187,8 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
 def _play(config: RunConfig) -> list[object]:
     """What the play of the checks depends on, at which a warm-up may stop."""
     sampling, rollout = config.sampling, config.rollout
-    kind = rollout.dtype, rollout.fp32_head
-    return [sampling.temperature, sampling.max_tokens_per_turn, rollout.max_model_len, *kind]
+    limits = sampling.max_tokens_per_turn, rollout.max_model_len
+    return [sampling.temperature, *limits, rollout.dtype, rollout.fp32_head]
 
 
 def _content(folder: Path) -> list[list[object]]:

@@ -269,15 +269,18 @@ def _holds_run(folder: Path) -> bool:
 
 def started(cell: Cell) -> RunConfig:
     """The cell's configuration; of a cell that has started, with what `scorer.share` chose at its start."""
-    planned = cell.config
-    if not _holds_run(cell.folder) or planned.scorer.every is not None:
-        return planned
-    scorer = as_chosen(planned.scorer, RunFolder(cell.folder).config().scorer)
-    return planned.model_copy(update={"scorer": scorer})
+    return _continued(cell, RunFolder(cell.folder).config()) if _holds_run(cell.folder) else cell.config
+
+
+def _continued(cell: Cell, before: RunConfig) -> RunConfig:
+    scorer = cell.config.scorer
+    chosen = as_chosen(scorer, before.scorer) if scorer.every is None else scorer
+    return cell.config.model_copy(update={"scorer": chosen})
 
 
 def _different(cell: Cell) -> list[str]:
-    found = changes(RunFolder(cell.folder).config(), started(cell))
+    before = RunFolder(cell.folder).config()
+    found = changes(before, _continued(cell, before))
     return [change for change in found if change.split(":")[0].split(".")[0] not in PLACEMENT]
 
 

@@ -195,7 +195,7 @@ class EnvironmentServer:
             _drop(made)
             return
         if present is not None:
-            made.answered = present.answered
+            made.answered, made.last_answer = present.answered, present.last_answer
             _drop(present)
         self._sessions[name] = made
 

@@ -145,7 +145,7 @@ class Decomposition:
             "buckets": [asdict(b) for b in self.buckets],
             "trends": self.trends,
         }
-        return _finite(tree)
+        return finite(tree)
 
     def flat(self) -> dict[str, float]:
         """Figures of a training step: `gradients/q1/task`, ... (see `learner.decomposition.metrics`)."""
@@ -275,9 +275,10 @@ def _ratio(one: float, other: float) -> float:
     return one / other if other > 0 else math.nan
 
 
-def _finite(tree: Any) -> Any:
+def finite(tree: Any) -> Any:
+    """Plain data with None in the place of every number that JSON does not have."""
     if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
+        return {key: finite(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_finite(value) for value in tree]
+        return [finite(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree

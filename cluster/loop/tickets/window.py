@@ -21,8 +21,6 @@ class Window:
     tickets: list[Ticket] = field(default_factory=list)
     plays: list[asyncio.Task[PlayedGroup]] = field(default_factory=list)
     groups: dict[str, PlayedGroup] = field(default_factory=dict)
-    refills: list[Ticket] = field(default_factory=list)
-    """Those of the tickets that were taken in refill rounds."""
     seconds_filter: float = 0.0
 
     def played(self) -> list[PlayedGroup]:

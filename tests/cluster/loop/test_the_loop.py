@@ -141,7 +141,8 @@ def test_a_stop_between_a_decision_and_its_step_resumes_to_the_uninterrupted_run
     archive, coordinators = FakeArchive(), []
 
     def stop(kind: str, _: int) -> None:
-        refills = sum(len(window.refills) for window in coordinators[-1].windows.values()) if coordinators else 0
+        windows = coordinators[-1].windows.values() if coordinators else ()
+        refills = any(len(window.tickets) > world.config.loop.prompts for window in windows)
         if coordinators and coordinators[-1].admission.clock == 2 and (kind == when or (when == "refill" and refills)):
             coordinators[-1].stop(STOP)
 
