@@ -89,6 +89,10 @@ class Environment(Protocol):
         down): the trajectory fails with the error's text, and the run continues.
         """
 
+    def check(self) -> None:
+        """Raise ValueError if the options ask for something that cannot be said in the style `prompt`; `make` calls
+        it."""
+
     def notes(self) -> list[str]:
         """Messages to the user at the start of a run, such as how this machine isolates programs."""
         return []

@@ -71,12 +71,13 @@ def make(
     name: str, split: Split = "train", options: dict[str, Any] | None = None, prompt: PromptName = "tiny"
 ) -> Environment:
     """The environment of that name, whose messages are in the style `prompt`. Raises ValueError for an unknown name,
-    split or option."""
+    split or option, and for options that the style cannot express."""
     environment = environment_class(name)
     check_split(split)
     read_options(name, environment.Options, options or {})  # first, so that no option is taken for another argument
     made = environment(split=split, **(options or {}))
     made.prompt = prompt
+    made.check()
     return made
 
 

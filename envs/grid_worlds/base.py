@@ -1,7 +1,8 @@
 """The base of the grid worlds: closed action words, one symbol per cell, and reasoning that names coordinates.
 
-Invariants: an observation has `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every symbol
-is in `legend`; in the prompt style `tiny` all text comes from a closed vocabulary, so that a word tokenizer reads one
+Invariants: an observation ends with `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every
+symbol is in `legend`; before the rows it has nothing, or the cells of all that `nouns` names (`observation_format`);
+in the prompt style `tiny` all text comes from a closed vocabulary, so that a word tokenizer reads one
 token per cell. `envs/grid_worlds/words.py` holds the words, and `claims.py` the judge of reasonings.
 """
 
@@ -9,25 +10,36 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 from gymnasium.spaces import Text
 
 from envs.base import TextEnv
 from envs.contract import ClosedVocabulary, Demonstrator, Judged
-from envs.grid_worlds.board import shown
+from envs.grid_worlds.board import facts_of, last_board, places, shown
 from envs.grid_worlds.claims import GridJudge, Nouns
+from envs.settings import Settings
 from envs.wording import (
     DEFAULT_QUALITY,
     SHORT_PLAN_RATE,
     Cell,
     DemonstrationQuality,
     Rng,
+    Wording,
     choose,
     generic_reasoning,
     grounded_reasoning,
     misplace,
 )
+
+
+class GridOptions(Settings):
+    """What every grid world can be told."""
+
+    observation_format: Literal["grid", "grid_coord"] = "grid"
+    """What an observation shows: the board, or before it a line with the cell of each thing on it, for models that
+    cannot read a board. As in the authors' code; `grid_coord` needs `environment.prompt=natural`."""
 
 
 class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
@@ -40,6 +52,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     """What each symbol of a board shows: names of facts, with one space between them."""
     nouns: ClassVar[Nouns]
     """The words by which a natural reasoning calls each fact that the judge reads."""
+    options: GridOptions
 
     @property
     @abc.abstractmethod
@@ -50,9 +63,35 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     def board(self) -> str:
         """The current board as plain text (`envs.grid_worlds.board`)."""
 
+    @property
+    def wording(self) -> Wording:
+        """As `TextEnv.wording`; the worked turn shows its board as observations do."""
+        wording = super().wording
+        if self.options.observation_format == "grid" or wording.example is None:
+            return wording
+        rows = last_board(wording.example.observation, "".join(self.legend), [wording.shown["row"]]) or []
+        observation = self._seen("\n".join(" ".join(row) for row in rows))
+        return replace(wording, example=replace(wording.example, observation=observation))
+
+    def check(self) -> None:
+        """As `Environment.check`."""
+        if self.options.observation_format != "grid" and "place" not in super().wording.shown:
+            raise ValueError(
+                f"environment.options.observation_format={self.options.observation_format} needs "
+                f"environment.prompt=natural: the style {self.prompt} has no words for it"
+            )
+
     def observation(self) -> str:
         """The current state as text."""
-        return shown(self.board(), self.wording)
+        return self._seen(self.board())
+
+    def _seen(self, board: str) -> str:
+        """A board in plain text as observations show it."""
+        text = shown(board, super().wording)
+        if self.options.observation_format == "grid":
+            return text
+        facts = facts_of(board.replace(" ", "").split("\n"), self.legend, self.nouns)
+        return f"{places(facts, super().wording)}\n{text}"
 
     @classmethod
     def judge(cls) -> GridJudge:
@@ -87,9 +126,13 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
 
     def _observation_space(self) -> Text:
         plain = "\n".join([" ".join("_" * self.side)] * self.side)
-        text, glyphs = shown(plain, self.wording), "".join(self.legend) + " \n"
-        more = "".join(sorted(set(text) - set(glyphs)))
-        return Text(len(text), min_length=len(text), charset=glyphs + more)
+        shortest = longest = shown(plain, self.wording)
+        if self.options.observation_format == "grid_coord":
+            cells = [(row, column) for row in range(self.side) for column in range(self.side)]
+            longest = f"{places(dict.fromkeys(self.nouns, cells), self.wording)}\n{longest}"
+        glyphs = "".join(self.legend) + " \n"
+        more = "".join(sorted(set(longest) - set(glyphs)))
+        return Text(len(longest), min_length=len(shortest), charset=glyphs + more)
 
     @abc.abstractmethod
     def _facts(self, rng: Rng) -> dict[str, Cell]:

@@ -1,23 +1,39 @@
 """The board of a grid world as text in each prompt style, and read back from text.
 
 A board is rows of symbols, one string per row. Its plain text separates cells by spaces and rows by newlines; the
-text `row` of a wording's `shown` says how one row is shown, such as `Row 2: P _ _ G`.
+text `row` of a wording's `shown` says how one row is shown, such as `Row 2: P _ _ G`, and `place` how the cell of one
+thing on it is, such as `goal: row 2, column 3`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from envs.wording import Wording
+from envs.wording import Cell, Wording
 
 
 def shown(plain: str, wording: Wording) -> str:
     """A board's plain text in a wording."""
     rows = enumerate(plain.split("\n"))
     return "\n".join(wording.shown["row"].format(row=row, cells=cells) for row, cells in rows)
+
+
+def facts_of(rows: Sequence[str], legend: Mapping[str, str], names: Iterable[str]) -> dict[str, list[Cell]]:
+    """Cells (row, column), from 0 and row by row, of each of the facts in a board."""
+    cells = [((r, c), legend[glyph].split()) for r, row in enumerate(rows) for c, glyph in enumerate(row)]
+    return {name: [at for at, found in cells if name in found] for name in names}
+
+
+def places(facts: Mapping[str, Iterable[Cell]], wording: Wording) -> str:
+    """Where each fact is, one line for each of its cells, in a wording that has words for it."""
+    return "\n".join(
+        wording.shown["place"].format(name=name, row=row, column=column)
+        for name, cells in facts.items()
+        for row, column in cells
+    )
 
 
 def last_board(text: str, glyphs: str, row_texts: Iterable[str]) -> list[str] | None:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from envs.grid_worlds.board import last_board, without_rows
+from envs.grid_worlds.board import facts_of, last_board, without_rows
 from envs.wording import Cell, Wording
 
 Facts = Mapping[str, frozenset[Cell]]
@@ -110,8 +110,7 @@ class GridJudge:
         """Cells (row, column), from 0, of each fact in the last board of a prompt; None if it shows no board."""
         if (rows := self.board(prompt)) is None:
             return None
-        cells = [((r, c), self.legend[glyph].split()) for r, row in enumerate(rows) for c, glyph in enumerate(row)]
-        return {fact: frozenset(at for at, shown in cells if fact in shown) for fact in self.nouns}
+        return {fact: frozenset(cells) for fact, cells in facts_of(rows, self.legend, self.nouns).items()}
 
     def claims(self, reasoning: str) -> list[Claim]:
         """The claims of a reasoning, in order; those in the tiny style if there are any, else those in English."""

@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from envs.grid_worlds.base import GridEnv
+from envs.grid_worlds.base import GridEnv, GridOptions
 from envs.grid_worlds.words import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
-from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, choose, draw_distinct
 
@@ -28,7 +27,7 @@ LEFT_PAYS = 0.02  # two of them are below 0.05, so that the policy's message sti
 HOLE_FACT_RATE = 0.3  # probability that a grounded reasoning names a hole next to the player, if there is one
 
 
-class FrozenLakeOptions(Settings):
+class FrozenLakeOptions(GridOptions):
     """Layout of a lake and its slipperiness."""
 
     size: int = Field(4, ge=3, le=10)

@@ -17,9 +17,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from envs.grid_worlds.base import GridEnv
+from envs.grid_worlds.base import GridEnv, GridOptions
 from envs.grid_worlds.words import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
-from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, choose, draw_distinct
 
@@ -32,7 +31,7 @@ Moves = tuple[tuple[int, int, int, int], ...]
 cell."""
 
 
-class SokobanOptions(Settings):
+class SokobanOptions(GridOptions):
     """Layout and difficulty of a room."""
 
     size: int = Field(6, ge=5, le=12)

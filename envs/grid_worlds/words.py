@@ -27,6 +27,7 @@ _NATURAL_SAID = {
 _ORIENTATION = "Rows are numbered from 0 at the top, columns from 0 on the left."
 _MOVES = "Your available actions are:\nLeft, Down, Right, Up"
 _ROW = {"tiny": "{cells}", "natural": "Row {row}: {cells}"}
+_PLACE = "{name}: row {row}, column {column}"
 
 FROZEN_LAKE: Mapping[str, str] = {
     **{"P": "player", "_": "ice", "O": "hole", "G": "goal"},
@@ -68,7 +69,11 @@ FROZEN_LAKE_WORDS: Mapping[PromptName, Wording] = {
             f"without falling into a hole.{{slip}} {_ORIENTATION}\n"
             f"The meaning of each symbol in the state is:\nP: player, _: ice, O: hole, G: goal\n{_MOVES}"
         ),
-        shown={"row": _ROW["natural"], "slip": " The ice is slippery, so a move sometimes goes in another direction."},
+        shown={
+            "row": _ROW["natural"],
+            "place": _PLACE,
+            "slip": " The ice is slippery, so a move sometimes goes in another direction.",
+        },
         said={
             **_NATURAL_SAID,
             "goal": (
@@ -128,7 +133,7 @@ SOKOBAN_WORDS: Mapping[PromptName, Wording] = {
             "The meaning of each symbol in the state is:\n"
             f"P: player, X: box, O: target, #: wall, _: floor, *: box on target, S: player on target\n{_MOVES}"
         ),
-        shown={"row": _ROW["natural"]},
+        shown={"row": _ROW["natural"], "place": _PLACE},
         said={
             **_NATURAL_SAID,
             "box": (

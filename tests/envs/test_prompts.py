@@ -1,6 +1,7 @@
 """Every environment speaks both prompt styles: natural English with a legend and a worked turn, and the tiny one."""
 
 import random
+import re
 
 import pytest
 
@@ -62,6 +63,36 @@ def test_natural_demonstrations_vary_their_words_and_are_generic_only_as_often_a
     )
     assert len(named) > 1 and not any(text.startswith(tuple(generic)) for text in named)
     assert all(text.startswith(tuple(generic)) for text in plain)
+
+
+@pytest.mark.parametrize("name", ["FrozenLake", "Sokoban"])
+def test_coordinates_before_a_board_say_where_everything_on_it_is(name: str) -> None:
+    env = make(name, options={"observation_format": "grid_coord"}, prompt="natural")
+    plain, judge, rng = speaking(name), env.judge(), random.Random(0)
+    for seed in range(40):
+        shown, board = env.reset(seed=seed, options={"noise_seed": 0})[0], plain.reset(seed=seed)[0]
+        told, _, rest = shown.partition("\nRow 0:")
+        assert f"Row 0:{rest}" == board and env.observation_space.contains(shown)
+        claimed = [(c.fact, c.cell) for line in told.splitlines() for c in judge.claims(line.replace(":", " at", 1))]
+        assert sorted(claimed) == sorted((fact, at) for fact, cells in judge.facts(board).items() for at in cells)
+        assert env.observation_space.contains(env.step(rng.choice(env.actions))[0])
+
+
+@pytest.mark.parametrize("name", ["FrozenLake", "Sokoban"])
+def test_the_worked_turn_shows_its_board_as_observations_do(name: str) -> None:
+    env = make(name, options={"observation_format": "grid_coord"}, prompt="natural")
+    said = system_message(env, FormatConfig())
+    example = speaking(name).wording.example
+    assert re.search(rf"player: row (.+\n)+{re.escape(example.observation)}\nActions left", said)
+    assert said.count("player: row") == 1
+
+
+@pytest.mark.parametrize("name", ["FrozenLake", "Sokoban"])
+def test_coordinates_are_refused_in_the_style_that_has_no_words_for_them(name: str) -> None:
+    with pytest.raises(ValueError, match=r"observation_format=grid_coord needs environment\.prompt=natural"):
+        make(name, options={"observation_format": "grid_coord"})
+    with pytest.raises(ValueError, match="observation_format"):
+        make(name, options={"observation_format": "coord"}, prompt="natural")
 
 
 def test_a_seed_is_the_same_task_in_both_styles() -> None:
