@@ -101,6 +101,11 @@ METRICS: Table = {
             seeds=product(("mean", "low", "high")),
             keys={"gain": ("mean",), "gain_low": ("low",), "gain_high": ("high",)},
         ),
+        gauge(
+            "squelch_validation_failed_tasks",
+            "validation/failed",
+            "Tasks of the last validation whose trajectory failed (a time-out, an error); they count as no success",
+        ),
         gauge("squelch_validation_step", "validation/step", "Training step that validation measured last"),
         gauge(
             "squelch_gaming_suspected",

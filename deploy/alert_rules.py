@@ -170,6 +170,15 @@ RULES = (
         "The policy no longer solves its tasks; go back to the best checkpoint.",
     ),
     AlertRule(
+        "SquelchValidationTasksFailed",
+        f"{series('squelch_validation_failed_tasks')} > 0",
+        "0m",
+        "warning",
+        "Validation tasks could not be played",
+        "They count as no success, so that validation, its gain and the best checkpoint are too low or cannot be "
+        "compared. The event tasks_failed of validation says why; after time-outs, raise those of environment_actor.",
+    ),
+    AlertRule(
         "SquelchEvaluationRegressed",
         f"{series('squelch_validation_success_high_ratio')} < {series('squelch_validation_best_ratio')}",
         "0m",

@@ -62,7 +62,7 @@ from cluster.loop.persistence.journal import Journal
 from cluster.loop.persistence.state import LoopState, pack_ticket
 from cluster.loop.scaling import Scaling
 from cluster.loop.scoring import Scoring
-from cluster.loop.tickets.playing import Play, PlayedGroup
+from cluster.loop.tickets.playing import Play, PlayedGroup, failed_text
 from cluster.loop.tickets.probing import Probing
 from cluster.loop.tickets.validation import Validation
 from cluster.loop.tickets.window import Window
@@ -446,6 +446,9 @@ class Coordinator:
             self.journal.before_training(flat)
         interval = f"[{flat['validation/success_low']:.3f}, {flat['validation/success_high']:.3f}]"
         self.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
+        if text := failed_text(self.validation.failed, len(self.validation.tickets)):
+            self.journal.event("validation", "tasks_failed", started, time.time(), step=step, text=text)
+            self.say(f"step {step:4d}  WARNING: {text}")
         return flat
 
     async def _probe(self, step: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cluster.fleet.ray_parties import RayParties
 from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.initial_policy import prepare_model
 from cluster.loop.persistence.state import checkpoints, read_state
-from cluster.loop.tickets.playing import Play
+from cluster.loop.tickets.playing import Play, failed_text, failures
 from cluster.loop.tickets.validation import fixed_tickets
 from cluster.runs.folder import RunFolder
 from cluster.runs.logs import log_folder, quiet
@@ -47,7 +48,7 @@ def evaluate(
         output.keep(run_dir, "eval")
         try:
             connect(config, told, learning=False)
-            solved = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
+            solved, failed = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
         finally:
             disconnect()
     low, high = wilson_interval(int(solved.sum()), len(solved))
@@ -59,12 +60,15 @@ def evaluate(
         "success": float(solved.mean()),
         "low": low,
         "high": high,
+        "failed": dict(failed),
     }
     text = (
         f"{config.name} at {step}: success {result['success']:.3f}  95% [{low:.3f}, {high:.3f}]  "
         f"{len(solved)} tasks, T = {temperature:g}"
     )
     say(json.dumps(result) if as_json else text)
+    if not as_json and (told := failed_text(failed, len(solved))):
+        say(f"WARNING: {told}")
     return 0
 
 
@@ -104,16 +108,17 @@ def _weights(
     return folder, f"step {step}"
 
 
-async def _play(config: RunConfig, model_dir: Path, logs: Path) -> np.ndarray:
+async def _play(config: RunConfig, model_dir: Path, logs: Path) -> tuple[np.ndarray, Counter[str]]:
+    """Success of each task, and the failed ones by cause."""
     fleet = Fleet(config, RayParties(config, model_dir, logs), _no_event)
     tickets = fixed_tickets(config)
     try:
         await fleet.start(learning=False)
         supervisor = Supervisor(fleet, Watchdog(_no_event, _no_event))
-        solved, _ = await supervisor.beside(Play(config, fleet).validate(tickets))
+        solved, played = await supervisor.beside(Play(config, fleet).validate(tickets))
     finally:
         await fleet.stop()
-    return solved
+    return solved, failures(played)
 
 
 def _no_event(*_: Any, **__: Any) -> None:

@@ -103,6 +103,10 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({"squelch_collapsed": "0 1"}, "1m", {}),
         ({"squelch_collapsed": "0 1"}, "0m", None),
     ],
+    "SquelchValidationTasksFailed": [
+        ({"squelch_validation_failed_tasks": "0 6"}, "1m", {}),
+        ({"squelch_validation_failed_tasks": "6 0"}, "1m", None),
+    ],
     "SquelchEvaluationRegressed": [
         ({"squelch_validation_success_high_ratio": "0.4", "squelch_validation_best_ratio": "0.6"}, "0m", {}),
         ({"squelch_validation_success_high_ratio": "0.65", "squelch_validation_best_ratio": "0.6"}, "0m", None),

@@ -75,6 +75,10 @@ class World:
     """Whether a learner makes other weights than its predecessor from the same groups."""
     probed: dict[int, list[str]] = field(default_factory=dict)
     """Tasks of each reading of the fixed probe, by the step after which it was read."""
+    failing: Callable[[Ticket], Failure | None] = lambda ticket: None
+    """Why all trajectories of a ticket fail, if they do."""
+    evaluated: list[tuple[int, int]] = field(default_factory=list)
+    """(tasks, tasks at once) of each share of a validation that was begun."""
     requests: list[Request] = field(default_factory=list)
     """Requests that wait at the desk."""
     answers: list[Answer] = field(default_factory=list)
@@ -196,9 +200,10 @@ class Player(Fake):
         group = await self._call("play", lambda: self._group(ticket, began, version_of(worker)))
         return summarise(group), group
 
-    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+    async def evaluate(self, tickets: list[Ticket], at_once: int) -> list[GroupSummary]:
         workers = [self.workers.get(ticket.worker) for ticket in tickets]
         began = [version_of(worker) for worker in workers]
+        self.world.evaluated.append((len(tickets), at_once))
         groups = await self._call(
             "evaluate",
             lambda: [self._group(t, b, version_of(w)) for t, b, w in zip(tickets, began, workers, strict=True)],
@@ -212,6 +217,8 @@ class Player(Fake):
         """The ticket's trajectories, sampled from the version at the beginning through the one at the end, None where
         the worker could not be reached."""
         self.world.lost_rows.discard(ticket.ticket_id)
+        if failure := self.world.failing(ticket):
+            return Group(ticket, "", [failed(i, failure) for i in range(ticket.group_size)])
         reward = self.world.rewards or default_reward
         if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
             early = ticket.group_size // 2 if began is not None and ended is None else 0  # ended before the worker did

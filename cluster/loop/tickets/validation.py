@@ -7,6 +7,7 @@ environment actors; a dead actor is replaced and its share of the tasks is playe
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.loop.persistence.state import LoopState
-from cluster.loop.tickets.playing import Play
+from cluster.loop.tickets.playing import Play, failures
 from cluster.runs.gain import gain_interval
 
 
@@ -32,6 +33,8 @@ class Validation:
         self.config, self.play, self.state = config.validation, play, state
         self.solved = np.zeros(0, dtype=bool)
         """(num_tasks,) success of each fixed task at the last validation."""
+        self.failed: Counter[str] = Counter()
+        """Tasks of the last validation whose trajectory failed, which is no success, by cause."""
         self.tickets = fixed_tickets(config)
 
     def due(self, step: int, last: bool) -> bool:
@@ -41,8 +44,8 @@ class Validation:
     async def measure(self, step: int) -> dict[str, float]:
         """Plays the tasks after a training step; returns the flat figures."""
         started = time.time()
-        solved, _ = await self.play.validate(self.tickets)
-        self.solved = solved
+        solved, played = await self.play.validate(self.tickets)
+        self.solved, self.failed = solved, failures(played)
         success, (low, high) = float(solved.mean()), wilson_interval(int(solved.sum()), len(solved))
         if success > self.state.best_success:
             self.state.best_success, self.state.best_step = success, step
@@ -50,6 +53,7 @@ class Validation:
             "validation/success": success,
             "validation/success_low": low,
             "validation/success_high": high,
+            "validation/failed": float(self.failed.total()),
             "validation/step": float(step),
             "validation/best": self.state.best_success,
             "seconds/validation": time.time() - started,
