@@ -61,6 +61,7 @@ def evaluate(
         "low": low,
         "high": high,
         "failed": dict(failed),
+        "solved": np.flatnonzero(solved).tolist(),
     }
     text = (
         f"{config.name} at {step}: success {result['success']:.3f}  95% [{low:.3f}, {high:.3f}]  "

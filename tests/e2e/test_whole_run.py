@@ -162,3 +162,4 @@ def test_eval_plays_the_fixed_tasks_with_a_checkpoint(whole: Finished) -> None:
     found, after = json.loads(run.lines[-1]), summary(whole.folder)["success"]["after"]
     assert found["tasks"] == 16 and found["checkpoint"] == f"step {STEPS}"
     assert found["success"] == after["success"], "the same weights, tasks and seeds"
+    assert found["failed"] == {} and len(found["solved"]) == 16 * found["success"]
