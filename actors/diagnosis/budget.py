@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.diagnosis.proxies import EmaState
+from actors.diagnosis.proxies import EmaState, most_told
 from actors.diagnosis.uncertainty import (
     LEVEL,
     MIN_INTERVAL,
@@ -49,12 +49,14 @@ MIN_OTHERS = 2
 
 @dataclass(frozen=True)
 class BudgetFigures:
-    """Proxies in nats per token, MI-Seq-Est in nats per sequence. `intervals`: by the same names, empty below 6
-    prompts; `share`: of the pairs that were scored, (0, 1]; `num_candidates`: prompts that each reasoning was scored
-    under, including its own; `retrieval_accuracy`: among those prompts, with ties broken at random."""
+    """Proxies in nats per token, MI-Seq-Est and `upper_bound` (as in `Proxies`) in nats per sequence. `intervals`: by
+    the same names, empty below 6 prompts; `share`: of the pairs that were scored, (0, 1]; `num_candidates`: prompts
+    that each reasoning was scored under, including its own; `retrieval_accuracy`: among those prompts, with ties broken
+    at random."""
 
     mi_est: float
     mi_seq_est: float
+    upper_bound: float
     marginal_entropy: float
     marginal_std: float
     conditional_entropy: float
@@ -69,7 +71,7 @@ class BudgetFigures:
         """Flat keys of the metric registry, without the scope and without recall, which needs all pairs. `ema` is
         updated in place with the marginals' std."""
         smooth = self.marginal_std if ema is None else ema.update(self.marginal_std)
-        names = ("mi_est", "mi_seq_est", "marginal_entropy", "conditional_entropy", "retrieval_accuracy")
+        names = ("mi_est", "mi_seq_est", "upper_bound", "marginal_entropy", "conditional_entropy", "retrieval_accuracy")
         flat = {name: value for name, value in vars(self).items() if name in names}
         for name, found in self.intervals.items():
             flat |= {f"{name}_low": found.low, f"{name}_high": found.high}
@@ -169,7 +171,8 @@ def estimate(
     if not np.isfinite(own).all() or scored.sum(axis=1).min() < 2:
         raise ValueError("every reasoning must be scored under its own prompt and under one other at least")
     weights = np.ones(matrix.shape[1]) if column_weights is None else np.asarray(column_weights, np.float64)
-    found = mixtures(np.where(scored, matrix, np.nan), source, weights / weights.sum())
+    shares = weights / weights.sum()
+    found = mixtures(np.where(scored, matrix, np.nan), source, shares)
     one, matched, marginal = np.ones_like(tokens), own / tokens, found.log_mean / tokens
     values = {
         "mi_est": (matched - marginal, 1 / tokens),
@@ -181,6 +184,7 @@ def estimate(
     intervals = {name: _interval(value, scale, found, source) for name, (value, scale) in values.items()}
     return BudgetFigures(
         **figures,
+        upper_bound=float(most_told(shares, source).mean()),
         marginal_std=float(marginal.std()),
         intervals={name: interval for name, interval in intervals.items() if interval is not None},
         share=float(scored.mean()),

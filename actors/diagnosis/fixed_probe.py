@@ -7,9 +7,10 @@ policy version. Let X be uniform over the N tasks and L[i, k, j] = log q(Z_ik | 
     d_ik = L_iki - log(1/N sum_j exp L_ikj)            MI   = mean over i of the mean over k of d_ik
     e_ik = L_iki - log(1/(N-1) sum_(j != i) exp L_ikj) MI-  = the same of e_ik ("leave own out")
 
-MI is unbiased for I(X; Z) of this X if all pairs are scored, and never above log N. Of the distribution that the tasks
-were drawn from, MI is a lower bound in expectation and the leave-own-out form an upper bound (van den Oord et al. 2018;
-Poole et al. 2019, section 2). The tasks are fixed, so that only the sampling of reasonings is random:
+MI is unbiased for I(X; Z) of this X if all pairs are scored, and never above the entropy of the tasks' prompts (log N
+if all differ). Of the distribution that the tasks were drawn from, MI is a lower bound in expectation and the
+leave-own-out form an upper bound (van den Oord et al. 2018; Poole et al. 2019, section 2). The tasks are fixed, so that
+only the sampling of reasonings is random:
 
     SE^2 = 1/N^2 sum_i s_i^2 / K_i,   s_i^2 the sample variance of d_ik over k
 
@@ -37,16 +38,17 @@ from typing import Any
 import numpy as np
 
 from actors.diagnosis.budget import candidate_nulls, mixtures
+from actors.diagnosis.proxies import most_told
 from actors.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
 
 SATURATED_NATS = 0.25
-"""An estimate closer than this to its ceiling log N says that N is too small, not how much the reasoning tells."""
+"""An estimate closer than this to its ceiling says that there are too few prompts, not how much the reasoning tells."""
 MIN_TASKS = 4
 """Fewest tasks with usable reasonings for a null: as `actors.diagnosis.uncertainty.MIN_PROMPTS`."""
 
 
 def saturated(mi: float, ceiling: float) -> bool:
-    """Whether an estimate, nats per sequence, is within SATURATED_NATS of its ceiling, log of the number of prompts."""
+    """Whether an estimate, nats per sequence, is within SATURATED_NATS of its ceiling, the entropy of the prompts."""
     return ceiling - mi < SATURATED_NATS
 
 
@@ -74,8 +76,8 @@ class TaskMeans:
 @dataclass(frozen=True)
 class ProbeReading:
     """One reading. `tasks`: names of the tasks (num_tasks,); `mi`, `upper`: MI and its leave-own-out form by task, nats
-    per sequence; `ceiling`: log N with the tasks' masses; `null`: of MI, None below MIN_TASKS; `conditional_entropy`:
-    H(Z|X), nats per token; `share`: share of the pairs that were scored, (0, 1]."""
+    per sequence; `ceiling`: the largest possible MI, over the tasks with a usable reasoning; `null`: of MI, None below
+    MIN_TASKS; `conditional_entropy`: H(Z|X), nats per token; `share`: share of the pairs that were scored, (0, 1]."""
 
     tasks: tuple[str, ...]
     mi: TaskMeans
@@ -150,7 +152,7 @@ def read_probe(
         tasks=tuple(tasks),
         mi=task_means(own - mixture, task, len(tasks)),
         upper=task_means(own - _without_own(log_likelihood, source, shares), task, len(tasks)),
-        ceiling=math.log(weights.sum()),
+        ceiling=task_means(most_told(shares, source), task, len(tasks)).value,
         null=None if few else candidate_nulls(log_likelihood, lengths, source, mixture, seed)["mi_seq_est"],
         conditional_entropy=-float((own / lengths).mean()),
         share=float((~np.isnan(log_likelihood)).mean()),

@@ -68,7 +68,12 @@ METRICS: Table = {
             unit="nats",
         ),
         scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats per token", unit="nats"),
-        scoped("squelch_mi_upper_bound_nats", "upper_bound", "Largest possible MI-Seq-Est: log(prompts)", unit="nats"),
+        scoped(
+            "squelch_mi_upper_bound_nats",
+            "upper_bound",
+            "Largest possible MI-Seq-Est: entropy of the prompts",
+            unit="nats",
+        ),
         _interval(
             "squelch_retrieval_accuracy_interval_ratio", "retrieval_accuracy", "squelch_retrieval_accuracy_ratio"
         ),

@@ -7,6 +7,8 @@ reasoning: L[i, k, j] = log q(Z_ik | X_j). Invariants:
   are one candidate, so that a hit on any of them is correct.
 - A sample is either used for every metric or excluded from all of them; excluded samples are counted by reason.
 - H(Z) = MI-Est + H(Z|X), per token, over the samples used.
+- A reasoning's own prompt is a term of its mixture, so no reasoning tells more than -log of its own prompt's share.
+  The bounds are means of that: the entropy of the drawn prompts, whatever their multiplicities.
 
 `compat: paper` divides by |Z| after the mixture (Eq. 1); `ragen` mixes per-token means, as the authors' code does.
 Sequence estimates and retrieval are the same under both.
@@ -14,7 +16,6 @@ Sequence estimates and retrieval are the same under both.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -96,11 +97,10 @@ class Proxies:
     marginal_entropy: float | None = None
     """H(Z)."""
     upper_bound: float | None = None
-    """log N, the maximum of MI-Seq-Est."""
+    """Maximum of MI-Seq-Est: mean over samples of -log(share of their prompt in the mixture), the entropy of the drawn
+    prompts; log N if none repeats."""
     upper_bound_per_token: float | None = None
-    """log N * mean(1 / |Z|), the maximum of MI-Est under `paper`."""
-    prompt_entropy: float | None = None
-    """Mean over samples of -log(share of their prompt): the bound if prompts repeat; log N if none repeats."""
+    """Maximum of MI-Est under `paper`: the same mean, each term divided by |Z|."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -123,8 +123,6 @@ class Scores:
     source: np.ndarray
     weights: np.ndarray
     prompt: np.ndarray
-    multiplicity: float
-    """N: the number of columns, counted with their multiplicity."""
     excluded: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -225,8 +223,7 @@ def usable(
     excluded = {reason: int(mask.sum()) for reason, mask in ((EMPTY, empty), (NON_FINITE, broken)) if mask.any()}
     keep = ~(empty | broken)
     merged = np.unique(prompt, return_inverse=True)[1].reshape(-1)
-    total = float(weights.sum())
-    return Scores(matrix[keep], tokens[keep], column[keep], weights / total, merged, total, excluded)
+    return Scores(matrix[keep], tokens[keep], column[keep], weights / weights.sum(), merged, excluded)
 
 
 def _check_shapes(
@@ -285,7 +282,7 @@ def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: f
         marginal = log_mixture(scores.likelihood / lengths[:, None], scores.weights)
     mi_est, std = float((matched - marginal).mean()), float(marginal.std())
     smooth = std if ema is None else ema.update(std)
-    bound = math.log(scores.multiplicity)
+    most = most_told(prompt_shares(scores), scores.source)
     return {
         "mi_est": mi_est,
         "mi_seq_est": float((own - mixture).mean()),
@@ -294,10 +291,16 @@ def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: f
         "marginal_std": std,
         "conditional_entropy": -float(matched.mean()),
         "marginal_entropy": -float(marginal.mean()),
-        "upper_bound": bound,
-        "upper_bound_per_token": bound * float((1 / lengths).mean()),
-        "prompt_entropy": -float(np.log(prompt_shares(scores)[scores.source]).mean()),
+        "upper_bound": float(most.mean()),
+        "upper_bound_per_token": float((most / lengths).mean()),
     }
+
+
+def most_told(shares: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """(n,) the most that each reasoning can tell about its prompt, nats: -log of that prompt's share of the mixture.
+    `shares`: (c,) share of each column's distinct prompt, sum 1 over prompts; `source`: (n,) column of each reasoning's
+    own prompt."""
+    return np.log(1 / shares[source])
 
 
 def prompt_mass(scores: Scores) -> np.ndarray:

@@ -169,8 +169,9 @@ def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Inter
             trials = report.num_prompts
             found = Interval(*wilson_interval(round(value) * trials, trials), found.standard_error)
         return Interval(max(0.0, found.low), min(1.0, found.high), found.standard_error)
-    # MI-Est's bound depends on the drawn lengths: clipping at it would make a saturated estimate's interval too narrow.
-    top = report.upper_bound if name == "mi_seq_est" and report.upper_bound is not None else math.inf
+    # The expectation over draws of N prompts is at most log N. The bounds of this draw depend on its multiplicities and
+    # lengths: clipping at them would make a saturated estimate's interval too narrow.
+    top = math.log(report.num_prompts) if name == "mi_seq_est" else math.inf
     bottom = 0.0 if name.endswith("entropy") else -math.inf
     return Interval(max(bottom, found.low), max(value, min(top, found.high)), found.standard_error)
 

@@ -1,9 +1,9 @@
 """Floors under the rule's choice: the share of its groups that each kind keeps, and the number of groups of a step.
 
 A rule ranks all groups of a window by one score, so a kind of task whose rewards vary less may never be kept. A floor
-keeps further groups, the best-scored first. Only groups that the rule dropped because others scored better
-(`below_threshold`) can be added: a group without signal teaches nothing under any floor, and a window that the rule
-rejected as a whole stays rejected. Pure.
+keeps further groups, the best-scored first. Only groups with a score above zero that the rule dropped because others
+scored better (`below_threshold`) can be added: a group without signal teaches nothing under any floor, whatever
+`filter.include_zero` lets the rule keep, and a window that the rule rejected as a whole stays rejected. Pure.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.config import FilterConfig
+from actors.filter.scores import ZERO
+from actors.filter.selection import Code
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A valid group of a step. `rank`: its place among the step's groups, best first; `dropped`: whether a floor may
-    add it."""
+    add it (`may_add`)."""
 
     name: str
     kind: str | None
     rank: int
     kept: bool
     dropped: bool
+
+
+def may_add(code: Code, score: float) -> bool:
+    """Whether a floor may add a group that the rule decided on with `code`: it has signal, and others scored better."""
+    return code == "below_threshold" and score > ZERO
 
 
 def added_by_floors(

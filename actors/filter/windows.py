@@ -25,7 +25,7 @@ import numpy as np
 from actors.config import FilterConfig
 from actors.filter.coverage import Coverage, Seen, kind_name
 from actors.filter.decisions import Action, Decision, StepDecision, Verdict
-from actors.filter.floors import Ranked, added_by_floors
+from actors.filter.floors import Ranked, added_by_floors, may_add
 from actors.filter.measure import GroupStatistics, measure
 from actors.filter.metrics import count_zero, step_figures
 from actors.filter.rules import RULES, describe
@@ -236,7 +236,7 @@ class FilterWindow:
         tickets = ticket_order([entry.group_id for entry in valid])
         best = best_first(without_rounding(np.array([entry.score for entry in valid])), tickets, self.config)
         groups = [
-            Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.code == "below_threshold" and e.group_id in fresh)
+            Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.group_id in fresh and may_add(e.code, e.score))
             for rank, e in enumerate(valid[i] for i in best)
         ]
         added = added_by_floors(groups, self._coverage.played, self._coverage.kept, self.config)

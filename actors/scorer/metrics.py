@@ -55,7 +55,12 @@ PROBE = (
         unit="nats",
     ),
     gauge("squelch_probe_p_value", "probe/mi_p_value", "p-value of squelch_probe_mi_nats against its null, 0.001 to 1"),
-    gauge("squelch_probe_ceiling_nats", "probe/ceiling", "Largest possible MI of the probe: log(tasks)", unit="nats"),
+    gauge(
+        "squelch_probe_ceiling_nats",
+        "probe/ceiling",
+        "Largest possible MI of the probe: entropy of its prompts",
+        unit="nats",
+    ),
     gauge("squelch_probe_saturated", "probe/saturated", "1 while the probe's MI is within 0.25 nats of its ceiling"),
     gauge(
         "squelch_probe_mi_change_nats",

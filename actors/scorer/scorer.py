@@ -228,11 +228,11 @@ class Scorer:
         lengths = np.array([len(z) for z in draw.reasonings])[used]
         values = np.where(matrix.mask, np.nan, matrix.data)[used]
         found = estimate(values, lengths, draw.source[used], draw.weights, seed)
-        counts |= {"num_prompts": float(len(draw.prompts)), "upper_bound": math.log(draw.weights.sum())}
+        counts["num_prompts"] = float(len(draw.prompts))
         if (interval := found.intervals.get("mi_est")) is not None:
             share = (interval.half_width / self.config.half_width) ** 2
             counts["prompts_needed"] = float(max(MIN_INTERVAL, math.ceil(len(draw.prompts) * share)))
-        counts["mi_saturated"] = float(saturated(found.mi_seq_est, counts["upper_bound"]))
+        counts["mi_saturated"] = float(saturated(found.mi_seq_est, found.upper_bound))
         return found.metrics(ema, self.config.zscore_epsilon) | counts
 
     def _by_part(

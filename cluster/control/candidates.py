@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.config import FilterConfig
-from actors.filter.floors import Ranked, added_by_floors
+from actors.filter.floors import Ranked, added_by_floors, may_add
 from actors.filter.measure import GroupStatistics, measure
 from actors.filter.selection import best_first, explain, pick, without_rounding
 from actors.filter.tickets import ticket_order
@@ -54,7 +54,7 @@ def chosen(groups: Sequence[GroupStatistics], config: FilterConfig) -> np.ndarra
     codes = [explain(*row, mask, config)[0] for row in rows]
     best = best_first(without_rounding(measured.scores), order, config).tolist()
     ranked = [
-        Ranked(str(i), None, rank, bool(mask.kept[i]), codes[i] == "below_threshold")
+        Ranked(str(i), None, rank, bool(mask.kept[i]), may_add(codes[i], float(measured.scores[i])))
         for rank, i in enumerate(best)
         if codes[i] != "refused"
     ]

@@ -97,7 +97,7 @@ PROBE = Row(
         Panel(
             "MI on the fixed probe",
             "The same validation tasks at every reading, sampled with the same seeds: MI with its 95% interval, the "
-            "upper bound that leaves the own prompt out, the null, and the ceiling log(tasks).",
+            "upper bound that leaves the own prompt out, the null, and the ceiling.",
             (
                 _q("squelch_probe_mi_nats", "MI"),
                 _q("squelch_probe_mi_interval_nats", "MI, {{bound}}"),

@@ -39,7 +39,7 @@ MI_EPILOG = """\
 how to read it:
   template collapse: retrieval accuracy is at its chance level, MI lies within its null distribution, entropy is high
   [low, high] is a 95% interval over prompts; null is the value when prompts are assigned at random
-  MI per sequence is at most log N, so more prompts can show more information
+  MI per sequence is at most the entropy of the prompts (log N if all differ), so more distinct prompts can show more
 
 examples:
   squelch mi scores.npz

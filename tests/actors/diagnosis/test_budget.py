@@ -102,6 +102,17 @@ def test_at_all_pairs_it_is_table_1_with_nearly_the_same_interval(seed: int, num
     assert (found.share, found.num_candidates) == (1.0, num_prompts)
 
 
+@given(st.lists(st.integers(1, 9), min_size=4, max_size=12), st.integers(0, 500))
+def test_reasoning_that_names_its_input_reaches_the_bound_however_often_prompts_repeat(counts, seed) -> None:
+    source, num = np.repeat(np.arange(len(counts)), counts), len(counts)
+    likelihood = np.where(source[:, None] == np.arange(num), -3.0, -500.0)
+    some = np.where(draw_pairs(source, num, 2, (seed,)), likelihood, np.nan)
+    found = estimate(some, np.ones(len(source)), source, np.array(counts))
+    shares = np.array(counts) / sum(counts)
+    assert found.mi_seq_est == pytest.approx(found.upper_bound) == pytest.approx(-(shares * np.log(shares)).sum())
+    assert found.metrics(None, 1e-3)["upper_bound"] == found.upper_bound
+
+
 @given(st.integers(0, 500), st.integers(2, 20), st.integers(1, 40), st.integers(0, 900))
 def test_drawn_pairs_hold_the_matched_one_and_as_many_others_each(seed, num_prompts, num_samples, max_pairs) -> None:
     source = np.random.default_rng(seed).integers(0, num_prompts, num_samples)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.diagnosis.budget import draw_pairs
 from actors.diagnosis.fixed_probe import SATURATED_NATS, read_probe, saturated
 from actors.diagnosis.known_links import draw_probe as reading
 from actors.diagnosis.known_links import probe_channel as channel
@@ -64,6 +65,24 @@ def test_an_estimate_near_the_logarithm_of_the_number_of_tasks_is_saturated():
     assert reading(channel(8, 0.2, 1), 2, 0).metrics()["saturated"] == 0.0
 
 
+@given(
+    st.lists(st.integers(1, 4), min_size=3, max_size=6),
+    st.lists(st.integers(0, 3), min_size=24, max_size=24),
+    st.integers(0, 99),
+)
+def test_reasoning_that_names_its_prompt_reaches_the_ceiling_however_often_tasks_repeat(multiplicity, counts, seed):
+    prompt = np.repeat(np.arange(len(multiplicity)), multiplicity)
+    counts = [3, *counts[1 : len(prompt)]]
+    task, weights = np.repeat(np.arange(len(prompt)), counts), np.array(multiplicity, dtype=float)
+    matrix = np.where(np.arange(len(multiplicity)) == prompt[task][:, None], -3.0, -500.0)
+    some = np.where(draw_pairs(prompt[task], len(multiplicity), 2, (seed,)), matrix, np.nan)
+    for pairs in (matrix, some):
+        found = read_probe(pairs, np.ones(len(task)), prompt[task], task, list(map(str, prompt)), weights, nulls=False)
+        assert found.mi.value == pytest.approx(found.ceiling) and found.metrics()["saturated"] == 1.0
+    shares = (weights / weights.sum())[prompt[np.array(counts) > 0]]
+    assert found.ceiling == pytest.approx(-np.log(shares).mean()), "of the tasks with a reasoning"
+
+
 def test_a_change_is_paired_by_task_and_survives_json_and_tasks_that_were_lost():
     log_p = channel(8, 1.0, seed=2)
     first, second = reading(log_p, 4, 1), reading(log_p, 4, 2)
@@ -98,7 +117,7 @@ def test_equal_prompts_are_one_column_and_left_out_together():
     drawn = [rng.choice(12, p=np.exp(log_p[i // 2])) for i in task]
     names = [str(i) for i in range(8)]
     merged = read_probe(log_p[:, drawn].T, np.ones(16), task // 2, task, names, np.full(4, 2.0))
-    assert merged.ceiling == pytest.approx(math.log(8)), "the ceiling counts tasks"
+    assert merged.ceiling == pytest.approx(math.log(4)), "the ceiling counts distinct prompts"
     spread = np.repeat(log_p, 2, axis=0)
     apart = read_probe(spread[:, drawn].T, np.ones(16), task, task, names, np.ones(8))
     assert merged.mi.value == pytest.approx(apart.mi.value)

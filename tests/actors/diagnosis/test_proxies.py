@@ -94,6 +94,24 @@ def test_reasoning_that_names_its_input_reaches_the_bound() -> None:
     assert found.mi_est == pytest.approx(found.upper_bound_per_token)
 
 
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(1, 3), st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_reasoning_that_names_its_input_reaches_the_bound_however_often_prompts_repeat(
+    counts: list[int], k: int, seed: int
+) -> None:
+    label = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    lengths = np.random.default_rng(seed).integers(1, 12, (len(label), k))
+    scores = -2.0 * lengths[..., None] - 500.0 * (label[:, None, None] != label)
+    found = proxies(scores, lengths, label)
+    shares = np.array(counts) / sum(counts)
+    assert found.upper_bound == pytest.approx(-(shares * np.log(shares)).sum())
+    assert found.mi_seq_est == pytest.approx(found.upper_bound)
+    assert found.mi_est == pytest.approx(found.upper_bound_per_token)
+    lengths[0] = 0  # a lost prompt stays in the mixture
+    lost = proxies(scores, lengths, label)
+    assert lost.mi_seq_est == pytest.approx(lost.upper_bound)
+
+
 def test_a_tie_counts_one_over_its_size() -> None:
     scores = np.array([[[-1.0, -1.0, -5.0, -6.0]], [[-9.0, -1.0, -5.0, -6.0]]] + [[[0.0, 0.0, 0.0, 0.0]]] * 2)
     found = proxies(scores, np.ones((4, 1)))
@@ -122,8 +140,8 @@ def test_identical_prompts_are_one_candidate_and_keep_their_weight_in_the_mixtur
     assert merged.retrieval_chance == pytest.approx(1 / 3)
     assert merged.mi_est == apart.mi_est
     assert merged.retrieval_accuracy > apart.retrieval_accuracy
-    assert merged.prompt_entropy == pytest.approx((2 * math.log(2) + 2 * math.log(4)) / 4)
-    assert merged.mi_seq_est <= merged.prompt_entropy + 1e-12
+    assert merged.upper_bound == pytest.approx((2 * math.log(2) + 2 * math.log(4)) / 4)
+    assert merged.mi_seq_est <= merged.upper_bound + 1e-12
 
 
 def test_columns_merged_beforehand_with_weights_give_the_same_figures() -> None:

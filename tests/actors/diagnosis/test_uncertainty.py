@@ -75,6 +75,13 @@ def test_intervals_hold_their_figure_and_keep_to_its_range(seed: int, n: int, ow
     assert all(1 / 1000 <= null.p_value <= 1 for null in sure.nulls.values())
 
 
+def test_the_interval_of_a_saturated_estimate_is_not_cut_at_the_entropy_of_the_prompts_that_were_drawn() -> None:
+    report, sure = measured(scores_of(0, 12, own=200.0, copies=4))
+    interval = sure.intervals["mi_seq_est"]
+    assert report.mi_seq_est == pytest.approx(report.upper_bound) and report.num_prompts == 8
+    assert report.upper_bound + 0.05 < interval.high <= np.log(8) + 1e-9, "other draws repeat other prompts"
+
+
 def test_a_perfect_share_is_not_certain_and_one_by_construction_is() -> None:
     report, sure = measured(scores_of(0, 8, own=80.0))
     assert report.retrieval_accuracy == 1.0

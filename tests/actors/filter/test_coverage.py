@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from actors.filter.floors import Ranked, added_by_floors
 from actors.filter.measure import GroupStatistics
 from actors.filter.windows import make_window
 from cluster.metrics import REGISTRY
-from tests.actors.filter.test_windows import wins
+from tests.actors.filter.test_windows import group, wins
 
 GROUPS = st.lists(
     st.tuples(st.sampled_from("abcd"), st.integers(0, 8)), min_size=1, max_size=12
@@ -134,6 +135,37 @@ def test_the_floor_of_a_step_adds_the_best_of_all_and_counts_those_of_the_kinds(
     added = added_by_floors(groups, {"b": 2}, {}, FilterConfig(kind_floor=0.25, min_groups=4))
     assert list(added) == ["1", "2", "3"] and "kind_floor" in added["1"] and "min_groups" in added["2"]
     assert len(added_by_floors(groups, {}, {}, FilterConfig(min_groups=99))) == 4
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=4, max_size=4), min_size=2, max_size=8),
+    st.sampled_from([("reward_variance", "top_p"), ("reward_mean", "top_k"), ("reward_variance", "top_k")]),
+    st.sampled_from(["largest", "smallest"]),
+    st.sampled_from([{"min_groups": 5}, {"kind_floor": 1.0}, {"kind_floor": 1.0, "window": "sliding"}]),
+    st.sampled_from(["paper", "ragen"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_floor_adds_a_group_without_a_score_above_zero(rows, ranked_by, keep, floor, compat) -> None:
+    statistic, rule = ranked_by
+    config = FilterConfig(
+        statistic=statistic, rule=rule, rho=0.4, epsilon=0.0, keep=keep, include_zero=True, compat=compat, **floor
+    )
+    window = make_window(config)
+    groups = [replace(group(row, number), kind="a") for number, row in enumerate(rows)]
+    for one in groups:
+        window.admit(one)
+    found = window.close(0)
+    above = {d.group_id for d in found.decisions if d.score is not None and d.score > 1e-10}
+    assert {d.group_id for d in found.kept if d.code == "floor"} <= above
+    if found.kept and "min_groups" in floor:
+        assert above <= {d.group_id for d in found.kept} or len(found.kept) >= 5
+
+
+def test_zeros_that_the_rule_may_keep_are_not_added_by_the_floor_of_a_step() -> None:
+    window = make_window(FilterConfig(include_zero=True, min_groups=3))
+    for number, row in enumerate(([0.0, 1.0, 0.0, 1.0], [1.0] * 4, [0.0] * 4)):
+        window.admit(group(row, number))
+    assert [d.code for d in window.close(0).decisions] == ["selected", "below_threshold", "below_threshold"]
 
 
 def test_a_step_keeps_its_fewest_groups_unless_the_rule_keeps_none() -> None:

@@ -270,6 +270,18 @@ def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing
     assert scorer.state()["ema"]["first_turn"]["value"] is not None
 
 
+@pytest.mark.parametrize("max_pairs", [None, 64])
+def test_perfect_dependence_is_saturated_although_draws_repeat_their_contexts(max_pairs: int | None) -> None:
+    config = CONFIG.model_copy(update={"trajectory_draws": 32, "max_pairs": max_pairs})
+    found = Scorer(Oracle(50.0), config, seed=1).score(1, 0, window(num_groups=16))
+    assert found["trajectory/num_samples"] == 32 and found["trajectory/num_prompts"] <= 16
+    assert found["trajectory/upper_bound"] <= math.log(16) + 1e-9
+    assert found["trajectory/mi_seq_est"] == pytest.approx(found["trajectory/upper_bound"])
+    assert found["trajectory/mi_saturated"] == found["first_turn/mi_saturated"] == 1.0
+    template = Scorer(Oracle(0.0), config, seed=1).score(1, 0, window(num_groups=16))
+    assert template["trajectory/mi_saturated"] == 0.0
+
+
 def test_under_a_budget_a_reasoning_the_model_gives_nan_is_counted_and_left_out() -> None:
     class Broken(Oracle):
         def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:

@@ -74,10 +74,15 @@ def test_under_noise_alone_the_mean_of_q_is_zero_whatever_rho_keeps() -> None:
     assert (np.abs(mean) < 3.5 * error).all()
 
 
-@given(st.lists(st.integers(0, SIZE), min_size=1, max_size=8), st.sampled_from([0.3, 0.9, 1.0]), st.integers(0, 3))
+@given(
+    st.lists(st.integers(0, SIZE), min_size=1, max_size=8),
+    st.sampled_from([0.3, 0.9, 1.0]),
+    st.integers(0, 3),
+    st.booleans(),
+)
 @settings(max_examples=40, deadline=None)
-def test_a_choice_is_that_of_the_filter_itself(counts: list[int], rho: float, floor: int) -> None:
-    config = FilterConfig(rho=rho, min_groups=floor, no_signal_limit=99)
+def test_a_choice_is_that_of_the_filter_itself(counts: list[int], rho: float, floor: int, zeros: bool) -> None:
+    config = FilterConfig(rho=rho, min_groups=floor, include_zero=zeros, no_signal_limit=99)
     window, groups = make_window(config), groups_of(counts)
     for group in groups:
         window.admit(group)
