@@ -12,7 +12,8 @@
                                              other ranks           or NCCL              weights again
     scorer             MI proxies            groups and weights    coordinator          it is reported as late;
                                                                                         training continues
-    archive            Parquet parts         disk                  disk                 awaited one step later
+    archive            Parquet parts         disk                  disk                 the run ends after a bound;
+                                                                                        awaited one step later
     uploads            the copy in `store`   closed files, store   coordinator, store   the run ends after a bound;
                                                                                         never awaited before the end
     desk               requests of `squelch  the coordinator       `squelch scale`      the caller is told
