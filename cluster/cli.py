@@ -53,7 +53,7 @@ examples:
   squelch warmup Qwen/Qwen2.5-3B warm/qwen --env Sokoban
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer
-  squelch gradients runs/frozenlake            task and regulariser gradients by reward variance
+  squelch gradients runs/frozenlake --groups 8 task and regulariser gradients by reward variance
   squelch report runs/frozenlake               the paper's figures of a run; of a sweep: runs/SWEEP
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch dashboards push --prometheus http://127.0.0.1:9090

@@ -23,6 +23,9 @@ pip_torch() {
         || fail "no CPU build of $torch in the configured index or $torch_index; the lines above say what pip missed"
 }
 
+# Whether the environment was made with LOCKED: nothing without a digest is ever installed into it.
+is_locked() { [[ $(cat "$venv/.squelch-setup" 2>/dev/null || true) == *-locked-/* ]]; }
+
 python_version() { "$python" -c "import sys; sys.exit(not ($1))" || fail "$("$python" --version) $2"; }
 
 setup_environment() {
@@ -32,7 +35,7 @@ setup_environment() {
     have=$(cat "$stamp" 2>/dev/null || true)
     # A locked environment serves every call; an open one serves only calls without LOCKED.
     if [ "$have" = "$locked" ] || { [ -z "${LOCKED:-}" ] && [ "$have" = "$open" ]; }; then return; fi
-    [[ $have != *-locked-/* ]] || fail "$venv is locked and out of date: remove it and repeat"
+    ! is_locked || fail "$venv is locked and out of date: remove it and repeat"
     if [ -n "${LOCKED:-}" ]; then
         install_locked
         echo "$locked" > "$stamp"
@@ -77,9 +80,10 @@ setup_foreign() {
     [ "${package[*]}" = "-e .[$kind,test]" ] || return 0
     "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
         reasoning_gym textarena && return
-    if [ -n "${LOCKED:-}" ] || ! pip -c deploy/constraints.txt -e ".[reasoning-gym,textarena]" 2>/dev/null; then
+    if is_locked || ! pip -c deploy/constraints.txt -e ".[reasoning-gym,textarena]" 2>/dev/null; then
         echo "setup: reasoning-gym and textarena are not installed; their tests are skipped with a message" \
-            "($venv/bin/python -m pip install -e '.[reasoning-gym,textarena]'; needs a C compiler and no LOCKED)" >&2
+            "($venv/bin/python -m pip install -e '.[reasoning-gym,textarena]'; needs a C compiler and an environment" \
+            "that was set up without LOCKED)" >&2
     fi
 }
 

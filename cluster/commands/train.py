@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     from cluster.commands.existing_runs.report import after_the_run
     from cluster.loop.run import train
 
-    code = train(config, options.resume, say)
-    if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
-        after_the_run(config.run_dir, say)
-    return code
+    def report() -> None:
+        if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
+            after_the_run(config.run_dir, say)
+
+    return train(config, options.resume, say, report)

@@ -276,7 +276,8 @@ class Fleet:
         self.players.move(player, State.HEALTHY)
 
     async def suspect_worker(self, member: Member[Worker]) -> bool:
-        """Requests a token from a worker after a whole group failed on it; True if it is dead or was replaced since."""
+        """Requests a token from a worker under which a trajectory failed in generation; True if it is dead or was
+        replaced since."""
         if member.state in FINAL:
             return True
         if member.state is State.HEALTHY:

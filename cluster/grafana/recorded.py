@@ -4,25 +4,29 @@ What only a live process exports, such as its memory, is not recorded; panels of
 begins. Prometheus and promtool must be installed (Debian's package `prometheus` has both).
 
     party       waits for                  on time-out
-    this        the run's metrics          it is not scraped if it does not answer within `ANSWER_TIMEOUT_S`
+    this        the run's metrics          it is not scraped if it does not answer within `ANSWER_TIMEOUT_S`, or asks
+                                           for a token that this has not, which is said
     this        promtool, to store         it is ended after `STORE_TIMEOUT_S`
     this        Prometheus, to be ready    it is ended after `READY_TIMEOUT_S`; the error shows its last lines
     this        Prometheus, to end         it is killed after `STOP_TIMEOUT_S`
 
-It listens on 127.0.0.1, on a free port, and keeps everything in a temporary folder that ends with it.
+It listens on 127.0.0.1, on a free port, and keeps everything in a temporary folder that ends with it. Nobody else can
+enter the folder: the token of the run's metrics is there.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +35,9 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from urllib3.exceptions import HTTPError
 
-from actors.metrics.exporter import StoreCollector
+from actors.metrics.exporter import TOKEN, StoreCollector
 from actors.metrics.series import MetricStore
+from actors.process.interfaces import interface_addresses, is_loopback
 from cluster.errors import UserError
 from cluster.grafana.prometheus import MAX_ANSWER, Prometheus
 from cluster.metrics import REGISTRY
@@ -46,6 +51,7 @@ NAMES = {"run": "name", "environment": "environment.name", "filter": "filter.rul
 """Labels of `squelch_run_info`, and the settings that they show."""
 JOB, ADDRESS = "squelch", "127.0.0.1:9464"
 """What a scrape adds to every series: the job and the address, here of runs that are not scraped."""
+TOKEN_FILE = "token"
 
 
 def samples(
@@ -86,13 +92,18 @@ def _exposed(registry: CollectorRegistry, address: str) -> list[tuple[str, str]]
 
 @contextmanager
 def prometheus_over(
-    lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], name: str, live: bool = False
+    lines: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    name: str,
+    live: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Prometheus]:
     """A Prometheus that holds the run's samples, on a free port of this machine.
 
     Args:
         lines: of the run's metrics.jsonl; settings: the run's, by dotted key; name: the run's.
         live: whether the run is scraped too, if it answers where its settings say that it exports.
+        say: told why a run cannot be scraped that asks for a token.
     Raises:
         UserError: Prometheus is not installed, or does not start.
     """
@@ -103,8 +114,10 @@ def prometheus_over(
         folder = Path(scratch)
         if lines:
             _store(programs[0], folder, samples(lines, run, address or ADDRESS))
-        answers = live and address is not None and _exports(address, name)
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(_config(address if answers else None)))
+        target = _target(address, name, say) if live and address is not None else None
+        if target is not None and target.token:
+            (folder / TOKEN_FILE).write_text(target.token)
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(_config(target)))
         with _serving(programs[1], folder) as url:
             yield Prometheus(url)
 
@@ -115,26 +128,58 @@ def _address(settings: Mapping[str, Any]) -> str | None:
     return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{port}" if port else None
 
 
-def _exports(address: str, name: str) -> bool:
-    """Whether the run of this name exports its metrics there; another run may have taken the port since."""
-    text = _answer(f"http://{address}/metrics") or ""
+@dataclass(frozen=True)
+class Target:
+    """Where a run exports its metrics, and the token that it asks for; empty if it asks for none."""
+
+    address: str
+    token: str = ""
+
+
+def _target(address: str, name: str, say: Callable[[str], None]) -> Target | None:
+    """The run of this name, if it exports its metrics there; another run may have taken the port since. The token is
+    sent to this machine alone, because the address is what a run's folder says, which may be a stranger's."""
+    token, host = os.environ.get(TOKEN, ""), address.rpartition(":")[0]
+    status, text = _answer(f"http://{address}/metrics")
+    if status != 401:
+        return Target(address) if _shows(text, name) else None
+    if not token:
+        return say(f"{name} is not scraped: {address} asks for a token; set {TOKEN} to that of the run")
+    if not _is_here(host):
+        return say(f"{name} is not scraped: {TOKEN} is sent to this machine alone, and {host} is no address of it")
+    status, text = _answer(f"http://{address}/metrics", {"Authorization": f"Bearer {token}"})
+    if status != 200:
+        return say(f"{name} is not scraped: {address} refuses the token in {TOKEN}; set it to that of the run")
+    return Target(address, token) if _shows(text, name) else None
+
+
+def _is_here(host: str) -> bool:
+    return is_loopback(host) or any(host in held for held in interface_addresses().values())
+
+
+def _shows(text: str, name: str) -> bool:
+    """Whether these are the metrics of the run of this name."""
     shown = name.replace("\\", r"\\").replace('"', r"\"")
     return any(line.startswith("squelch_run_info{") and f'run="{shown}"' in line for line in text.splitlines())
 
 
-def _answer(url: str) -> str | None:
-    """The text at an address of this machine; None without one. No proxy is asked."""
+def _answer(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """The status and the text at an address; 0 without an answer. No proxy is asked, and no redirection followed."""
     try:
-        answer = urllib3.request("GET", url, timeout=ANSWER_TIMEOUT_S, retries=False, preload_content=False)
+        answer = urllib3.request(
+            "GET", url, headers=headers, timeout=ANSWER_TIMEOUT_S, retries=False, redirect=False, preload_content=False
+        )
         with answer:
-            return answer.read(MAX_ANSWER).decode(errors="replace") if answer.status == 200 else None
+            return answer.status, answer.read(MAX_ANSWER).decode(errors="replace")
     except (HTTPError, ValueError):
-        return None
+        return 0, ""
 
 
-def _config(address: str | None) -> dict[str, Any]:
-    jobs = [{"job_name": JOB, "static_configs": [{"targets": [address]}]}] if address else []
-    return {"global": {"scrape_interval": f"{INTERVAL_S:g}s"}, "scrape_configs": jobs}
+def _config(target: Target | None) -> dict[str, Any]:
+    job: dict[str, Any] = {"job_name": JOB, "static_configs": [{"targets": [target.address]}]} if target else {}
+    if target and target.token:
+        job |= {"authorization": {"credentials_file": TOKEN_FILE}, "follow_redirects": False}
+    return {"global": {"scrape_interval": f"{INTERVAL_S:g}s"}, "scrape_configs": [job] if job else []}
 
 
 def _store(promtool: str, folder: Path, text: str) -> None:
@@ -172,7 +217,7 @@ def _serving(prometheus: str, folder: Path) -> Iterator[str]:
 def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     end = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < end and process.poll() is None:
-        if _answer(f"{url}/-/ready") is not None:
+        if _answer(f"{url}/-/ready")[0] == 200:
             return
         time.sleep(0.2)
     raise UserError(f"prometheus did not become ready: {log.read_text(errors='replace')[-1000:]}")

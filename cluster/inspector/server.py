@@ -45,7 +45,7 @@ def serve(
         UserError: the port cannot be opened, the run's index cannot be read, or Prometheus is not installed.
     """
     listening = listen(host, port)
-    with listening, _prometheus(folder, prometheus) as asked:
+    with listening, _prometheus(folder, prometheus, say) as asked:
         access = access_of(host, listening.getsockname()[1], token, names)
         app = application(folder, access, prometheus=asked)
         say(f"{folder.name}: {url(host, access)}  (Ctrl-C ends it; the run is only read)")
@@ -56,14 +56,16 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _prometheus(folder: RunFolder, given: str | None) -> AbstractContextManager[Prometheus | None]:
+def _prometheus(
+    folder: RunFolder, given: str | None, say: Callable[[str], None]
+) -> AbstractContextManager[Prometheus | None]:
     """The Prometheus that is given, or one of our own while the context lasts."""
     if given != OWN:
         return nullcontext(None if given is None else Prometheus(given))
     from cluster.grafana.recorded import prometheus_over
 
     live = folder.current_summary() is None
-    return prometheus_over(folder.metrics(), folder.settings(), folder.name, live)
+    return prometheus_over(folder.metrics(), folder.settings(), folder.name, live, say)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ The parts of one step, and the parties for which the coordinator waits (modules 
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     probe      the probe's tasks           environment actors          played again, or fails (tickets.playing)
     record     spans of players, workers   the same actors             the late actor's spans are missing
-    archive    the previous step's part    disk                        the run ends; the path is named
+    archive    the previous step's part    disk                        said; then the run ends and names the folder
     checkpoint every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
 
 Nothing waits for the metrics endpoint. Only the last step waits for the scorer, because no later record could hold the
@@ -98,7 +98,7 @@ class Coordinator:
         self.source = _training_tickets(config, state.cursor)
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
         self.play = Play(config, fleet)
-        self.archiving = Archiving(archive, fleet.parties.payloads)
+        self.archiving = Archiving(archive, fleet.parties.payloads, config.run_dir, say)
         watchdog = Watchdog(self.journal.event, recorder.set)
         self.learning = Learning(config, fleet, self.journal, self.archiving, state, watchdog, say)
         self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)

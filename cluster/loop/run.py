@@ -12,7 +12,8 @@
                                              other ranks           or NCCL              weights again
     scorer             MI proxies            groups and weights    coordinator          it is reported as late;
                                                                                         training continues
-    archive            Parquet parts         disk                  disk                 awaited one step later
+    archive            Parquet parts         disk                  disk                 the run ends after a bound;
+                                                                                        awaited one step later
     uploads            the copy in `store`   closed files, store   coordinator, store   the run ends after a bound;
                                                                                         never awaited before the end
     desk               requests of `squelch  the coordinator       `squelch scale`      the caller is told
@@ -70,9 +71,13 @@ class Interrupted(Exception):
         self.signal = number
 
 
-def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
+def train(
+    config: RunConfig, resume: bool, say: Callable[[str], None], at_end: Callable[[], None] = lambda: None
+) -> int:
     """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped).
 
+    Args:
+        at_end: called once the run has ended with an exit code, before the last upload, which sends what it writes.
     Raises:
         UserError: bad input. Every check that needs no actor is made before anything is started, or written outside of
             `store`.
@@ -81,10 +86,13 @@ def train(config: RunConfig, resume: bool, say: Callable[[str], None]) -> int:
     _check_loggers(config)
     uploads = open_uploads(config, resume, say)
     if uploads is None:
-        return _run(config, resume, None, say)
+        code = _run(config, resume, None, say)
+        at_end()
+        return code
     with closing(uploads):
         try:
             code = _run(config, resume, uploads, say)
+            at_end()
         finally:
             left = uploads.finish()
             if left:

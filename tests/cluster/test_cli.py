@@ -105,6 +105,7 @@ def test_every_file_and_module_that_the_documents_name_exists(page):
     modules = [name.replace(".", "/") for name in re.findall(rf"python -m ((?:{ROOMS})[\w.]+)", text)]
     named = {name for name in [*files, *modules] if not re.search("[A-Z]{2}", name)}
     assert {name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()} == set()
+    assert set(re.findall(r"`(test_\w+)`", text)) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 def test_every_command_explains_itself(capsys):

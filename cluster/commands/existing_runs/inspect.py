@@ -37,7 +37,8 @@ examples:
 
 environment:
   {TOKEN}    the token, instead of a random one; at least {LEAST_TOKEN} characters
-  PROMETHEUS_TOKEN         bearer token for --prometheus"""
+  PROMETHEUS_TOKEN         bearer token for --prometheus URL
+  SQUELCH_METRICS_TOKEN    the run's, for --prometheus own, if the run exports its metrics beyond loopback"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

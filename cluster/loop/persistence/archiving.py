@@ -1,8 +1,12 @@
 """The coordinator's side of the archive: a step's groups are written during the next step.
 
-The next step's part, a checkpoint and a recovery of the learner wait until the previous part is on disk. Reading and
-writing the disk has no time-out; an error of the disk ends the run and names the path
-(`actors.archive.store.ArchiveError`).
+    waits for                         unblocked by   on time-out
+    the previous part: the next       the disk       said after `SLOW_S`; after `DISK_TIMEOUT_S` the run ends and
+    part, a checkpoint, a recovery                   names the folder
+    rows of a written part            the disk       the same
+
+An error of the disk ends the run too and names the file (`actors.archive.store.ArchiveError`). A disk that hangs, as a
+mounted one may, keeps the thread of its call and nothing else.
 
 The rows are with the driver before the learner trains on the step (`Play.rows`), and `Archiving` holds them until it
 writes them: a host that is lost later takes none of them with it, also if the step must be trained on again. Rows that
@@ -12,22 +16,31 @@ are lost before are those of a step that can be played again.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from actors.archive.store import ArchiveError
 from actors.filter.decisions import StepDecision
 from cluster.control.parties import Archive, Payload, Payloads
+from cluster.fleet.waiting import bounded
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
+SLOW_S, DISK_TIMEOUT_S = 60.0, 600.0
+"""Seconds of one part's write or read after which it is reported, and after which the run ends."""
+
 
 class Archiving:
-    """Writes the parts of the archive, at most one at a time."""
+    """Writes the parts of the archive, which is in `run_dir`, at most one at a time."""
 
-    def __init__(self, archive: Archive, payloads: Payloads) -> None:
-        self.archive, self.payloads = archive, payloads
+    def __init__(self, archive: Archive, payloads: Payloads, run_dir: Path, say: Callable[[str], None]) -> None:
+        self.archive, self.payloads, self.run_dir, self.say = archive, payloads, run_dir, say
         self._writing: asyncio.Task[None] | None = None
         self._held: tuple[int, Mapping[str, pa.Table]] = (0, {})
         """The step in training and the rows of its groups, until they are written."""
@@ -44,7 +57,7 @@ class Archiving:
         self._writing.add_done_callback(_noticed)
 
     async def finish(self) -> None:
-        """Waits until the newest part is on disk."""
+        """Waits until the newest part is on disk. ArchiveError if the disk refuses, or hangs."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await writing
@@ -56,14 +69,47 @@ class Archiving:
         if step == held_step:
             return [self.payloads.put(held[ticket_id]) for ticket_id in ids]
         await self.finish()
-        tables = await asyncio.to_thread(self.archive.groups, step, ids)
+        tables = await self._by_disk(f"step {step} was not read", self.archive.groups, step, ids)
         return [self.payloads.put(table) for table in tables]
 
     async def _write(self, decision: StepDecision, tables: Sequence[pa.Table]) -> None:
         started = time.time()
         decided = {d.group_id: d for d in decision.decisions}
-        await asyncio.to_thread(self.archive.write_groups, decision.step, tables, decided, decision.filter)
-        self.archive.event("archive", "write", started, time.time(), step=decision.step)
+        write, step = self.archive.write_groups, decision.step
+        await self._by_disk(f"step {step} was not written", write, step, tables, decided, decision.filter)
+        self.archive.event("archive", "write", started, time.time(), step=step)
+
+    async def _by_disk(self, late: str, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of a call that the disk answers. ArchiveError that says what is `late` after `DISK_TIMEOUT_S`."""
+        answer = asyncio.get_running_loop().run_in_executor(_OwnThread(), call, *arguments)
+        await asyncio.wait({answer}, timeout=SLOW_S)
+        if not answer.done():
+            where = f"{self.run_dir}: the groups of {late} within"
+            self.say(f"archive: {where} {SLOW_S:g} s; the run waits for its disk up to {DISK_TIMEOUT_S:g} s")
+        try:
+            return await bounded(answer, DISK_TIMEOUT_S - SLOW_S)
+        except TimeoutError as error:
+            raise ArchiveError(
+                f"{self.run_dir}: the groups of {late} within {DISK_TIMEOUT_S:g} s; is its disk still there? Continue "
+                "with --resume once it answers"
+            ) from error
+
+
+class _OwnThread(Executor):
+    """Makes each call in a daemon thread of its own: one that never returns keeps the process from no end."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=_answer, args=(future, fn, args, kwargs), name="archive", daemon=True).start()
+        return future
+
+
+def _answer(future: Future[T], fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:  # the caller's to judge
+        future.set_exception(error)
 
 
 def _noticed(writing: asyncio.Task[None]) -> None:

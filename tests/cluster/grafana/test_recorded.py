@@ -1,13 +1,18 @@
 """A Prometheus over one run holds what the run recorded, at the times at which it recorded it."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
 from cluster.errors import UserError
+from cluster.grafana import recorded
 from cluster.grafana.boards import Chosen
 from cluster.grafana.prometheus import Prometheus, Span
 from cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, prometheus_over, samples
@@ -63,6 +68,69 @@ def test_a_live_run_is_scraped_where_it_exports_and_another_run_on_its_port_is_n
             assert prometheus.now("up") == []
     finally:
         recorder.close()
+
+
+@contextmanager
+def configured(
+    monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, Any], name: str = "a"
+) -> Iterator[tuple[Path, list[dict[str, Any]], list[str]]]:
+    """The folder of a Prometheus over a live run, the scrapes in its configuration, and what was said; no program of
+    Prometheus is started."""
+
+    @contextmanager
+    def serving(_: str, folder: Path) -> Iterator[str]:
+        yield str(folder)
+
+    said: list[str] = []
+    monkeypatch.setattr(recorded, "_program", str)
+    monkeypatch.setattr(recorded, "_serving", serving)
+    with prometheus_over([], settings, name, live=True, say=said.append) as prometheus:
+        folder = Path(prometheus.url)
+        yield folder, yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"], said
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, Any]]:
+    """The settings of a live run whose metrics ask for a token."""
+    monkeypatch.setenv("SQUELCH_METRICS_TOKEN", "a-token-of-20-letters")
+    recorder = Recorder(RecorderConfig(host="0.0.0.0", port=0), REGISTRY)
+    recorder.start()
+    recorder.set("squelch_run_info", 1, **RUN)
+    yield SETTINGS | {"recorder.host": "0.0.0.0", "recorder.port": recorder.port}
+    recorder.close()
+
+
+def test_a_run_that_asks_for_a_token_is_scraped_with_it_and_nobody_else_can_read_it(monkeypatch, guarded) -> None:
+    with configured(monkeypatch, guarded) as (folder, [job], said):
+        assert job["static_configs"] == [{"targets": [f"127.0.0.1:{guarded['recorder.port']}"]}] and said == []
+        assert (folder / job["authorization"]["credentials_file"]).read_text() == "a-token-of-20-letters"
+        assert folder.stat().st_mode & 0o777 == 0o700 and "a-token" not in (folder / "prometheus.yml").read_text()
+    with configured(monkeypatch, guarded, "another") as (_, jobs, _):
+        assert jobs == []
+
+
+@pytest.mark.parametrize(
+    ("token", "why"), [("", "asks for a token; set"), ("of-another-run-altogether", "refuses the")]
+)
+def test_a_run_whose_token_is_not_at_hand_is_said_to_be_left_out(monkeypatch, guarded, token, why) -> None:
+    monkeypatch.setenv("SQUELCH_METRICS_TOKEN", token)
+    with configured(monkeypatch, guarded) as (_, jobs, [said]):
+        assert jobs == [] and said.startswith(f"a is not scraped: 127.0.0.1:{guarded['recorder.port']} {why}")
+        assert "SQUELCH_METRICS_TOKEN" in said
+
+
+def test_the_token_is_not_sent_to_an_address_elsewhere_that_a_runs_folder_names(monkeypatch) -> None:
+    def asked(_: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        assert headers is None
+        return 401, ""
+
+    monkeypatch.setenv("SQUELCH_METRICS_TOKEN", "a-token-of-20-letters")
+    monkeypatch.setattr(recorded, "_answer", asked)
+    with configured(monkeypatch, SETTINGS | {"recorder.host": "192.0.2.7"}) as (_, jobs, said):
+        assert jobs == []
+        assert said == [
+            "a is not scraped: SQUELCH_METRICS_TOKEN is sent to this machine alone, and 192.0.2.7 is no address of it"
+        ]
 
 
 def test_a_long_run_has_no_more_samples_than_promtool_stores_soon() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.archive.store import ArchiveError
 from actors.archive.writer import Archive
 from actors.config import FilterConfig, RecorderConfig
 from actors.filter.measure import GroupStatistics
@@ -19,6 +21,7 @@ from actors.metrics.exporter import Recorder
 from cluster.control.party_errors import Died, Failed, Refused
 from cluster.errors import UserError
 from cluster.loop.filtering import Filtering
+from cluster.loop.persistence import archiving as archiving_side
 from cluster.loop.persistence.archiving import Archiving
 from cluster.loop.persistence.journal import Journal
 from cluster.metrics import REGISTRY
@@ -279,7 +282,7 @@ def test_a_part_is_on_disk_before_the_next_is_begun() -> None:
         written.append(step)
 
     archive = SimpleNamespace(write_groups=write, event=lambda *_, **__: None)
-    archiving = Archiving(archive, SimpleNamespace())
+    archiving = Archiving(archive, SimpleNamespace(), Path("run"), pytest.fail)
 
     async def two_steps() -> None:
         for step in (1, 2):
@@ -304,13 +307,33 @@ def test_stored_groups_are_read_once_their_part_is_on_disk() -> None:
         return [f"rows of {name}" for name in ids]
 
     archive = SimpleNamespace(write_groups=write, groups=groups, event=lambda *_, **__: None)
-    archiving = Archiving(archive, SimpleNamespace(put=lambda table: (table,)))
+    archiving = Archiving(archive, SimpleNamespace(put=lambda table: (table,)), Path("run"), pytest.fail)
 
     async def write_and_read() -> list[Any]:
         await archiving.begin(SimpleNamespace(step=7, decisions=[], filter=""), [])
         return await archiving.stored(7, ["b", "a"])
 
     assert asyncio.run(write_and_read()) == [("rows of b",), ("rows of a",)]
+
+
+def test_a_disk_that_hangs_is_said_and_ends_the_run_with_its_path(monkeypatch, tmp_path: Path) -> None:
+    there, said = threading.Event(), list[str]()
+    monkeypatch.setattr(archiving_side, "SLOW_S", 0.02)
+    monkeypatch.setattr(archiving_side, "DISK_TIMEOUT_S", 0.05)
+    archive = SimpleNamespace(write_groups=lambda *_: there.wait(60), groups=lambda *_: there.wait(60))
+    archiving = Archiving(archive, SimpleNamespace(), tmp_path, said.append)
+
+    async def write() -> None:
+        await archiving.begin(SimpleNamespace(step=7, decisions=[], filter=""), [])
+        await archiving.finish()
+
+    for late, work in (("step 7 was not written", write), ("step 7 was not read", lambda: archiving.stored(7, ["a"]))):
+        started = time.monotonic()
+        with pytest.raises(ArchiveError, match=rf"^{tmp_path}: the groups of {late} within 0.05 s; is its disk"):
+            asyncio.run(work())
+        assert time.monotonic() - started < 30, "the loop's end waits for no thread"
+        assert said.pop().startswith(f"archive: {tmp_path}: the groups of {late} within 0.02 s; the run waits")
+    there.set()
 
 
 def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:

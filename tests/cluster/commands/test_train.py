@@ -1,0 +1,50 @@
+"""`squelch train` with a store: what the end of a run writes is in the store too."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.archive.store import LocalStore
+from cluster.cli import main
+from cluster.commands.existing_runs import report
+from cluster.config import RunConfig
+from cluster.loop import run
+from cluster.loop.persistence.uploading import Uploads
+from cluster.runs.in_store.manifest import newest
+
+
+def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None]) -> int:
+    """The exit code of a run that records one step and whose report `report_of` writes."""
+
+    def trained(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable[[str], None]) -> int:
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+        assert uploads is not None
+        uploads.begin()
+        return 0
+
+    (tmp_path / "store").mkdir()
+    monkeypatch.setattr(run, "_run", trained)
+    monkeypatch.setattr(report, "after_the_run", lambda run_dir, _: report_of(run_dir))
+    return main(["train", "frozenlake", f"runs_dir={tmp_path / 'scratch'}", f"store={tmp_path / 'store'}", "name=it"])
+
+
+def test_the_store_has_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def write(run_dir: Path) -> None:
+        (run_dir / "report-data").mkdir()
+        (run_dir / "report-data" / "dynamics.csv").write_text("step\n")
+        (run_dir / "report.html").write_text("page")
+
+    assert train(monkeypatch, tmp_path, write) == 0
+    stored = newest(LocalStore(tmp_path / "store" / "it")).files
+    assert {"metrics.jsonl", "report.html", "report-data/dynamics.csv"} <= stored.keys()
+
+
+def test_a_report_that_is_interrupted_loses_no_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(run_dir: Path) -> None:
+        (run_dir / "summary.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    assert train(monkeypatch, tmp_path, interrupted) == 130
+    assert "summary.json" in newest(LocalStore(tmp_path / "store" / "it")).files
