@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", default="best", help="best, last, initial, or a step number (default: best)")
     parser.add_argument("--tasks", type=int, default=512, help="number of validation tasks (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.5, help="sampling temperature (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with the places of the solved tasks")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the tasks that were solved")
 
 
 def run(options: argparse.Namespace) -> int:
