@@ -96,6 +96,7 @@ FIGURES = {
     "format_validity": "format_validity",
     "length": "reasoning_length",
     "step_seconds": "seconds/step",
+    "validation_failed": "validation/failed",
 }
 """Figures of a step that are kept, by the keys of metrics.jsonl; those that a run lacks are left out. A scoring and a
 reading of the probe are recorded with a later step than `scored_step` and `probe_step`, which they describe."""
@@ -128,6 +129,12 @@ def reasonings(folder: Path, step: int) -> list[dict[str, str]]:
     ]
 
 
+def note_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a reader must know of a run's validations, given its metrics; empty if all tasks were played."""
+    failed = max((row.get("validation/failed") or 0.0 for row in rows), default=0.0)
+    return f"up to {failed:.0f} validation tasks failed and count as no success" if failed else ""
+
+
 def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     """The content of a run's file. UserError if the run has neither finished nor ended for lack of signal."""
     run, summary = finished(folder)
@@ -136,6 +143,7 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     return {
         "name": folder.name,
         **labels,
+        "note": note_of(run.metrics()),
         "environment": summary["environment"],
         "filter": summary["filter"]["rule"],
         "entropy": settings[ENTROPY],
@@ -233,6 +241,11 @@ def early_ends(found: Sequence[Kept]) -> list[str]:
     return lines
 
 
+def remarks(found: Sequence[Kept]) -> list[str]:
+    """A line for each run whose file has a `note`: what a reader must know who compares it."""
+    return [f"{one['name']}: {one['note']}" for one in found if one.get("note")]
+
+
 def side_by_side(one: Kept) -> list[str]:
     """The run's first reasonings of its first and of its last step as a Markdown table."""
     first, last = sorted(one["reasonings"], key=int)[0], sorted(one["reasonings"], key=int)[-1]
@@ -268,7 +281,7 @@ def markdown(found: Sequence[Kept]) -> str:
     """The text of docs/real-model-study.md."""
     heads = [head.replace("|", "\\|") for head in COLUMNS]
     lines = [HEAD, *markdown_table(heads, ([str(cell) for cell in row] for row in report_rows(found)))]
-    if notes := [*compared(found), *early_ends(found)]:
+    if notes := [*compared(found), *early_ends(found), *remarks(found)]:
         lines += ["", *(f"- {note}" for note in notes)]
     for one in found:
         lines += ["", f"## The first reasonings of {one['name']}", "", *side_by_side(one)]
@@ -285,7 +298,7 @@ def report(quick: bool = False) -> Report:
     """Reports the committed files."""
     found = [parsed(file, whole) for file in sorted(RESULTS.glob("*.json"))]
     done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
-    notes = [*compared(found), *early_ends(found), f"{done} of {len(STUDY.cells)} runs are done"]
+    notes = [*compared(found), *early_ends(found), *remarks(found), f"{done} of {len(STUDY.cells)} runs are done"]
     figures = {"benchmark": "real_model_study", "runs": found}
     return Report(figures, COLUMNS, report_rows(found), notes, markdown(found))
 

@@ -121,6 +121,15 @@ def test_a_run_without_signal_is_compared_by_its_last_validation_and_reported() 
     assert "after step 36 of 60" in told and "of step 0, counts" in told
 
 
+def test_a_run_whose_validation_tasks_failed_says_so_under_the_table() -> None:
+    note = real_model.note_of(
+        [{"validation/failed": 0.0}, {}, {"validation/failed": 579.0}, {"validation/failed": None}]
+    )
+    assert note.startswith("up to 579 ") and real_model.note_of([{"validation/failed": 0.0}, {}]) == ""
+    assert f"- countdown-top_p_s0: {note}" in markdown([kept() | {"note": note}])
+    assert "countdown-top_p_s0: " not in markdown([kept() | {"note": ""}])
+
+
 def test_a_finished_run_in_a_cells_folder_is_condensed_by_the_study(tmp_path, monkeypatch) -> None:
     cell, kept_of = STUDY.cells[0], []
     own = replace(
