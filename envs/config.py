@@ -55,8 +55,8 @@ class EnvironmentConfig(Settings):
     `tiny` is the closed vocabulary of the tiny policy (`model.path=tiny`)."""
     format: FormatConfig = FormatConfig()
     reward_noise: RewardNoise = RewardNoise()
-    """Noise that is added to every episode's return, which makes any environment stochastic."""
+    """Noise that is added to the return of episodes, which makes any environment stochastic."""
     train_seed: int = Field(0, ge=0)
-    """The k-th training task has seed `train_seed + k`."""
+    """The k-th training task has seed `train_seed + k`; a curriculum counts its tasks from it."""
     validation_seed: int = Field(1_000_000_000, ge=0)
     """The k-th validation task has seed `validation_seed + k`. Splits are disjoint by content for all seeds."""

@@ -28,7 +28,8 @@ Capability = TypeVar("Capability")
 class Environment(Protocol):
     """One environment with text actions and text observations; a step plays one action.
 
-    - A task is determined by (environment, options, split, seed). All other randomness is determined by `noise_seed`.
+    - A task is determined by (environment, options, split, seed), and in an environment with a curriculum by its place
+      in the run, `seed - first_seed`. All other randomness is determined by `noise_seed`.
     - Tasks of the two splits differ in content. `envs.splits` decides the split of a content; a wrapper draws tasks
       until `split_of(task_key) == split`, unless its data set publishes a split.
     - The constructor's `options` were checked against `Options`. It may raise ValueError, before anything starts.
@@ -53,6 +54,9 @@ class Environment(Protocol):
     prompt: PromptName = "tiny"
     """The style of the messages; `envs.registry.make` sets it from `environment.prompt`. An environment without words
     of its own in that style keeps those that it has."""
+    first_seed: int = 0
+    """Seed of the run's first training task, so that the k-th one has `first_seed + k`; `envs.registry.make` sets it,
+    for a player from `environment.train_seed`. Only a curriculum needs it."""
     wording: Wording | None = None
     """Words in the style `prompt`, whose worked turn the system message shows; None if the environment has only
     `rules`."""
@@ -69,7 +73,8 @@ class Environment(Protocol):
     def read_action(self, text: str) -> str | None:
         """The action that a policy's text means, in the form that `step` accepts; None if it means no action.
 
-        Accepts any text, never raises, takes time linear in the text, and returns its own results unchanged.
+        Accepts any text, never raises, takes time linear in the text, and returns its own results unchanged. Only where
+        the environment runs in another process, it raises if that process does not answer, as `step` does.
         """
 
     @abc.abstractmethod

@@ -8,8 +8,8 @@ and ends its turn. Squelch's own sentences in a prompt exist once per prompt sty
 `tiny`, words and punctuation are separated by single spaces or newlines, so that a word-level tokenizer has a small
 closed vocabulary.
 
-Parsing never raises and takes time linear in the text. It decides separately which actions are executed and whether the
-turn is well formed:
+Parsing raises on no text and takes time linear in the text. It decides separately which actions are executed and
+whether the turn is well formed:
 
 - The answer is the text between the first `<answer>` after the first `</think>` and the first `</answer>` after that.
   It is one action if `max_actions_per_turn` is 1, else actions separated by `||`. The actions before the first unknown

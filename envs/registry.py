@@ -68,17 +68,28 @@ def environment_class(name: str) -> type[Environment]:
 
 
 def make(
-    name: str, split: Split = "train", options: dict[str, Any] | None = None, prompt: PromptName = "tiny"
+    name: str,
+    split: Split = "train",
+    options: dict[str, Any] | None = None,
+    prompt: PromptName = "tiny",
+    first_seed: int = 0,
 ) -> Environment:
-    """The environment of that name, whose messages are in the style `prompt`. Raises ValueError for an unknown name,
-    split or option, and for options that the style cannot express."""
-    environment = environment_class(name)
-    check_split(split)
-    read_options(name, environment.Options, options or {})  # first, so that no option is taken for another argument
-    made = environment(split=split, **(options or {}))
-    made.prompt = prompt
+    """The environment of that name, whose messages are in the style `prompt`, for a run whose first training task has
+    the seed `first_seed`. Raises ValueError for an unknown name, split or option, and for options that the style cannot
+    express."""
+    made = constructed(name, split, options or {})
+    made.prompt, made.first_seed = prompt, first_seed
     made.check()
     return made
+
+
+def constructed(name: str, split: Split, options: dict[str, Any]) -> Environment:
+    """The environment of that name as its constructor leaves it: without a style, and without `check`. Raises
+    ValueError for an unknown name, split or option."""
+    environment = environment_class(name)
+    check_split(split)
+    read_options(name, environment.Options, options)  # first, so that no option is taken for another argument
+    return environment(split=split, **options)
 
 
 def resolved(config: EnvironmentConfig, made: Environment | None = None) -> EnvironmentConfig:

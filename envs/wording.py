@@ -9,7 +9,8 @@ fields and knows no style:
 
 Demonstrations warm up a policy and are deliberately imperfect (`DemonstrationQuality`): some describe the state in
 varied wording, some are generic text that fits any state, some coordinates are wrong and some plans are random. So
-training can both increase and decrease input dependence and reward variance.
+training can both increase and decrease input dependence and reward variance. The style changes their words; how often
+each of these happens is a setting of the warm-up.
 """
 
 from __future__ import annotations
@@ -56,12 +57,10 @@ class DemonstrationQuality(Settings):
 
 
 DEFAULT_QUALITY = DemonstrationQuality()
-QUALITIES: Mapping[PromptName, DemonstrationQuality] = {
-    "tiny": DEFAULT_QUALITY,
-    "natural": DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.15),
-}
-"""The quality of demonstrations by prompt style, unless settings say otherwise. Natural ones state only what is true:
-a language model that was warmed up on demonstrations half of which are generic hardly depended on its input."""
+TRUE_QUALITY = DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.15)
+"""Demonstrations that all state the task, and nothing that is false; only some plans are bad. `benchmarks.judge` and
+tests use it. No warm-up does: those have their own qualities (`learner.warmup.settings`, `learner.warmup.tiny_recipe`).
+"""
 
 
 @dataclass(frozen=True)

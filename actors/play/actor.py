@@ -102,7 +102,8 @@ class EnvironmentActor:
 
     def _try_environment(self) -> None:
         """Makes an environment; its notes ask a remote one whether it is there."""
-        make(self._environment.name, "train", self._environment.options).notes()
+        chosen = self._environment
+        make(chosen.name, "train", chosen.options, chosen.prompt).notes()
 
     async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
         """Replaces the rollout workers, by name."""

@@ -47,15 +47,14 @@ from envs.config import EnvironmentConfig
 from envs.contract import Environment
 from envs.episode import Episode, Message, TurnOutcome
 from envs.registry import make
-from envs.wording import PromptName
 
 Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]
 
 
-def make_task(task: Task, prompt: PromptName) -> Environment:
-    """An environment for a task, not yet reset, whose messages are in the style `prompt`."""
-    return make(task.environment, task.split, dict(task.options), prompt)
+def make_task(task: Task, config: EnvironmentConfig) -> Environment:
+    """An environment for a task, not yet reset, in the style of `config` and with its first training seed."""
+    return make(task.environment, task.split, dict(task.options), config.prompt, config.train_seed)
 
 
 class _Failed(Exception):
@@ -148,7 +147,7 @@ class EnvironmentPlayer:
         self._config = config
         self._max_model_len = max_model_len
         self._generate = generate
-        self._make_env = make_env or partial(make_task, prompt=environment.prompt)
+        self._make_env = make_env or partial(make_task, config=environment)
         self.steps = StepPool(config.step_timeout_s, config.step_threads)
         self._idle: dict[tuple[str, str, str], list[Environment]] = {}
 

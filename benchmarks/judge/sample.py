@@ -18,7 +18,7 @@ from envs.config import FormatConfig
 from envs.episode import Episode, Message
 from envs.format import THINK_CLOSE, THINK_OPEN, well_formed
 from envs.registry import make
-from envs.wording import QUALITIES
+from envs.wording import TRUE_QUALITY
 
 ENVIRONMENTS = ("FrozenLake", "Sokoban", "Countdown")
 TEMPERATURES = (0.7, 1.0)
@@ -66,7 +66,7 @@ def demonstrated(name: str) -> list[Message]:
     messages: list[Message] = []
     for k in range(SHOWN):
         system, user = Episode(env, SHOWN_SEED + k, 0, FormatConfig()).start()
-        turn = THINK_OPEN + well_formed(*env.demonstrate(rng, QUALITIES["natural"]))
+        turn = THINK_OPEN + well_formed(*env.demonstrate(rng, TRUE_QUALITY))
         messages += [*([] if messages else [system]), user, {"role": "assistant", "content": turn}]
     return messages
 

@@ -158,8 +158,9 @@ def _notes_of_environment(config: RunConfig) -> list[str]:
     """What the environment tells the user at the start. UserError if it cannot be made, does not answer, or cannot be
     replayed although it has to be."""
     try:
-        environment = make(config.environment.name, "train", config.environment.options)
-        return [*environment.notes(), *notes_on_replays(environment, config.environment, config.filter)]
+        chosen = config.environment
+        environment = make(chosen.name, "train", chosen.options, chosen.prompt)
+        return [*environment.notes(), *notes_on_replays(environment, chosen, config.filter)]
     except ValueError as error:
         raise UserError(f"environment {config.environment.name}: {error}") from error
 

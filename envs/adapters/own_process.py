@@ -14,7 +14,7 @@ from pydantic import Field
 
 from envs.contract import Environment
 from envs.own_process.isolated import OwnProcess, ProcessOptions
-from envs.registry import environment_class, make
+from envs.registry import constructed, environment_class
 from envs.splits import Split
 
 
@@ -43,5 +43,5 @@ class AnyInItsProcess(OwnProcess):
 
 
 def made(split: Split, environment: str, options: dict[str, Any]) -> Environment:
-    """The environment, in its process."""
-    return make(environment, split, options)
+    """The environment, in its process, which sets the style and checks it as `envs.registry.make` does."""
+    return constructed(environment, split, options)

@@ -4,9 +4,10 @@
     environment.options='{datasets: {chain_sum: {max_terms: 3}, countdown: {}}}'
 
 The reward is the package's own score of the answer, from 0 to 1. A task draws one of `datasets` by its seed. With
-`level` the settings come from the data set's curriculum; with `raise_every` the level rises with the number of the
-training task, so that the k-th task of a run has the same level on every machine and after every resume. Validation
-plays `last_level` throughout.
+`level` the settings come from the data set's curriculum; with `raise_every` the level rises with the task's place k in
+the run. The k-th training task has the seed `environment.train_seed` + k, so k is seed - `first_seed`: the same on
+every machine, after every resume, and in every cell of a sweep, whose seeds shift `train_seed`. Validation plays
+`last_level` throughout.
 
 The package runs in a process of its own (`envs.own_process`). `pip install 'squelch-rl[reasoning-gym]'` installs it.
 """
@@ -32,6 +33,8 @@ from envs.untrusted.files import reason
 
 MAX_QUESTION = 16_000
 """Characters; longer questions are not drawn."""
+MAX_ANSWER = 20_000
+"""Characters; a longer text is no answer."""
 SEEDS, DRAWS = 50, 10
 """Neighbouring seeds that share a data set, and the entries of it that each of them may draw."""
 ROUNDS = 100
@@ -50,7 +53,7 @@ class QuestionOptions(Settings):
     """Level of each data set's curriculum, from 0; a curriculum with fewer levels plays its highest. Unset: no
     curriculum, the configuration's defaults."""
     raise_every: int | None = Field(None, ge=1)
-    """Training tasks (seeds) after which the level rises by one, up to `last_level`; it begins at `level`."""
+    """Training tasks of the run after which the level rises by one, up to `last_level`; it begins at `level`."""
     last_level: int | None = Field(None, ge=0)
     """The level at which the rise ends, and that of validation tasks. Unset: `level`."""
 
@@ -93,8 +96,9 @@ class Question(Environment):
         return "Answer the question . The action is the answer alone ."
 
     def read_action(self, text: str) -> str | None:
-        """Any text that is not empty."""
-        return text.strip() or None
+        """Any text that is neither empty nor too long."""
+        said = text.strip()
+        return said if 0 < len(said) <= MAX_ANSWER else None
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Draws questions from `seed` until one belongs to the split."""
@@ -123,7 +127,8 @@ class Question(Environment):
             return given.level
         if self.split == "validation" or given.raise_every is None:
             return given.last_level if self.split == "validation" else given.level
-        return min(given.level + seed // given.raise_every, given.last_level)
+        place = max(0, seed - self.first_seed)
+        return min(given.level + place // given.raise_every, given.last_level)
 
     def _candidates(self, name: str, level: int | None, seed: int) -> Iterator[tuple[Any, int]]:
         """(data set, index) of the entries that belong to `seed` alone. Making a data set takes up to seconds, and so

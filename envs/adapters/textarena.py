@@ -31,6 +31,8 @@ from envs.untrusted.files import reason
 
 MAX_OBSERVATION = 8000
 """Characters of an observation; the rest is cut."""
+MAX_MOVE = 2000
+"""Characters of a move; a longer text is none."""
 MAX_STARTS = 300
 """Starts drawn before the adapter concludes that the split has none."""
 GAMES: dict[str, int | None] = {
@@ -90,7 +92,6 @@ class TextArena(OwnProcess):
     inside = f"{__name__}:Game"
     needs = ("textarena", "textarena")
     max_turns = 20
-    max_action_length = 2000
 
     def __init__(self, split: Split = "train", **options: Any) -> None:
         chosen = TextArenaOptions(**options)
@@ -133,8 +134,9 @@ class Game(Environment):
         return "Play the game . The action is one move in the form that the game asks for ."
 
     def read_action(self, text: str) -> str | None:
-        """Any text that is not empty; the game itself judges moves."""
-        return text.strip() or None
+        """Any text that is neither empty nor too long; the game itself judges moves."""
+        said = text.strip()
+        return said if 0 < len(said) <= MAX_MOVE else None
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Draws starts from `seed` until one belongs to the split."""

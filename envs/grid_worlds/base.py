@@ -38,8 +38,8 @@ class GridOptions(Settings):
     """What every grid world can be told."""
 
     observation_format: Literal["grid", "grid_coord"] = "grid"
-    """What an observation shows: the board, or before it a line with the cell of each thing on it, for models that
-    cannot read a board. As in the authors' code; `grid_coord` needs `environment.prompt=natural`."""
+    """What an observation shows: the board, or before it a line with the cell of each thing but walls and empty cells,
+    for models that cannot read a board. As in the authors' code; `grid_coord` needs `environment.prompt=natural`."""
 
 
 class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):

@@ -5,8 +5,9 @@ class to make; every later frame is one call, which is answered before the next 
 
 | method | arguments | value |
 |---|---|---|
-| `make` | split, options | rules, stochastic, replayable, shared_noise |
+| `make` | split, options, prompt, first_seed | rules, wording, stochastic, replayable, shared_noise |
 | `reset` | seed, noise_seed | observation, task_key, task_kind |
+| `read_action` | text | action, or null |
 | `step` | action | observation, reward, terminated, truncated, success |
 
 Invariants:
@@ -30,6 +31,7 @@ import random
 import resource
 import socket
 import sys
+from dataclasses import asdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,15 +94,22 @@ class Environments:
         self._held.pop(name, None)
         self._generators.forget(name)
 
-    def _make(self, name: str, split: str, options: "dict[str, Any]") -> "list[Any]":
+    def _make(self, name: str, split: str, options: "dict[str, Any]", prompt: str, first_seed: int) -> "list[Any]":
         made = self._held[name] = self._made_by(split=split, **options)
-        return [str(made.rules()), bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
+        made.prompt, made.first_seed = prompt, first_seed
+        made.check()
+        words = None if made.wording is None else asdict(made.wording)
+        return [str(made.rules()), words, bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
 
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)
         observation, info = self._held[name].reset(seed=seed, options={"noise_seed": noise_seed})
         kind = info.get("task_kind")
         return [observation, info["task_key"], None if kind is None else str(kind)]
+
+    def _read_action(self, name: str, text: str) -> "str | None":
+        action = self._held[name].read_action(text)
+        return None if action is None else str(action)
 
     def _step(self, name: str, action: str) -> "list[Any]":
         observation, reward, terminated, truncated, info = self._held[name].step(action)

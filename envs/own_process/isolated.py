@@ -8,23 +8,32 @@
 
 The parent never imports the foreign package. A call that raises, hangs, ends the process, or answers with something of
 the wrong type fails its own trajectory, with the reason; `envs.own_process.process` says what happens to the others.
+
+- What a policy's text means is the environment's own decision, wherever it runs: `read_action` is a call like `step`,
+  under the same `timeout_s`. The player parses in a step thread, so the call holds up nothing else. No text makes it
+  raise; a process that does not answer does, and costs the trajectory as in `step`.
+- The environment is made when it is first used, by `check()` if `envs.registry.make` makes it: by then `prompt` and
+  `first_seed` are known, with which it is made. Its own `check()` is called at once.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
+from functools import cached_property
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from envs.contract import Environment
 from envs.own_process.process import CallError, ProcessLost, Session, Target, TimedOut, shared_process
 from envs.settings import Settings
 from envs.splits import Split
+from envs.wording import Wording
 
 GIB = 2**30
 _CONSTRUCTED = itertools.count()
+_WORDING: TypeAdapter[Wording | None] = TypeAdapter(Wording | None)
 
 
 class ProcessOptions(Settings):
@@ -49,32 +58,59 @@ class OwnProcess(Environment):
     """`package.module:Class` of the environment that the process makes with the same options."""
     needs: ClassVar[tuple[str, str] | None] = None
     """(the module that must be there, the extra of `squelch-rl` that installs it)."""
-    max_action_length: ClassVar[int] = 20_000
 
     def __init__(self, split: Split = "train", **options: Any) -> None:
         super().__init__(split, **options)
         self._check_installed()
+
+    @cached_property
+    def _session(self) -> Session:
+        """The environment inside, made. Raises ValueError if it cannot be made."""
         settings = self.options
         number = next(_CONSTRUCTED) % settings.processes
         target = Target(self.inside, settings.timeout_s, int(settings.memory_gib * GIB), number)
-        self._session = Session(shared_process(target), split, self._inner_options())
+        process, options = shared_process(target), self._inner_options()
+        session = Session(process, self.split, options, self.prompt, self.first_seed)
         try:
-            self._rules = self._session.rules()
-            self.stochastic, self.replayable, self.shared_noise = self._session.noise
+            session.make()
         except CallError as error:
             text = error.text if error.kind == "ValueError" else str(error)
             raise ValueError(text) from error
         except (ProcessLost, TimedOut) as error:
             raise ValueError(f"environment {type(self).__name__} cannot be made: {error}") from error
+        return session
+
+    def check(self) -> None:
+        """Makes the environment inside. Raises ValueError if it cannot be made, or says so in its own `check`."""
+        _ = self._session
+
+    @property
+    def stochastic(self) -> bool:
+        """The environment's own."""
+        return self._session.noise[0]
+
+    @property
+    def replayable(self) -> bool:
+        """The environment's own."""
+        return self._session.noise[1]
+
+    @property
+    def shared_noise(self) -> bool:
+        """The environment's own."""
+        return self._session.noise[2]
+
+    @property
+    def wording(self) -> Wording | None:
+        """The environment's own."""
+        return _WORDING.validate_python(self._session.wording)
 
     def rules(self) -> str:
         """The environment's own rules."""
-        return self._rules
+        return self._session.rules
 
     def read_action(self, text: str) -> str | None:
-        """The text without white space around it; None if it is empty or too long."""
-        said = text.strip() if len(text) <= 2 * self.max_action_length else ""
-        return said if 0 < len(said) <= self.max_action_length else None
+        """As the environment itself reads the text. Raises as `step` if its process does not answer."""
+        return self._session.read_action(text)
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """As `Environment.reset`."""

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envs.untrusted.files import MIB, shortened, size_text
+from envs.wording import PromptName
 
 START_S = 60.0
 """Seconds for the start of the process, up to its first answer, besides the time of the call."""
@@ -234,44 +235,67 @@ class EnvironmentProcess:
 class Session:
     """One environment in a process; it is made again, and brought to the same state, if the process has ended."""
 
-    def __init__(self, process: EnvironmentProcess, split: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        process: EnvironmentProcess,
+        split: str,
+        options: dict[str, Any],
+        prompt: PromptName = "tiny",
+        first_seed: int = 0,
+    ) -> None:
         self._process = process
         self._name = f"environment-{next(_NUMBERS)}"
-        self._make = Call("make", (split, options))
+        self._make = Call("make", (split, options, prompt, first_seed))
         self._history: list[Call] = []
         self._generation = 0
         weakref.finalize(self, process.forget, self._name)
 
-    def rules(self) -> str:
-        """Makes the environment; returns its rules."""
+    def make(self) -> None:
+        """Makes the environment; the properties below and the other calls need it."""
         with self._process.lock:
             self._make = Call(self._make.method, self._make.arguments, self._exchange(self._make))
             self._generation = self._process.generation
+
+    @property
+    def rules(self) -> str:
+        """The environment's rules."""
         return str(self._make.value[0])
 
     @property
+    def wording(self) -> dict[str, Any] | None:
+        """The fields of the environment's `wording`, if it has one."""
+        return self._make.value[1]
+
+    @property
     def noise(self) -> tuple[bool, bool, bool]:
-        """`stochastic`, `replayable` and `shared_noise` of the environment, which `rules` has made."""
-        stochastic, replayable, shared = self._make.value[1:]
+        """`stochastic`, `replayable` and `shared_noise` of the environment."""
+        stochastic, replayable, shared = self._make.value[2:]
         return stochastic, replayable, shared
 
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
         """Starts a task; what was played before is forgotten."""
         self._history = []
-        return self._call("reset", seed, noise_seed)
+        return self._played("reset", seed, noise_seed)
 
     def step(self, action: str) -> list[Any]:
         """Plays an action."""
-        return self._call("step", action)
+        return self._played("step", action)
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def read_action(self, text: str) -> str | None:
+        """The action that a text means. The call changes nothing, so a successor of the process does not repeat it."""
+        return self._answer("read_action", text)
+
+    def _played(self, method: str, *arguments: Any) -> Any:
+        value = self._answer(method, *arguments)
+        self._history.append(Call(method, arguments, value))
+        return value
+
+    def _answer(self, method: str, *arguments: Any) -> Any:
         with self._process.lock:
             self._process.start()
             if self._generation != self._process.generation:
                 self._restore()
-            value = self._exchange(Call(method, arguments))
-        self._history.append(Call(method, arguments, value))
-        return value
+            return self._exchange(Call(method, arguments))
 
     def _restore(self) -> None:
         for number, call in enumerate((self._make, *self._history)):

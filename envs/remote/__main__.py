@@ -10,20 +10,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import Any, get_args
 
 from envs.contract import Environment
 from envs.registry import make
 from envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
 from envs.splits import SPLITS, Split
 from envs.untrusted.text import parse_object
+from envs.wording import PromptName
 
 
 class ServedEnvironment:
     """An environment of Squelch as the server plays it: one for each split, made when needed."""
 
-    def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self._name, self._options = name, options
+    def __init__(self, name: str, options: dict[str, Any], prompt: PromptName = "tiny") -> None:
+        self._name, self._options, self._prompt = name, options, prompt
         self._made: dict[Split, Environment] = {}
         self._playing: Environment | None = None
 
@@ -31,7 +32,7 @@ class ServedEnvironment:
         """As `envs.remote.server.Served.reset`."""
         (wanted,) = [one for one in SPLITS if one == split]
         if wanted not in self._made:
-            self._made[wanted] = make(self._name, wanted, self._options)
+            self._made[wanted] = make(self._name, wanted, self._options, self._prompt)
         self._playing = self._made[wanted]
         observation, info = self._playing.reset(seed=seed, options={"noise_seed": noise_seed})
         return observation, info["task_key"], info.get("task_kind")
@@ -52,13 +53,18 @@ class ServedEnvironment:
 
 
 def server_of(
-    name: str, options: dict[str, Any], token: str | None = None, timeout_s: float = 10.0
+    name: str,
+    options: dict[str, Any],
+    token: str | None = None,
+    timeout_s: float = 10.0,
+    prompt: PromptName = "tiny",
 ) -> EnvironmentServer:
-    """The server of one environment. Raises ValueError for an unknown name or option."""
-    environment = make(name, "train", options)
+    """The server of one environment in one style. Raises ValueError for an unknown name or option, and for options that
+    the style cannot express."""
+    environment = make(name, "train", options, prompt)
     described = Description(
         name=name,
-        version=f"{name} {sorted(options.items())}" if options else name,
+        version=f"{name} {prompt} {sorted(options.items())}",
         rules=environment.rules(),
         stochastic=environment.stochastic,
         replayable=environment.replayable,
@@ -67,7 +73,7 @@ def server_of(
         max_turns=environment.max_turns,
         max_actions_per_turn=environment.max_actions_per_turn,
     )
-    return EnvironmentServer(described, lambda: ServedEnvironment(name, options), token, timeout_s)
+    return EnvironmentServer(described, lambda: ServedEnvironment(name, options, prompt), token, timeout_s)
 
 
 def main() -> int:
@@ -75,13 +81,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m envs.remote", description=__doc__.splitlines()[0])
     parser.add_argument("environment", help="its name, or package.module:Class")
     parser.add_argument("--options", default="{}", help="its options as a JSON object")
+    parser.add_argument("--prompt", choices=get_args(PromptName), default="tiny", help="style of its messages")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8801)
     parser.add_argument("--timeout-s", type=float, default=10.0, help="most seconds for one call of the environment")
     given = parser.parse_args()
     try:
         options = parse_object(given.options.encode(), "--options")
-        server = server_of(given.environment, options, os.environ.get(TOKEN_VARIABLE) or None, given.timeout_s)
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        server = server_of(given.environment, options, token, given.timeout_s, given.prompt)
         server.serve(given.host, given.port)
     except ValueError as error:
         sys.stderr.write(f"envs.remote: {error}\n")

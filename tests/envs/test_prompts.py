@@ -10,7 +10,7 @@ from envs.config import EnvironmentConfig, FormatConfig
 from envs.episode import Episode
 from envs.format import parse, system_message, well_formed
 from envs.registry import environment_names, make
-from envs.wording import QUALITIES, DemonstrationQuality
+from envs.wording import TRUE_QUALITY, DemonstrationQuality
 from learner.warmup.demonstrations import play
 from learner.warmup.tiny import build_tiny
 
@@ -48,7 +48,7 @@ def test_a_natural_demonstration_is_an_episode_without_open_fields(name: str) ->
     config = EnvironmentConfig(name=name, options=OPTIONS.get(name, {}), prompt="natural")
     env = speaking(name)
     for seed in range(2 if name == "DeepCoder" else 12):
-        for text in play(env, config, seed, QUALITIES["natural"]).texts()[1:]:
+        for text in play(env, config, seed, TRUE_QUALITY).texts()[1:]:
             assert "{" not in text and "  " not in text.strip()
 
 
@@ -58,7 +58,7 @@ def test_natural_demonstrations_vary_their_words_and_are_generic_only_as_often_a
     env.reset(seed=1)
     generic = {text for part in env.wording.generic for text in part}
     named, plain = (
-        {env.demonstrate(rng, QUALITIES["natural"].model_copy(update={"grounded": share}))[0] for _ in range(40)}
+        {env.demonstrate(rng, TRUE_QUALITY.model_copy(update={"grounded": share}))[0] for _ in range(40)}
         for share in (1.0, 0.0)
     )
     assert len(named) > 1 and not any(text.startswith(tuple(generic)) for text in named)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from actors.diagnosis.grounding import correlations, judge_of, ranks, right, shares, spearman
 from envs.format import turn_message
 from envs.registry import ENVIRONMENTS, make
-from envs.wording import QUALITIES, DemonstrationQuality, PromptName
+from envs.wording import TRUE_QUALITY, DemonstrationQuality, PromptName
 
 LAKE = "Walk to G .\n\n_ O _ _\nG _ O O\nO _ _ P\n_ _ _ _\nactions left 10"
 JUDGED = ("FrozenLake", "Sokoban", "Countdown")
@@ -53,7 +53,7 @@ def test_natural_demonstrations_state_only_what_is_true_by_default() -> None:
         env, judge, rng = make(name, prompt="natural"), judge_of(name), random.Random(0)
         for seed in range(100):
             observation, _ = env.reset(seed=seed)
-            claims = judge.claims(env.demonstrate(rng, QUALITIES["natural"])[0])
+            claims = judge.claims(env.demonstrate(rng, TRUE_QUALITY)[0])
             assert len(claims) >= 2 and right(judge, claims, judge.facts(observation))
 
 

@@ -57,6 +57,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
 WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "envs.template:SortWords"}
+SAID = {"OwnProcess": ("moon pear", "pear", "moon island engine pear")}
+"""Actions of an environment without demonstrations, where numbers are none."""
 SERVED = "Countdown"
 """The environment behind `Http`."""
 MALFORMED: tuple[tuple[Callable[[str], str], bool], ...] = (
@@ -145,7 +147,7 @@ class Script:
     def _demonstrated(self) -> tuple[str, list[str]]:
         if isinstance(self.env, TextEnv):
             return self.env.demonstrate(self.rng, DemonstrationQuality(max_actions=self.env.max_actions_per_turn))
-        words = self.config.options.get("actions") or ("7", "12", "-3", "9 - 2")
+        words = self.config.options.get("actions") or SAID.get(self.config.name, ("7", "12", "-3", "9 - 2"))
         return "let me see", [self.rng.choice(words)]
 
     def play(self, said: Said) -> None:

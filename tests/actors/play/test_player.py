@@ -22,6 +22,7 @@ from actors.play.generation import GenerationFailed
 from actors.play.player import EnvironmentPlayer
 from actors.play.seeds import derive_seed, noise_seed, request_seed
 from actors.records import Group, Task, Ticket, summarise
+from cluster.control.admission import TicketSource
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.grid_worlds.frozen_lake import FrozenLake
 from envs.registry import make
@@ -393,3 +394,21 @@ def test_shared_noise_is_one_for_the_group():
     one = ticket()
     assert noise_seed(one, 0, shared=True) == noise_seed(one, 7, shared=True)
     assert noise_seed(one, 0, shared=False) != noise_seed(one, 7, shared=False)
+
+
+class Placed(FrozenLake):
+    """A lake that tells the place of its task in the run."""
+
+    def task_kind(self) -> str:
+        return str(self.task_seed - self.first_seed)
+
+
+def test_an_environment_knows_the_place_of_its_task_in_a_run_of_any_first_seed(codec):
+    name = f"{__name__}:Placed"
+    for train_seed in (0, 1_000_003):
+        environment = EnvironmentConfig(name=name, train_seed=train_seed, format=FormatConfig(max_turns=1))
+        sampling = SamplingConfig(max_tokens_per_turn=LIMIT)
+        one = EnvironmentPlayer(codec, environment, sampling, EnvironmentActorConfig(), CONTEXT, Policy(codec))
+        source = TicketSource(name, {}, train_seed, 2, 3, 1.0, cursor=6)
+        tickets = [replace(taken, worker="rollout-0") for taken in source.take(1, 3)]
+        assert [group.task_kind for group in play(one, *tickets)] == ["6", "7", "8"]

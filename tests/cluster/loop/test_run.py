@@ -212,3 +212,11 @@ def test_a_logger_that_cannot_start_ends_the_run_before_its_actors(monkeypatch, 
     monkeypatch.setattr(run, "open_loggers", refuse)
     with pytest.raises(UserError, match="nobody is logged in"):
         train()
+
+
+def test_the_environment_whose_notes_a_run_begins_with_is_in_the_style_that_is_set(monkeypatch, tmp_path) -> None:
+    words = ["environment.prompt=natural", "environment.options.observation_format=grid_coord"]
+    config = load("frozenlake", [*words, f"runs_dir={tmp_path}", "name=it"])
+    ending(monkeypatch, tmp_path, UserError("the loop began"))
+    with pytest.raises(UserError, match=r"^the loop began$"):
+        run.train(config, False, lambda _: None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envs.adapters.reasoning_gym import Question
+from envs.adapters.reasoning_gym import MAX_ANSWER, Question
 from envs.registry import make
 from envs.splits import split_of
 
@@ -53,6 +53,9 @@ def test_the_level_rises_with_the_number_of_the_task_and_validation_plays_the_la
     kinds = kinds_of(Question("train", **LEVELS), range(0, 40, 5))
     assert [int(kind[-1]) for kind in kinds] == [0, 0, 1, 1, 2, 2, 2, 2]
     assert set(kinds_of(Question("validation", **LEVELS), range(3))) == {"chain_sum level 2"}
+    later = Question("train", **LEVELS)
+    later.first_seed = 1_000_003
+    assert kinds_of(later, range(1_000_003, 1_000_043, 5)) == kinds, "the place in the run counts, not the seed"
     longest = {
         level: max(
             len(re.findall(r"\d+", Question("train", datasets={"chain_sum": {}}, level=level).reset(
@@ -63,12 +66,23 @@ def test_the_level_rises_with_the_number_of_the_task_and_validation_plays_the_la
     assert longest[0] < longest[3]
 
 
+def test_any_text_of_bounded_length_is_an_answer() -> None:
+    env = Question("train", **SUMS)
+    assert env.read_action(" 4 \n") == "4" and env.read_action("x" * MAX_ANSWER) == "x" * MAX_ANSWER
+    assert env.read_action(" \t") is None and env.read_action("x" * (MAX_ANSWER + 1)) is None
+
+
 def test_an_answer_at_which_the_scorer_fails_is_wrong_and_fails_no_trajectory() -> None:
     env = Question("train", datasets={"prime_factorization": {}})
     env.reset(seed=0, options=NOISE)
     with pytest.raises(ValueError, match="invalid literal"):
         env._dataset.score_answer("squelch", env._entry)
     assert env.step("squelch")[1:] == (0.0, True, False, {"success": False})
+
+
+def test_the_level_follows_the_place_in_the_run_also_in_the_process_that_makes_the_questions() -> None:
+    env = make("ReasoningGym", options={**LEVELS, "timeout_s": 60}, first_seed=2_000_006)
+    assert [env.reset(seed=2_000_006 + k, options=NOISE)[1]["task_kind"][-1] for k in (0, 9, 10, 35)] == [*"0012"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envs.adapters.textarena import GAMES, ONE_START, Game
+from envs.adapters.textarena import GAMES, MAX_MOVE, ONE_START, Game
 from envs.registry import make
 from envs.splits import split_of
 
@@ -26,6 +26,12 @@ def test_a_guess_is_answered_and_the_right_one_wins() -> None:
     assert told.startswith("The target number is") and rest == [0.0, False, False, {"success": False}]
     assert str(other) not in told, "the player's own move is not told again"
     assert env.step(f"I say [{secret}]")[1:] == (1.0, True, False, {"success": True})
+
+
+def test_any_text_of_bounded_length_is_a_move() -> None:
+    env = Game("train", **GUESS)
+    assert env.read_action(" [4]\n") == "[4]" and env.read_action("x" * MAX_MOVE) == "x" * MAX_MOVE
+    assert env.read_action(" \t") is None and env.read_action("x" * (MAX_MOVE + 1)) is None
 
 
 def test_repeated_invalid_moves_end_the_game() -> None:

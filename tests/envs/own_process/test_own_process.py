@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
+from envs.config import FormatConfig
+from envs.contract import Environment
+from envs.episode import Episode
+from envs.format import well_formed
 from envs.own_process.process import CallError, EnvironmentProcess, ProcessLost, Session, Target, TimedOut
 from envs.registry import make
+from envs.wording import PromptName
 from tests.envs.own_process.unruly import Unruly, UnrulyInProcess
 
 NOISE = {"noise_seed": 5}
 QUICK = 1.5
+UNRULY = f"{UnrulyInProcess.__module__}:UnrulyInProcess"
 
 
 def target(timeout_s: float = 20.0) -> Target:
@@ -37,7 +43,8 @@ def process() -> Any:
 
 def session(process: EnvironmentProcess, seed: int = 1) -> Session:
     made = Session(process, "train", {})
-    assert made.rules() == "Behave ."
+    made.make()
+    assert made.rules == "Behave ."
     made.reset(seed, 5)
     return made
 
@@ -142,15 +149,15 @@ def test_what_is_printed_reaches_neither_the_terminal_nor_the_answers(
 
 def test_an_error_in_the_constructor_is_the_options_error() -> None:
     with pytest.raises(ValueError, match=r"^environment\.options\.wrong: not this one$"):
-        UnrulyInProcess(wrong="raise", timeout_s=20)
+        make(UNRULY, options={"wrong": "raise", "timeout_s": 20})
     with pytest.raises(ValueError, match=r"UnrulyInProcess cannot be made: .* ended in make\(\) with status 3"):
-        UnrulyInProcess(wrong="exit", timeout_s=20)
+        make(UNRULY, options={"wrong": "exit", "timeout_s": 20})
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UnrulyInProcess, "needs", ("no_such_module", "nothing"))
     with pytest.raises(ValueError, match=r"needs the package no_such_module, .* pip install 'squelch-rl\[nothing\]'"):
-        make(f"{UnrulyInProcess.__module__}:UnrulyInProcess")
+        make(UNRULY)
 
 
 def test_no_process_is_left_when_its_parent_closes_it(process: EnvironmentProcess) -> None:
@@ -168,4 +175,72 @@ def test_an_environment_declares_the_same_noise_in_its_process(options: dict[str
     here = make("FrozenLake", "train", options)
     there = make("OwnProcess", "train", {"environment": "FrozenLake", "options": options})
     for name in ("stochastic", "replayable", "shared_noise"):
-        assert vars(there)[name] == getattr(here, name)
+        assert getattr(there, name) == getattr(here, name)
+
+
+TAXI = {"id": "Taxi-v4", "actions": ["South", "North", "East", "West", "Pickup", "Dropoff"]}
+ODD_TEXTS = ("", " ", "Left", " lEFT ", "fly", "south", "Pickup\n", "1 + 2", "\x00\ud800", "left" * 250_000)
+
+
+def both(name: str, options: dict[str, Any], prompt: PromptName = "tiny") -> tuple[Environment, Environment]:
+    """An environment here, and the same in a process of its own."""
+    inside = {"environment": name, "options": options, "timeout_s": 60}
+    return make(name, options=options, prompt=prompt), make("OwnProcess", options=inside, prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("FrozenLake", {}), ("Gymnasium", TAXI), ("envs.template:SortWords", {})]
+)
+def test_an_environment_reads_a_policys_text_in_its_process_as_it_does_here(name: str, options: dict[str, Any]) -> None:
+    here, there = both(name, options)
+    assert [there.read_action(text) for text in ODD_TEXTS] == [here.read_action(text) for text in ODD_TEXTS]
+    episodes = [Episode(env, 3, 0, FormatConfig(max_turns=4)) for env in (here, there)]
+    assert episodes[0].start() == episodes[1].start()
+    for said in ("south", "right", "%"):
+        played, outcome = (episode.act(well_formed("so", [said])) for episode in episodes)
+        assert outcome == played
+    assert (outcome.format_valid, outcome.format_penalty, outcome.num_actions) == (False, -0.1, 0)
+
+
+def test_a_text_is_read_again_in_no_successor_but_by_an_environment_in_its_state(process: EnvironmentProcess) -> None:
+    one, other = session(process), session(process)
+    assert other.read_action(" go ") == "go" and other.read_action(" ") is None
+    first = other.step("go")
+    with pytest.raises(ProcessLost):
+        one.step("end")
+    assert other.read_action("steps") == "1 steps", "the step was played again"
+    assert [call.method for call in other._history] == ["reset", "step"] and first[0].startswith("1 ")
+
+
+def test_a_text_that_cannot_be_read_fails_the_call_with_the_reason(process: EnvironmentProcess) -> None:
+    one, other = session(process), session(process)
+    with pytest.raises(CallError, match=r"^LookupError: cannot read$"):
+        one.read_action("unreadable")
+    with pytest.raises(ProcessLost, match=r"ended in read_action\(\) with status 9"):
+        one.read_action("deadly")
+    assert other.step("go")[0].startswith("1 ")
+
+
+@pytest.mark.slow
+def test_a_text_that_is_read_without_end_is_given_up_in_time() -> None:
+    process = EnvironmentProcess(target(QUICK))
+    one = session(process)
+    with pytest.raises(TimedOut, match=r"read_action\(\) did not return within 1\.5 s \(it was in unruly\.py"):
+        one.read_action("endless")
+    process.close()
+
+
+@pytest.mark.parametrize("prompt", ["tiny", "natural"])
+def test_an_environment_speaks_the_style_that_is_set_in_its_process_too(prompt: PromptName) -> None:
+    options = {"observation_format": "grid_coord"} if prompt == "natural" else {}
+    here, there = (Episode(env, 3, 0, FormatConfig()).start() for env in both("FrozenLake", options, prompt))
+    assert there == here
+    assert ("example of one turn" in there[0]["content"]) == ("player: row" in there[1]["content"]) == bool(options)
+
+
+def test_options_that_a_style_cannot_express_are_refused_for_the_environment_inside() -> None:
+    options = {"environment": "FrozenLake", "options": {"observation_format": "grid_coord"}, "timeout_s": 60}
+    with pytest.raises(
+        ValueError, match=r"^environment\.options\.observation_format=grid_coord needs environment\.prompt"
+    ):
+        make("OwnProcess", options=options)

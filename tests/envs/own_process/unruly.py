@@ -46,6 +46,15 @@ class Unruly(Environment):
         return "Behave ."
 
     def read_action(self, text: str) -> str | None:
+        match text:
+            case "steps":
+                return f"{self._steps} steps"
+            case "unreadable":
+                raise LookupError("cannot read")
+            case "deadly":
+                os._exit(9)
+            case "endless":
+                time.sleep(3600)
         return text.strip() or None
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -97,6 +97,15 @@ def test_an_environment_of_squelch_plays_over_http_as_it_does_here() -> None:
         assert remote.step("Fly")[:4] == ("This is not an action .", 0.0, False, False)
 
 
+def test_an_environment_is_served_in_the_style_that_is_set() -> None:
+    options = {"observation_format": "grid_coord"}
+    with served(server_of("FrozenLake", options, prompt="natural")) as url:
+        remote, local = Http(url=url), make("FrozenLake", "train", options, "natural")
+        assert remote.rules() == local.rules() != make("FrozenLake").rules()
+        shown = remote.reset(seed=1, options=NOISE)[0]
+        assert shown == local.reset(seed=1, options=NOISE)[0] and shown.startswith("player: row")
+
+
 def test_a_trajectory_behind_http_is_replayed_as_it_is_here() -> None:
     options = {"slip_rate": 0.5}
     with served(server_of("FrozenLake", options)) as url:
@@ -326,6 +335,8 @@ def test_the_command_refuses_unknown_environments_and_options() -> None:
     for arguments, says in (
         (["FrozenLak"], "did you mean 'FrozenLake'"),
         (["FrozenLake", "--options", "[1]"], "object"),
+        (["FrozenLake", "--prompt", "loud"], "choose from"),
+        (["FrozenLake", "--options", '{"observation_format": "grid_coord"}'], "needs environment.prompt=natural"),
     ):
         done = subprocess.run([sys.executable, "-m", "envs.remote", *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
