@@ -112,7 +112,9 @@ class Archive:
         whole = _with_decision(pa.concat_tables(plain).combine_chunks(), decisions, filter_text)
         self._write(part_key(step), whole, ROWS_PER_ROW_GROUP)
         key = block_key(block_of(step))
-        block = read_block(self.store, key) if self.store.stat(key) is not None else INDEX_SCHEMA.empty_table()
+        with writing(self.store.where(key)):
+            known = self.store.stat(key) is not None
+        block = read_block(self.store, key) if known else INDEX_SCHEMA.empty_table()
         self._write(key, replaced(block, step, index_rows(whole)))
 
     def keep_tokenizer(self, model_dir: Path) -> None:

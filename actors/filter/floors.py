@@ -1,9 +1,10 @@
 """Floors under the rule's choice: the share of its groups that each kind keeps, and the number of groups of a step.
 
 A rule ranks all groups of a window by one score, so a kind of task whose rewards vary less may never be kept. A floor
-keeps further groups, the best-scored first. Only groups with a score above zero that the rule dropped because others
-scored better (`below_threshold`) can be added: a group without signal teaches nothing under any floor, whatever
-`filter.include_zero` lets the rule keep, and a window that the rule rejected as a whole stays rejected. Pure.
+keeps further groups, the best-scored first. Only groups with reward variance and a score other than zero can be
+added, which the rule dropped because others scored better (`below_threshold`): a group without signal teaches nothing
+under any floor, whatever `filter.include_zero` lets the rule keep, and a window that the rule rejected as a whole stays
+rejected. Pure.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Ranked:
     dropped: bool
 
 
-def may_add(code: Code, score: float) -> bool:
-    """Whether a floor may add a group that the rule decided on with `code`: it has signal, and others scored better."""
-    return code == "below_threshold" and score > ZERO
+def may_add(code: Code, score: float, variance: float) -> bool:
+    """Whether a floor may add a group that the rule decided on with `code`: it has signal, and others scored better.
+    `variance`: of its rewards; a score of another statistic, such as the length, is no signal."""
+    return code == "below_threshold" and abs(score) > ZERO and variance > ZERO
 
 
 def added_by_floors(

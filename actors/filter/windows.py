@@ -235,8 +235,9 @@ class FilterWindow:
         valid = [entry for entry in found.entries.values() if entry.verdict != "refused"]
         tickets = ticket_order([entry.group_id for entry in valid])
         best = best_first(without_rounding(np.array([entry.score for entry in valid])), tickets, self.config)
+        spare = {e.group_id for e in valid if e.group_id in fresh and may_add(e.code, e.score, e.variance)}
         groups = [
-            Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.group_id in fresh and may_add(e.code, e.score))
+            Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.group_id in spare)
             for rank, e in enumerate(valid[i] for i in best)
         ]
         added = added_by_floors(groups, self._coverage.played, self._coverage.kept, self.config)

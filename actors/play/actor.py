@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +127,9 @@ class EnvironmentActor:
         group = await self._player.play(ticket)
         return summarise(group), packed(to_table(group))
 
-    async def evaluate(self, tickets: list[Ticket], at_once: int) -> tuple[list[GroupSummary], pa.Table]:
-        """Plays one trajectory per ticket, `at_once` at a time; returns one summary per ticket and one table. Call it
-        with `num_returns=2`."""
-        groups = await self._player.play_each(tickets, at_once)
+    async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], pa.Table]:
+        """Plays one trajectory per ticket, all at once; returns one summary per ticket and one table. Call it with
+        `num_returns=2`."""
+        groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
         tables = [to_table(group) for group in groups]
         return [summarise(group) for group in groups], pa.concat_tables(tables)

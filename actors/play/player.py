@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -165,16 +165,6 @@ class EnvironmentPlayer:
             seconds_generation=sum(one.seconds_generation for one in transcripts) / len(transcripts),
             seconds_replays=sum(one.replayed.seconds for one in transcripts),
         )
-
-    async def play_each(self, tickets: Sequence[Ticket], at_once: int) -> list[Group]:
-        """Play one trajectory per ticket, `at_once` at a time. The time-outs of a trajectory begin once it plays."""
-        places = asyncio.Semaphore(at_once)
-
-        async def play(ticket: Ticket) -> Group:
-            async with places:
-                return await self.play(replace(ticket, group_size=1))
-
-        return list(await asyncio.gather(*map(play, tickets)))
 
     def close(self) -> None:
         """Let the step threads end."""

@@ -86,7 +86,7 @@ class StandInPlayer(_Member):
         """A made-up group; its payload is (host, ticket id)."""
         return await self.host.call("play_here", ticket), (self.host, ticket.ticket_id)
 
-    async def evaluate(self, tickets: list[Ticket], at_once: int) -> list[GroupSummary]:
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
         """The benchmark never validates."""
         raise NotImplementedError
 

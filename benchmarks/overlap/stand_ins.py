@@ -123,7 +123,7 @@ class Actor(Immortal):
         await worker.sample(self.seconds * self._chance.uniform(0.5, 1.5))
         return await self._rows.play(ticket)
 
-    async def evaluate(self, tickets: list[Ticket], at_once: int) -> list[GroupSummary]:
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
         """The benchmark never validates."""
         raise NotImplementedError
 

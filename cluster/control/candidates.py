@@ -50,11 +50,12 @@ def chosen(groups: Sequence[GroupStatistics], config: FilterConfig) -> np.ndarra
     mask = pick(measured.scores, order, config)
     if not config.min_groups:
         return mask.kept
-    rows = zip(measured.scores.tolist(), mask.kept.tolist(), measured.refusals, strict=True)
+    scores, variances = measured.scores.tolist(), measured.variances.tolist()
+    rows = zip(scores, mask.kept.tolist(), measured.refusals, strict=True)
     codes = [explain(*row, mask, config)[0] for row in rows]
     best = best_first(without_rounding(measured.scores), order, config).tolist()
     ranked = [
-        Ranked(str(i), None, rank, bool(mask.kept[i]), may_add(codes[i], float(measured.scores[i])))
+        Ranked(str(i), None, rank, bool(mask.kept[i]), may_add(codes[i], scores[i], variances[i]))
         for rank, i in enumerate(best)
         if codes[i] != "refused"
     ]

@@ -61,8 +61,8 @@ class Player(Single, Protocol):
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
         """Plays a ticket on the rollout worker that it names; returns the summary and a reference to the rows."""
 
-    async def evaluate(self, tickets: list[Ticket], at_once: int) -> list[GroupSummary]:
-        """Plays one trajectory per ticket, `at_once` at a time; returns the summaries."""
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+        """Plays one trajectory per ticket; returns the summaries in their order."""
 
     async def take_spans(self) -> Sequence[Span]:
         """The spans since the last call, which are then forgotten."""

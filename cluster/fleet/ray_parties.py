@@ -294,8 +294,8 @@ class RayPlayer(RayParty):
         summary, table = self.handle.play.options(num_returns=2).remote(ticket)
         return await answered(summary), table
 
-    async def evaluate(self, tickets: list[Ticket], at_once: int) -> list[GroupSummary]:
-        summaries, _ = self.handle.evaluate.options(num_returns=2).remote(tickets, at_once)
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+        summaries, _ = self.handle.evaluate.options(num_returns=2).remote(tickets)
         return await answered(summaries)
 
     async def take_spans(self) -> Sequence[Span]:

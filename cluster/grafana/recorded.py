@@ -123,9 +123,11 @@ def prometheus_over(
 
 
 def _address(settings: Mapping[str, Any]) -> str | None:
-    """HOST:PORT at which the run exports its metrics; None if it took a free port."""
+    """HOST:PORT at which the run exports its metrics; None if it took a free port, or states none that is a number."""
     host, port = settings.get("recorder.host", "127.0.0.1"), settings.get("recorder.port", 0)
-    return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{port}" if port else None
+    if not isinstance(port, int) or not 0 < port < 65536:  # "1@example.org" would make another host of the address
+        return None
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{port}"
 
 
 @dataclass(frozen=True)

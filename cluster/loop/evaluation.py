@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from actors.diagnosis.uncertainty import wilson_interval
+from actors.failures import Failure
 from actors.model_folder import check_model_folder
 from cluster.config import RunConfig
 from cluster.errors import UserError
@@ -21,7 +21,7 @@ from cluster.fleet.ray_parties import RayParties
 from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.loop.initial_policy import prepare_model
 from cluster.loop.persistence.state import checkpoints, read_state
-from cluster.loop.tickets.playing import Play, failed_text, failures
+from cluster.loop.tickets.playing import Play, causes, failed_text, failures
 from cluster.loop.tickets.validation import fixed_tickets
 from cluster.runs.folder import RunFolder
 from cluster.runs.logs import log_folder, quiet
@@ -60,7 +60,7 @@ def evaluate(
         "success": float(solved.mean()),
         "low": low,
         "high": high,
-        "failed": dict(failed),
+        "failed": dict(causes(failed)),
         "solved": np.flatnonzero(solved).tolist(),
     }
     text = (
@@ -109,8 +109,8 @@ def _weights(
     return folder, f"step {step}"
 
 
-async def _play(config: RunConfig, model_dir: Path, logs: Path) -> tuple[np.ndarray, Counter[str]]:
-    """Success of each task, and the failed ones by cause."""
+async def _play(config: RunConfig, model_dir: Path, logs: Path) -> tuple[np.ndarray, list[Failure]]:
+    """Success of each task, and the failures."""
     fleet = Fleet(config, RayParties(config, model_dir, logs), _no_event)
     tickets = fixed_tickets(config)
     try:

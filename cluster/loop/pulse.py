@@ -3,7 +3,7 @@
 A step's figures are exported when the step has ended. This module exports, every `BEAT_S` seconds, the figures that
 must stay true while a step is late: nobody waits for it, and it waits for nobody. It runs on the coordinator's event
 loop, so that it reads the fleet and the ledger without a lock; if that loop hangs, the exported times do not move, and
-the ages that Prometheus computes from them go on growing.
+the ages that Prometheus computes from them go on growing. A disk that hangs keeps its thread, not the loop.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Collection, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cluster.config import RunConfig
 from cluster.control.ledger import Ledger
 from cluster.control.membership import MemberState
 from cluster.fleet.fleet import Fleet
+from cluster.loop.own_thread import OwnThread
 
 BEAT_S = 5.0
+DISK_S = 0.05
+"""Seconds that a beat waits for the disk's answer, which takes microseconds; later beats wait for no late one."""
 
 
 class Gauges(Protocol):
@@ -47,14 +51,15 @@ class Pulse:
     """Exports the present figures at each `beat`, and ends the series of members that have left."""
 
     def __init__(self, fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
-        self._fleet, self._ledger, self._run_dir, self._gauges = fleet, ledger, run_dir, gauges
+        self._fleet, self._ledger, self._gauges = fleet, ledger, gauges
+        self._disk = _Disk(run_dir)
 
     def beat(self) -> None:
         """Exports the figures as they are now."""
         self._members()
         for state, since in self._ledger.oldest().items():
             self._gauges.set("squelch_oldest_ticket_timestamp_seconds", since, state=state)
-        free, size = _room(self._run_dir)
+        free, size = self._disk.room()
         self._gauges.set("squelch_disk_free_bytes", free)
         self._gauges.set("squelch_disk_size_bytes", size)
 
@@ -77,13 +82,25 @@ class Pulse:
             self._gauges.forget(label, gone)
 
 
-def _room(folder: Path) -> tuple[float | None, float | None]:
-    """Free bytes and size of the folder's disk; not known while it does not answer."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None, None
-    return usage.free, usage.total
+class _Disk:
+    """The disk of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asked: Future[Any] | None = None
+
+    def room(self) -> tuple[float | None, float | None]:
+        """Free bytes and size; not known while the disk does not answer."""
+        late, self._asked = self._asked, self._asked or OwnThread().submit(shutil.disk_usage, self._folder)
+        try:
+            usage = self._asked.result(0 if late else DISK_S)
+        except TimeoutError:
+            return None, None
+        except OSError:
+            self._asked = None
+            return None, None
+        self._asked = None
+        return usage.free, usage.total
 
 
 @asynccontextmanager

@@ -90,6 +90,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
         text = shown(board, super().wording)
         if self.options.observation_format == "grid":
             return text
+        self.check()  # for environments that Gymnasium makes
         facts = facts_of(board.replace(" ", "").split("\n"), self.legend, self.nouns)
         return f"{places(facts, super().wording)}\n{text}"
 
@@ -128,6 +129,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
         plain = "\n".join([" ".join("_" * self.side)] * self.side)
         shortest = longest = shown(plain, self.wording)
         if self.options.observation_format == "grid_coord":
+            self.check()
             cells = [(row, column) for row in range(self.side) for column in range(self.side)]
             longest = f"{places(dict.fromkeys(self.nouns, cells), self.wording)}\n{longest}"
         glyphs = "".join(self.legend) + " \n"

@@ -3,6 +3,7 @@
 import random
 import re
 
+import gymnasium
 import pytest
 
 from envs.base import TextEnv
@@ -91,6 +92,8 @@ def test_the_worked_turn_shows_its_board_as_observations_do(name: str) -> None:
 def test_coordinates_are_refused_in_the_style_that_has_no_words_for_them(name: str) -> None:
     with pytest.raises(ValueError, match=r"observation_format=grid_coord needs environment\.prompt=natural"):
         make(name, options={"observation_format": "grid_coord"})
+    with pytest.raises(ValueError, match=r"needs environment\.prompt=natural"):
+        gymnasium.make(f"envs.base:squelch/{name}-v0", observation_format="grid_coord").reset(seed=1)
     with pytest.raises(ValueError, match="observation_format"):
         make(name, options={"observation_format": "coord"}, prompt="natural")
 

@@ -77,8 +77,13 @@ class World:
     """Tasks of each reading of the fixed probe, by the step after which it was read."""
     failing: Callable[[Ticket], Failure | None] = lambda ticket: None
     """Why all trajectories of a ticket fail, if they do."""
-    evaluated: list[tuple[int, int]] = field(default_factory=list)
-    """(tasks, tasks at once) of each share of a validation that was begun."""
+    evaluated: list[int] = field(default_factory=list)
+    """Tasks of each lot of a validation that was begun."""
+    evaluating: int = 0
+    """Lots of a validation that are played now."""
+    evaluating_most: int = 0
+    broken: frozenset[str] = frozenset()
+    """Environment actors that raise whenever they are to play a lot of a validation."""
     requests: list[Request] = field(default_factory=list)
     """Requests that wait at the desk."""
     answers: list[Answer] = field(default_factory=list)
@@ -200,14 +205,21 @@ class Player(Fake):
         group = await self._call("play", lambda: self._group(ticket, began, version_of(worker)))
         return summarise(group), group
 
-    async def evaluate(self, tickets: list[Ticket], at_once: int) -> list[GroupSummary]:
+    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
         workers = [self.workers.get(ticket.worker) for ticket in tickets]
         began = [version_of(worker) for worker in workers]
-        self.world.evaluated.append((len(tickets), at_once))
-        groups = await self._call(
-            "evaluate",
-            lambda: [self._group(t, b, version_of(w)) for t, b, w in zip(tickets, began, workers, strict=True)],
-        )
+        self.world.evaluated.append(len(tickets))
+        self.world.evaluating += 1
+        self.world.evaluating_most = max(self.world.evaluating_most, self.world.evaluating)
+        try:
+            if self.name in self.world.broken:
+                raise Failed(f"{self.name} is broken", RuntimeError("broken"))
+            groups = await self._call(
+                "evaluate",
+                lambda: [self._group(t, b, version_of(w)) for t, b, w in zip(tickets, began, workers, strict=True)],
+            )
+        finally:
+            self.world.evaluating -= 1
         return [summarise(group) for group in groups]
 
     async def take_spans(self) -> list[Any]:

@@ -6,7 +6,7 @@
     rows of a written part            the disk       the same
 
 An error of the disk ends the run too and names the file (`actors.archive.store.ArchiveError`). A disk that hangs, as a
-mounted one may, keeps the thread of its call and nothing else.
+mounted one may, keeps the thread of its call and nothing else (`cluster.loop.own_thread`).
 
 The rows are with the driver before the learner trains on the step (`Play.rows`), and `Archiving` holds them until it
 writes them: a host that is lost later takes none of them with it, also if the step must be trained on again. Rows that
@@ -16,17 +16,15 @@ are lost before are those of a step that can be played again.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.archive.store import ArchiveError
 from actors.filter.decisions import StepDecision
 from cluster.control.parties import Archive, Payload, Payloads
-from cluster.fleet.waiting import bounded
+from cluster.loop.own_thread import OwnThread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,35 +79,18 @@ class Archiving:
 
     async def _by_disk(self, late: str, call: Callable[..., T], *arguments: Any) -> T:
         """The result of a call that the disk answers. ArchiveError that says what is `late` after `DISK_TIMEOUT_S`."""
-        answer = asyncio.get_running_loop().run_in_executor(_OwnThread(), call, *arguments)
+        answer = asyncio.get_running_loop().run_in_executor(OwnThread(), call, *arguments)
         await asyncio.wait({answer}, timeout=SLOW_S)
         if not answer.done():
             where = f"{self.run_dir}: the groups of {late} within"
             self.say(f"archive: {where} {SLOW_S:g} s; the run waits for its disk up to {DISK_TIMEOUT_S:g} s")
-        try:
-            return await bounded(answer, DISK_TIMEOUT_S - SLOW_S)
-        except TimeoutError as error:
+            await asyncio.wait({answer}, timeout=DISK_TIMEOUT_S - SLOW_S)
+        if not answer.done():
             raise ArchiveError(
                 f"{self.run_dir}: the groups of {late} within {DISK_TIMEOUT_S:g} s; is its disk still there? Continue "
                 "with --resume once it answers"
-            ) from error
-
-
-class _OwnThread(Executor):
-    """Makes each call in a daemon thread of its own: one that never returns keeps the process from no end."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()
-        threading.Thread(target=_answer, args=(future, fn, args, kwargs), name="archive", daemon=True).start()
-        return future
-
-
-def _answer(future: Future[T], fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    try:
-        future.set_result(fn(*args, **kwargs))
-    except BaseException as error:  # the caller's to judge
-        future.set_exception(error)
+            )
+        return await answer
 
 
 def _noticed(writing: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ has failed, and its rows in the archive state the cause.
     a worker's tokens  (the environment actor waits)     trajectories fail; if the worker is dead, it is replaced and
                                                          the ticket is played again
     a validation's     the environment actor             as a group; the run ends after `loop.max_attempts`
-    share of tasks
+    lot of tasks
     a member that is   -                                 its calls end at once (`CutOff`); the tickets are played again,
     removed at once                                      which does not count as an attempt
     a group's rows     the object store                  TimeoutError; the run ends
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,12 +33,12 @@ from actors.failures import Failure, FailureCause
 from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from cluster.config import RunConfig
 from cluster.control.membership import CutOff, Member, at_work
-from cluster.control.membership import MemberState as State
 from cluster.control.parties import Payload, Player, Worker
 from cluster.control.party_errors import Died, PartyError, reason_of
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
 
+T = TypeVar("T")
 FETCH_TIMEOUT_S = 60.0
 
 
@@ -47,15 +47,30 @@ def _failed_in_generation(summary: GroupSummary) -> bool:
     return any(failure.cause.in_generation for failure in summary.failures)
 
 
-def failures(played: Sequence[GroupSummary]) -> Counter[str]:
-    """Number of failed trajectories by cause."""
-    return Counter(str(failure.cause) for summary in played for failure in summary.failures)
+def failures(played: Sequence[GroupSummary]) -> list[Failure]:
+    """The failures of all trajectories."""
+    return [failure for summary in played for failure in summary.failures]
 
 
-def failed_text(failed: Counter[str], tasks: int) -> str:
-    """What to tell of the tasks that failed, by cause; empty if none did."""
-    causes = ", ".join(f"{cause} {count}" for cause, count in failed.most_common())
-    return f"{failed.total()} of {tasks} validation tasks failed and count as no success: {causes}" if failed else ""
+def causes(failed: Iterable[Failure]) -> Counter[str]:
+    """Number of failures by cause."""
+    return Counter(str(failure.cause) for failure in failed)
+
+
+def failed_text(failed: Sequence[Failure], tasks: int) -> str:
+    """What to tell of the tasks that failed, by cause, with one detail of each; empty if none did."""
+    details = {str(failure.cause): f" (one: {failure.detail})" for failure in failed if failure.detail}
+    counted = ", ".join(f"{cause} {count}{details.get(cause, '')}" for cause, count in causes(failed).most_common())
+    return f"{len(failed)} of {tasks} validation tasks failed and count as no success: {counted}" if failed else ""
+
+
+class _Unplayed(Exception):
+    """What was to be played has failed `loop.max_attempts` times; its cause is the last attempt's error, if it was one
+    of the actor's."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ class PlayedGroup:
 
 
 class Play:
-    """Distributes tickets over environment actors and rollout workers; one worker samples a whole group."""
+    """Distributes tickets over environment actors and rollout workers; one worker samples a whole group or lot."""
 
     def __init__(self, config: RunConfig, fleet: Fleet) -> None:
         self.config, self.fleet = config, fleet
@@ -76,43 +91,66 @@ class Play:
 
     async def group(self, ticket: Ticket) -> PlayedGroup:
         """Plays one ticket. A ticket that cannot be played yields a group in which every trajectory failed."""
+
+        async def play(player: Player, worker: str) -> PlayedGroup:
+            placed = replace(ticket, worker=worker)
+            return PlayedGroup(placed, *await player.play(placed))
+
+        try:
+            return await self._attempts(ticket.ticket_id, play, lambda played: [played.summary])
+        except _Unplayed as error:
+            return self._unplayable(ticket, error.failure)
+
+    async def _attempts(
+        self,
+        what: str,
+        play: Callable[[Player, str], Awaitable[T]],
+        summaries: Callable[[T], Sequence[GroupSummary]],
+    ) -> T:
+        """The result of `play` on an environment actor and the rollout worker of this name. It is made again, on the
+        next of both, if a party is dead or late or raises. _Unplayed after `loop.max_attempts`."""
+        cause: PartyError | None = None
+        player: Member[Player] | None = None
         failure, attempts = Failure(FailureCause.ACTOR_ERROR, "not played yet"), 0
         while attempts < self.config.loop.max_attempts:
-            player, worker = await self._assign()
-            placed = replace(ticket, worker=worker.name)
+            player, worker = await self._assign(player)
             attempts += 1
             try:
-                play = bounded(player.party.play(placed), self.config.loop.group_timeout_s)
-                summary, table = await at_work(play, player, worker)
+                call = bounded(play(player.party, worker.name), self.config.loop.group_timeout_s)
+                result = await at_work(call, player, worker)
             except CutOff:
                 attempts -= 1
             except TimeoutError:
-                failure = Failure(
-                    FailureCause.GROUP_TIMEOUT, f"{player.name} did not return {ticket.ticket_id} in time"
+                failure, cause = (
+                    Failure(FailureCause.GROUP_TIMEOUT, f"{player.name} did not return {what} in time"),
+                    None,
                 )
             except Died as error:
-                failure = Failure(FailureCause.ACTOR_DIED, player.name)
+                failure, cause = Failure(FailureCause.ACTOR_DIED, player.name), error
                 await self.fleet.replace_player(player, str(error))
             except PartyError as error:
-                failure = Failure(FailureCause.ACTOR_ERROR, f"{player.name}: {error}".splitlines()[0][:300])
+                text = f"{player.name}: {reason_of(error)}".splitlines()[0][:300]
+                failure, cause = Failure(FailureCause.ACTOR_ERROR, text), error
             else:
-                if not await self._worker_is_dead(worker, summary):
-                    return PlayedGroup(placed, summary, table)
-                failure = Failure(FailureCause.WORKER_DIED, worker.name)
-        return self._unplayable(ticket, failure)
+                if not await self._worker_is_dead(worker, summaries(result)):
+                    return result
+                failure, cause = Failure(FailureCause.WORKER_DIED, worker.name), None
+        raise _Unplayed(failure) from cause
 
-    async def _assign(self) -> tuple[Member[Player], Member[Worker]]:
-        """The next environment actor and rollout worker, round-robin, as soon as there is a healthy one of each."""
+    async def _assign(self, failed: Member[Player] | None) -> tuple[Member[Player], Member[Worker]]:
+        """The next environment actor and rollout worker, round-robin, as soon as there is a healthy one of each; not
+        the actor that has `failed` just now if there is another."""
         await self.fleet.need_player()
         while not (await self.fleet.need_worker() and self.fleet.players.healthy()):
             await self.fleet.need_player()
         turn = next(self._turn)
-        return self.fleet.players.in_turn(turn), self.fleet.workers.in_turn(turn)
+        player = self.fleet.players.in_turn(turn)
+        return self.fleet.players.in_turn(turn + 1) if player is failed else player, self.fleet.workers.in_turn(turn)
 
-    async def _worker_is_dead(self, worker: Member[Worker], summary: GroupSummary) -> bool:
-        """Whether trajectories of the group failed because its worker is dead; the fleet has then replaced the worker.
-        The others must not be learned from alone: they are those that ended early."""
-        return _failed_in_generation(summary) and await self.fleet.suspect_worker(worker)
+    async def _worker_is_dead(self, worker: Member[Worker], played: Sequence[GroupSummary]) -> bool:
+        """Whether trajectories failed because their worker is dead; the fleet has then replaced the worker. The others
+        of a group must not be learned from alone: they are those that ended early."""
+        return any(map(_failed_in_generation, played)) and await self.fleet.suspect_worker(worker)
 
     def _unplayable(self, ticket: Ticket, failure: Failure) -> PlayedGroup:
         """The result of a ticket that no actor could play: every trajectory has this failure."""
@@ -127,67 +165,37 @@ class Play:
         """Success (num_tickets,), bool, of one trajectory per ticket, and the summaries, both in the order of the
         tickets. A failed trajectory counts as no success; `failures` says which failed.
 
-        Each environment actor plays a share of the tickets in one call, as many at a time as the engines hold: the
-        time-outs of a trajectory count the waiting in an engine's queue. A dead actor is replaced and its share is
-        played again; the tickets of a dead rollout worker are played again too.
+        The tickets are played in lots of as many trajectories as a group has; a lot has the time of a group. As many
+        lots are played at a time as the engines hold, because the time-outs of a trajectory count the waiting in an
+        engine's queue; training groups that are already issued play beside them.
 
         Raises:
-            RuntimeError: tasks remain after `loop.max_attempts` attempts.
+            RuntimeError: a lot was not played in `loop.max_attempts` attempts.
         """
-        found: dict[str, GroupSummary] = {}
-        attempts = 0
-        while len(found) < len(tickets):
-            await self.fleet.need_worker()
-            workers = {member.name: member for member in self.fleet.workers.members(State.HEALTHY)}
-            played = await self._validate_once([t for t in tickets if t.ticket_id not in found], workers)
-            suspects = {s.worker for s in played.values() if _failed_in_generation(s)}
-            dead = {name for name in suspects if await self.fleet.suspect_worker(workers[name])}
-            lost = {group_id for group_id, s in played.items() if s.worker in dead and _failed_in_generation(s)}
-            found |= {group_id: summary for group_id, summary in played.items() if group_id not in lost}
-            attempts += bool(lost)
-            if attempts == self.config.loop.max_attempts:
-                missing = len(tickets) - len(found)
-                raise RuntimeError(
-                    f"validation: {missing} tasks failed loop.max_attempts times because rollout workers died"
-                )
-        ordered = [found[t.ticket_id] for t in tickets]
-        return np.array([bool(len(s.successes) and s.successes[0]) for s in ordered]), ordered
+        slots = self.config.rollout.max_num_seqs
+        size = min(self.config.sampling.group_size, slots)
+        workers = len(await self.fleet.need_worker())
+        places = asyncio.Semaphore(slots * workers // size)
+        lots = [asyncio.create_task(self._lot(tickets[i : i + size], places)) for i in range(0, len(tickets), size)]
+        try:
+            summaries = [summary for lot in await asyncio.gather(*lots) for summary in lot]
+        finally:
+            for lot in lots:
+                lot.cancel()
+            await asyncio.gather(*lots, return_exceptions=True)
+        return np.array([bool(len(s.successes) and s.successes[0]) for s in summaries]), summaries
 
-    async def _validate_once(
-        self, tickets: list[Ticket], workers: dict[str, Member[Worker]]
-    ) -> dict[str, GroupSummary]:
-        """The summaries by ticket; a share of the tickets that was cut off is missing."""
-        count, names = len(await self.fleet.need_player()), list(workers)
-        placed = [replace(t, worker=names[i % len(names)]) for i, t in enumerate(tickets)]
-        shares = [placed[i::count] for i in range(count)]
-        at_once = max(1, self.config.rollout.max_num_seqs * len(names) // count)
-        calls = (self._evaluate(i, share, at_once, list(workers.values())) for i, share in enumerate(shares) if share)
-        results = await asyncio.gather(*calls)
-        return {summary.group_id: summary for share in results for summary in share}
+    async def _lot(self, tickets: list[Ticket], places: asyncio.Semaphore) -> list[GroupSummary]:
+        async def play(player: Player, worker: str) -> list[GroupSummary]:
+            return await player.evaluate([replace(ticket, worker=worker) for ticket in tickets])
 
-    async def _evaluate(
-        self, index: int, tickets: list[Ticket], at_once: int, workers: list[Member[Worker]]
-    ) -> list[GroupSummary]:
-        """Plays one share of the tickets on the `index`-th of the healthy environment actors, which has the time of a
-        group for each `at_once` of them; nothing if it was cut off."""
-        cause, bound = "", self.config.loop.group_timeout_s * math.ceil(len(tickets) / at_once)
-        for _ in range(self.config.loop.max_attempts):
-            await self.fleet.need_player()
-            player = self.fleet.players.in_turn(index)
-            try:
-                call = bounded(player.party.evaluate(tickets, at_once), bound)
-                return await at_work(call, player, *workers)
-            except CutOff:
-                return []
-            except Died as error:
-                cause = f"{player.name} died: {error}"
-                await self.fleet.replace_player(player, str(error))
-            except PartyError as error:
-                cause = f"{player.name}: {reason_of(error)}"
-            except TimeoutError:
-                each = f"loop.group_timeout_s={self.config.loop.group_timeout_s:g} for each {at_once} of its tasks"
-                cause = f"{player.name} gave no answer within {bound:g} s, {each}"
-        raise RuntimeError(f"validation: {len(tickets)} tasks failed loop.max_attempts times; last cause: {cause}")
+        what = f"{len(tickets)} tasks of a validation"
+        try:
+            async with places:
+                return await self._attempts(what, play, lambda played: played)
+        except _Unplayed as error:
+            text = f"validation: {what} failed loop.max_attempts times; last cause: {error.failure}"
+            raise RuntimeError(text) from error.__cause__
 
     async def rows(self, groups: list[PlayedGroup]) -> list[pa.Table]:
         """The groups' rows; TimeoutError if they do not arrive within `FETCH_TIMEOUT_S`."""

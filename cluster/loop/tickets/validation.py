@@ -1,17 +1,17 @@
 """Validation during training: the same fixed tasks each time, one trajectory per task (paper, appendix B.2).
 
 The weights do not change during a validation, because no version is published before it ends. It waits for the
-environment actors; a dead actor is replaced and its share of the tasks is played again (`playing`).
+environment actors; the tasks of a dead actor or rollout worker are played again by others (`playing`).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 import numpy as np
 
 from actors.diagnosis.uncertainty import wilson_interval
+from actors.failures import Failure
 from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
@@ -33,8 +33,8 @@ class Validation:
         self.config, self.play, self.state = config.validation, play, state
         self.solved = np.zeros(0, dtype=bool)
         """(num_tasks,) success of each fixed task at the last validation."""
-        self.failed: Counter[str] = Counter()
-        """Tasks of the last validation whose trajectory failed, which is no success, by cause."""
+        self.failed: list[Failure] = []
+        """Of the tasks of the last validation whose trajectory failed, which is no success."""
         self.tickets = fixed_tickets(config)
 
     def due(self, step: int, last: bool) -> bool:
@@ -53,7 +53,7 @@ class Validation:
             "validation/success": success,
             "validation/success_low": low,
             "validation/success_high": high,
-            "validation/failed": float(self.failed.total()),
+            "validation/failed": float(len(self.failed)),
             "validation/step": float(step),
             "validation/best": self.state.best_success,
             "seconds/validation": time.time() - started,

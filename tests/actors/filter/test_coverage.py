@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,26 +140,28 @@ def test_the_floor_of_a_step_adds_the_best_of_all_and_counts_those_of_the_kinds(
 
 @given(
     st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=4, max_size=4), min_size=2, max_size=8),
-    st.sampled_from([("reward_variance", "top_p"), ("reward_mean", "top_k"), ("reward_variance", "top_k")]),
+    st.sampled_from([("reward_variance", "top_p"), ("reward_mean", "top_k"), ("length", "top_k")]),
     st.sampled_from(["largest", "smallest"]),
     st.sampled_from([{"min_groups": 5}, {"kind_floor": 1.0}, {"kind_floor": 1.0, "window": "sliding"}]),
     st.sampled_from(["paper", "ragen"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_floor_adds_a_group_without_a_score_above_zero(rows, ranked_by, keep, floor, compat) -> None:
+def test_no_floor_adds_a_group_without_reward_variance_or_whose_score_is_zero(
+    rows, ranked_by, keep, floor, compat
+) -> None:
     statistic, rule = ranked_by
     config = FilterConfig(
         statistic=statistic, rule=rule, rho=0.4, epsilon=0.0, keep=keep, include_zero=True, compat=compat, **floor
     )
     window = make_window(config)
-    groups = [replace(group(row, number), kind="a") for number, row in enumerate(rows)]
+    groups = [replace(group(row, n), kind="a", lengths=np.arange(n, n + 4.0)) for n, row in enumerate(rows)]
     for one in groups:
         window.admit(one)
     found = window.close(0)
-    above = {d.group_id for d in found.decisions if d.score is not None and d.score > 1e-10}
-    assert {d.group_id for d in found.kept if d.code == "floor"} <= above
+    able = {d.group_id for d in found.decisions if d.score and abs(d.score) > 1e-10 and d.reward_variance}
+    assert {d.group_id for d in found.kept if d.code == "floor"} <= able
     if found.kept and "min_groups" in floor:
-        assert above <= {d.group_id for d in found.kept} or len(found.kept) >= 5
+        assert able <= {d.group_id for d in found.kept} or len(found.kept) >= 5
 
 
 def test_zeros_that_the_rule_may_keep_are_not_added_by_the_floor_of_a_step() -> None:

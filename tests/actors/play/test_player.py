@@ -116,19 +116,6 @@ def test_a_trajectory_is_exactly_what_was_fed_and_sampled(codec, cut_rate):
         assert trajectory.turns[-1].sample_end == len(trajectory.token_ids)
 
 
-def test_tasks_are_played_as_many_at_a_time_as_told_one_trajectory_each(codec):
-    policy = Policy(codec)
-    one = player(codec, policy)
-    tickets = [ticket(f"v-{index}", size=4, task_seed=index) for index in range(12)]
-    try:
-        groups = asyncio.run(asyncio.wait_for(one.play_each(tickets, 3), 30))
-    finally:
-        one.close()
-    assert [group.ticket.ticket_id for group in groups] == [each.ticket_id for each in tickets]
-    assert all(len(group.trajectories) == 1 and group.trajectories[0].failure is None for group in groups)
-    assert policy.most_running == 3
-
-
 class SaysWho(Policy):
     """Says which version sampled which token: two versions a turn, or one in turns of a single token."""
 

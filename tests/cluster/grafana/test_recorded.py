@@ -15,7 +15,7 @@ from cluster.errors import UserError
 from cluster.grafana import recorded
 from cluster.grafana.boards import Chosen
 from cluster.grafana.prometheus import Prometheus, Span
-from cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, prometheus_over, samples
+from cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _address, prometheus_over, samples
 from cluster.metrics import REGISTRY
 from tests.prometheus import need_prometheus, until
 
@@ -117,6 +117,12 @@ def test_a_run_whose_token_is_not_at_hand_is_said_to_be_left_out(monkeypatch, gu
     with configured(monkeypatch, guarded) as (_, jobs, [said]):
         assert jobs == [] and said.startswith(f"a is not scraped: 127.0.0.1:{guarded['recorder.port']} {why}")
         assert "SQUELCH_METRICS_TOKEN" in said
+
+
+@pytest.mark.parametrize("port", ["1@evil.example", "9464", 0, -1, 70_000, 1.5, None])
+def test_a_port_that_is_no_number_is_no_address(port) -> None:
+    assert _address({"recorder.host": "127.0.0.1", "recorder.port": port}) is None
+    assert _address({"recorder.port": 9464}) == "127.0.0.1:9464"
 
 
 def test_the_token_is_not_sent_to_an_address_elsewhere_that_a_runs_folder_names(monkeypatch) -> None:

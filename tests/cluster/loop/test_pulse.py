@@ -2,8 +2,11 @@
 
 import asyncio
 import shutil
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -117,6 +120,29 @@ def test_the_disk_is_that_of_the_runs_folder_and_unknown_while_it_does_not_answe
     made(two_workers(), recorder, tmp_path / "gone").beat()
     free = store(recorder).scalars[FREE][()]
     assert free != free
+
+
+def test_a_disk_that_hangs_keeps_no_beat_and_is_asked_again_once_it_has_answered(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, asked, plain = threading.Event(), list[Path](), shutil.disk_usage
+
+    def hanging(folder: Path) -> Any:
+        asked.append(folder)
+        there.wait(60)
+        return plain(folder)
+
+    monkeypatch.setattr(shutil, "disk_usage", hanging)
+    beats = made(two_workers(), recorder, tmp_path)
+    for _ in range(3):
+        beats.beat()
+        free = store(recorder).scalars[FREE][()]
+        assert free != free and len(asked) == 1
+    there.set()
+    end = time.monotonic() + 30
+    while (free := store(recorder).scalars[FREE][()]) != free and time.monotonic() < end:
+        beats.beat()
+    assert free > 0
 
 
 def test_it_beats_at_once_again_and_again_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

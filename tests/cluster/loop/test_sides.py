@@ -1,6 +1,7 @@
 """The coordinator's sides of the filter service, the archive and the record, on fakes."""
 
 import asyncio
+import errno
 import json
 import threading
 import time
@@ -334,6 +335,15 @@ def test_a_disk_that_hangs_is_said_and_ends_the_run_with_its_path(monkeypatch, t
         assert time.monotonic() - started < 30, "the loop's end waits for no thread"
         assert said.pop().startswith(f"archive: {tmp_path}: the groups of {late} within 0.02 s; the run waits")
     there.set()
+
+
+def test_a_time_out_of_the_disk_itself_is_its_error_and_not_ours(tmp_path: Path) -> None:
+    def timed_out(*_: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    archiving = Archiving(SimpleNamespace(groups=timed_out), SimpleNamespace(), tmp_path, print)
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        asyncio.run(archiving.stored(7, ["a"]))
 
 
 def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Calls that may never return, as those of a mounted disk that hangs: each has a daemon thread of its own.
+
+A thread pool would lose a thread to each of them, and Python waits for a pool's threads when it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class OwnThread(Executor):
+    """Makes each call in a daemon thread of its own: one that never returns keeps the process from no end."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=_answer, args=(future, fn, args, kwargs), daemon=True).start()
+        return future
+
+
+def _answer(future: Future[T], fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:  # the caller's to judge
+        future.set_exception(error)
