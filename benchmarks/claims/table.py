@@ -109,6 +109,8 @@ def lead() -> Iterator[Claim]:
         yield own.claim("MI rises during training", PROBE_CHANGE, above(0))
         yield own.claim("The reasoning becomes less true", TRUE_CHANGE, below(0))
         yield own.claim("The answer follows less from the reasoning", LINK_CHANGE, below(0))
+    fresh = Place("Beyond the paper", SOKOBAN, FILTERED, plan.LONG_STEPS)
+    yield fresh.claim("With the filter the answer follows more from the reasoning", LINK_CHANGE, above(0))
 
 
 def gradients() -> Iterator[Claim]:
