@@ -96,7 +96,7 @@ class RolloutConfig(Settings):
     """Most seconds for one weight update, including the parity probe."""
     parity_bound: float | None = Field(None, gt=0)
     """Largest allowed mean absolute difference in log-probability (nats) between worker and learner on the probe; a
-    larger difference fails the update. Unset: 0.001 for float32, 0.1 for the 16-bit types."""
+    larger difference fails the update. Unset: 0.001 for float32, 0.3 for the 16-bit types."""
     pause: Literal["keep", "wait"] = "keep"
     """Treatment of requests in flight at a weight update: `keep` continues them under the new weights (the turn records
     both versions), `wait` completes them first."""
@@ -114,10 +114,10 @@ class RolloutConfig(Settings):
     @property
     def parity_limit(self) -> float:
         """Largest allowed mean |difference| on the probe, nats; the default depends on the dtype: bfloat16 was seen at
-        0.015 on sampled text and at 0.032 on random ids."""
+        0.006 to 0.016 on sampled text, and at 0.032 to 0.104 on random ids, which the probe consists of."""
         if self.parity_bound is not None:
             return self.parity_bound
-        return 1e-3 if self.dtype == "float32" else 0.1
+        return 1e-3 if self.dtype == "float32" else 0.3
 
     @property
     def start_count(self) -> int:

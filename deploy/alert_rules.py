@@ -105,6 +105,16 @@ RULES = (
         "trust the reasoning as an explanation; compare with an earlier checkpoint.",
     ),
     AlertRule(
+        "SquelchReasoningMute",
+        f"{series('squelch_reasoning_regime', scope='first_turn', regime='mute')} == 1",
+        "2m",
+        "warning",
+        "Most turns have no reasoning any more",
+        "Fewer than half of the last scoring's first turns have any reasoning. The other figures describe the rest or "
+        "are unknown, so that no other alert tells of it. Check what the reward pays for: a length or format reward "
+        "may pay for silence.",
+    ),
+    AlertRule(
         "SquelchReasoningIgnoresInput",
         f"{_RETRIEVAL} < 1.5 * {_CHANCE}",
         "5m",

@@ -71,7 +71,7 @@ class Episode:
     def start(self) -> list[Message]:
         """Reset the environment; returns the system message and the first user message."""
         self._observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
-        self.task_key, self.task_kind = _told(info, "task_key", "reset"), info.get("task_kind")
+        self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self._max_actions
         self._plan, self._turns, self._done = [], 0, False
         return [
@@ -130,6 +130,15 @@ class Episode:
 
     def _turn_message(self, reward: float | None) -> str:
         return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
+
+
+def _task_of(info: dict[str, Any]) -> tuple[str, str | None]:
+    """Key and kind of the task, from what `reset` returned. Raises ValueError if one is no text."""
+    key, kind = _told(info, "task_key", "reset"), info.get("task_kind")
+    for name, value, wanted in (("task_key", key, "text"), ("task_kind", kind, "text or None")):
+        if not isinstance(value, str) and (value is not None or name == "task_key"):
+            raise ValueError(f"the environment's reset() returned info[{name!r}]={value!r}, which must be {wanted}")
+    return key, kind
 
 
 def _told(info: dict[str, Any], key: str, method: str) -> Any:

@@ -244,7 +244,9 @@ class Trainer:
         with clock.part("critic"):
             if self.critic is not None and own.needs_critic:
                 batch = self._valued(self.critic, batch, micro)
-        self.marks.add()
+                needed = True
+        if needed or wanted is not None:  # a batch that was only laid out is no progress: marks must be of like size
+            self.marks.add()
         return batch
 
     def _valued(self, critic: ValueLearner, batch: Batch, micro: MicroBatch) -> Batch:

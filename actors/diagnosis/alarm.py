@@ -7,11 +7,13 @@ trajectory scope come from episodes whose lengths change with success, so its le
 
     reference    the highest mean of `BASELINE` consecutive significant scorings so far, taken while S is 0
     z_t          (reference * (1 - DRIFT) - MI_t) / max(standard error, FLOOR * reference), at most MOST
-    S_t          max(0, S_(t-1) + z_t - ALLOWANCE); the alarm is raised above THRESHOLD and clears when S returns to 0
+    S_t          S_(t-1) + z_t - ALLOWANCE, at least 0, at most THRESHOLD + MOST; the alarm is raised above THRESHOLD
+                 and clears when S returns to 0
 
 DRIFT allows for two effects: a healthy run may lose 10% of its best level as it specialises, and the best of several
 means is biased upwards by selection. One bad scoring never raises the alarm (MOST < THRESHOLD); two clearly low
-scorings do. `since` is the last scoring at which S was 0, so it is the last step before the fall.
+scorings do. The upper bound of S lets an alarm clear within some scorings at the old level, however long the fall was,
+so that the next fall is told too. `since` is the last scoring at which S was 0, so it is the last step before the fall.
 
 The parameters below were fixed before any run was judged by them. `python -m benchmarks.alarm` evaluates them; repeat
 that evaluation after any change.
@@ -77,7 +79,7 @@ class DependenceAlarm:
         if self.reference is not None:
             noise = max(standard_error, FLOOR * self.reference)
             z = min(MOST, (self.reference * (1 - self.drift) - mi) / noise)
-            self.cusum = max(0.0, self.cusum + z - ALLOWANCE)
+            self.cusum = min(THRESHOLD + MOST, max(0.0, self.cusum + z - ALLOWANCE))
         self.raised = self.cusum > THRESHOLD or (self.raised and self.cusum > 0)
         if self.cusum == 0.0:
             self.since = step

@@ -62,7 +62,7 @@ class BudgetFigures:
     conditional_entropy: float
     intervals: dict[str, Interval]
     share: float
-    num_candidates: int
+    retrieval_chance: float
     retrieval_accuracy: float
     nulls: dict[str, Null]
     """Of retrieval accuracy and the MI estimates; empty below MIN_PROMPTS prompts."""
@@ -80,7 +80,7 @@ class BudgetFigures:
         if "mi_seq_est" in self.intervals:
             flat["mi_seq_est_standard_error"] = self.intervals["mi_seq_est"].standard_error
         return flat | {
-            "retrieval_chance": 1 / self.num_candidates,
+            "retrieval_chance": self.retrieval_chance,
             "mi_zscore": self.mi_est / (self.marginal_std + epsilon),
             "mi_zscore_ema": self.mi_est / (smooth + epsilon),
         }
@@ -188,7 +188,7 @@ def estimate(
         marginal_std=float(marginal.std()),
         intervals={name: interval for name, interval in intervals.items() if interval is not None},
         share=float(scored.mean()),
-        num_candidates=int(scored.sum(axis=1).min()),
+        retrieval_chance=float((1 / scored.sum(axis=1)).mean()),
         retrieval_accuracy=_hits(np.where(scored, matrix, -np.inf), own),
         nulls=_nulls(np.where(scored, matrix, np.nan), tokens, source, found.log_mean, seed),
     )

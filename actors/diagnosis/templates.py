@@ -1,16 +1,15 @@
 """Finds templates: reasonings that fit every prompt as well as their own.
 
-A reasoning's gap is log p(z|own) - log mean over the other prompts of p(z|x), nats per sequence: by how much its own
-prompt explains it better than a random other prompt. A gap of 0 or below means that the reasoning fits other prompts as
-well as its own. If Z is independent of X, the mean of exp(-gap) is 1, so single gaps below 0 are expected; a text that
-occurs often with such a gap is a template.
+A reasoning's gap is log p(z|own) - log mean of p(z|x) over the other prompts that it was scored under, nats per
+sequence: by how much its own prompt explains it better than a random other prompt. A gap of 0 or below means that the
+reasoning fits other prompts as well as its own. If Z is independent of X, the mean of exp(-gap) is 1, so single gaps
+below 0 are expected; a text that occurs often with such a gap is a template.
 
 Pure numpy; imports neither torch, Ray nor vLLM.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,16 +32,18 @@ class Template:
 
 def gaps(log_likelihood: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Gaps (num_samples,), nats per sequence, from likelihoods (num_samples, num_prompts) and the column of each
-    sample's own prompt; NaN for a sample with a likelihood that is not finite. Raises ValueError below two prompts."""
+    sample's own prompt. A pair that was not scored is NaN and left out; the gap is NaN where the own prompt or every
+    other was not, or a likelihood is infinite. Raises ValueError below two prompts."""
     if log_likelihood.shape[1] < 2:
         raise ValueError(f"log_likelihood has shape {log_likelihood.shape}; a gap needs two prompts or more")
     rows = np.arange(len(log_likelihood))
-    own, others = log_likelihood[rows, source], log_likelihood.copy()
+    own, others = log_likelihood[rows, source], np.where(np.isnan(log_likelihood), -np.inf, log_likelihood)
     others[rows, source] = -np.inf
-    top = others.max(axis=1)
-    with np.errstate(invalid="ignore"):  # rows without a finite number become NaN below
-        mean = top + np.log(np.exp(others - top[:, None]).sum(axis=1)) - math.log(log_likelihood.shape[1] - 1)
-    return np.where(np.isfinite(log_likelihood).all(axis=1), own - mean, np.nan)
+    top, count = others.max(axis=1), (~np.isnan(log_likelihood)).sum(axis=1) - 1
+    with np.errstate(invalid="ignore", divide="ignore"):  # rows without a finite number become NaN below
+        mean = top + np.log(np.exp(others - top[:, None]).sum(axis=1)) - np.log(count)
+    usable = ~np.isinf(log_likelihood).any(axis=1) & np.isfinite(own) & (count > 0)
+    return np.where(usable, own - mean, np.nan)
 
 
 def ranked(

@@ -16,8 +16,9 @@ mixture (docs/known-truth.md), so the interval does not cover I(X;Z) itself.
 
 Null: if reasoning does not depend on its input, the assignment of blocks of reasonings to prompts is exchangeable. The
 labels of the distinct prompts are permuted; the mixture stays the same. The p-value is the share of permutations that
-reach the value of the true labels, with the true labels counted as one of them. `point_95` is the value that 5% of the
-permutations reach.
+reach the value of the true labels, with the true labels counted as one of them: of all permutations where there are no
+more than `RESAMPLES` (up to 6 prompts), so that it is exact, else of as many random ones. `point_95` is the value that
+5% of the permutations reach.
 
 Invariants:
 
@@ -29,6 +30,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +45,7 @@ LEVEL = 0.95
 Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
 """Half width of a 95% normal interval, in standard errors."""
 RESAMPLES = 999
-"""Number of resamples and of permutations; the true labels are added, so p-values are multiples of 1/1000."""
+"""Number of resamples and of random permutations; the true labels are added, so p-values are multiples of 1/1000."""
 MIN_PROMPTS = 4
 MIN_INTERVAL = 6
 SHARES = ("retrieval_accuracy", *(f"recall@{k}" for k in RECALL_AT))
@@ -69,7 +71,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Null:
-    """Null of a proxy: the one-sided p-value in [0.001, 1], and the null's 95% point in the proxy's unit."""
+    """Null of a proxy: the one-sided p-value in (0, 1], and the null's 95% point in the proxy's unit."""
 
     p_value: float
     point_95: float
@@ -257,7 +259,7 @@ def hits_without(scores: Scores, ks: Sequence[int]) -> list[np.ndarray]:
 
 
 def permuted(scores: Scores, compat: Compat, rng: np.random.Generator) -> dict[str, Null]:
-    """The nulls: blocks of reasonings are assigned to prompts at random, RESAMPLES times."""
+    """The nulls: blocks of reasonings are assigned to prompts in all other ways, or in RESAMPLES random ones."""
     candidates, block = by_prompt(scores), scores.prompt[scores.source]
     best = candidates == candidates.max(axis=1, keepdims=True)
     mixture, lengths = log_mixture(scores.likelihood, scores.weights), scores.lengths
@@ -270,8 +272,15 @@ def permuted(scores: Scores, compat: Compat, rng: np.random.Generator) -> dict[s
         "mi_seq_est": candidates - mixture[:, None],
     }
     num = scores.num_prompts
-    deals = rng.permuted(np.tile(np.arange(num), (RESAMPLES, 1)), axis=1)
+    deals = _deals(num, rng)
     return {name: _null(_by_block(values, block, num), deals, len(block)) for name, values in credit.items()}
+
+
+def _deals(num_prompts: int, rng: np.random.Generator) -> np.ndarray:
+    """(n, num_prompts): permutations of the prompts. Random ones of few prompts would be the true one now and then."""
+    if math.factorial(num_prompts) <= RESAMPLES:
+        return np.array(list(itertools.permutations(range(num_prompts)))[1:])
+    return rng.permuted(np.tile(np.arange(num_prompts), (RESAMPLES, 1)), axis=1)
 
 
 def _by_block(values: np.ndarray, block: np.ndarray, num_prompts: int) -> np.ndarray:
@@ -282,7 +291,7 @@ def _by_block(values: np.ndarray, block: np.ndarray, num_prompts: int) -> np.nda
 
 
 def _null(sums: np.ndarray, deals: np.ndarray, num_samples: int) -> Null:
-    """sums: (num_prompts, num_prompts), see `_by_block`; deals: (RESAMPLES, num_prompts)."""
+    """sums: (num_prompts, num_prompts), see `_by_block`; deals: (n, num_prompts)."""
     return null_of(np.trace(sums) / num_samples, sums[np.arange(len(sums)), deals].sum(axis=1) / num_samples)
 
 

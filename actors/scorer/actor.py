@@ -103,9 +103,17 @@ class ScorerActor:
         self._parity = 0.0
         self._busy: tuple[int, float] | None = None
 
-    def score(self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]) -> dict[str, float]:
+    def score(
+        self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
+    ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         """Metrics of the step whose groups `row_refs` refer to, under the bundle's weights (which are fetched here if
-        they are not loaded), or under the fixed model."""
+        they are not loaded), or under the fixed model; the state; and the score matrices
+        (`actors.archive.scores.SCORES_SCHEMA`). All in one call: a reading of the probe, with weights of its own, may
+        wait behind it."""
+        figures = self._score(step, bundle, row_refs)
+        return figures, self.state(), scores_table(self._scorer.matrices, int(figures["scorer/version"]))
+
+    def _score(self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]) -> dict[str, float]:
         with self._working(step, bundle):
             tables = self._tables(row_refs, f"groups of step {step}")
             groups, environments = by_group(tables), environments_of(tables)
@@ -134,11 +142,6 @@ class ScorerActor:
             yield
         finally:
             self._busy = None
-
-    def scores(self) -> pa.Table:
-        """The score matrices of the last scoring (`actors.archive.scores.SCORES_SCHEMA`)."""
-        version = FIXED_VERSION if self._loaded is None else self._loaded[0]
-        return scores_table(self._scorer.matrices, version)
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""

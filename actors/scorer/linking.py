@@ -167,10 +167,18 @@ def read_scored(
     return read_links(swapped, *rest, seed), broken
 
 
-def draw_references(pairs: Pairs, num_prompts: int, per_task: int | None, seed: Sequence[int]) -> np.ndarray:
+def draw_references(
+    pairs: Pairs,
+    num_prompts: int,
+    per_task: int | None,
+    seed: Sequence[int],
+    slots: tuple[np.ndarray, int] | None = None,
+) -> np.ndarray:
     """(num_prompts, n) bool: for each prompt up to `per_task` random answered reasonings of each task with another
-    prompt; None: all of them."""
-    ranks = np.random.default_rng(seed).random((num_prompts, len(pairs.task)))
+    prompt; None: all of them. `slots`: (n,) index of each reasoning among all that were sampled, and their number: the
+    draw gives each of those its rank, so that one more or fewer of the others changes little."""
+    slot, size = slots or (np.arange(len(pairs.task)), len(pairs.task))
+    ranks = np.random.default_rng(seed).random((num_prompts, size))[:, slot]
     ranks = np.where(pairs.answered, ranks, np.inf)
     chosen = np.zeros(ranks.shape, dtype=bool)
     for task in np.unique(pairs.task):

@@ -51,8 +51,9 @@ AnswerEnd = Callable[[np.ndarray], int | None]
 class ProbeDraw:
     """What is scored. `tasks`: names of the tasks; `prompts`: ids of the distinct first prompts; `weights`:
     (num_prompts,) number of tasks with each; `reasonings`: usable first-turn reasonings, n of them; `after`: the ids
-    sampled from each one's end on; `task`, `source`: (n,) index of each one's task and prompt; `excluded`: number of
-    unusable trajectories by reason."""
+    sampled from each one's end on; `task`, `source`: (n,) index of each one's task and prompt; `slot`: (n,) index among
+    all trajectories of the tasks, usable or not; `slots`: the prompt of each of those; `excluded`: number of unusable
+    trajectories by reason."""
 
     tasks: tuple[str, ...]
     prompts: list[np.ndarray]
@@ -61,6 +62,8 @@ class ProbeDraw:
     after: list[np.ndarray]
     task: np.ndarray
     source: np.ndarray
+    slot: np.ndarray
+    slots: np.ndarray
     excluded: Counter[str]
 
 
@@ -72,7 +75,8 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
     distinct = {place[name]: prompt for name, prompt in prompts.items()}
     room = context_length - max((len(prompt) for prompt in distinct.values()), default=0)
     excluded: Counter[str] = Counter({"no_turn": sum(len(groups[name]) for name in groups if name not in prompts)})
-    reasonings, after, task, source = [], [], [], []
+    size = 1 + max((trajectory.index for name in prompts for trajectory in groups[name]), default=0)
+    reasonings, after, task, source, slot = [], [], [], [], []
     for index, name in enumerate(prompts):
         for trajectory in sorted(groups[name], key=lambda t: t.index):
             found = _reasoning(trajectory, version, room)
@@ -84,10 +88,12 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
             after.append(np.asarray(trajectory.token_ids[turn.reasoning_end : turn.sample_end], dtype=np.int64))
             task.append(index)
             source.append(place[name])
+            slot.append(index * size + trajectory.index)
     weights = np.bincount(list(place.values()), minlength=len(column)).astype(np.float64)
     shown = [distinct[i] for i in range(len(column))]
-    whose, under = np.array(task, dtype=np.int64), np.array(source, dtype=np.int64)
-    return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, excluded)
+    whose, under, at = (np.array(each, dtype=np.int64) for each in (task, source, slot))
+    slots = np.repeat(np.array(list(place.values()), dtype=np.int64), size)
+    return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, at, slots, excluded)
 
 
 def answers_of(
@@ -174,7 +180,9 @@ class FixedProbe:
         answers, excluded = answers_of(draw, self._answer_end, self.engine.context_length)
         pairs = Pairs(draw.reasonings, answers, draw.source, draw.task)
         past = self._pairs(draw, self.config.answer_prompts, 2)
-        references = draw_references(pairs, num, self.config.answer_references, (self.seed, 3))
+        references = draw_references(
+            pairs, num, self.config.answer_references, (self.seed, 3), (draw.slot, len(draw.slots))
+        )
         scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references)
         reading, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
         figures = reading.metrics() if reading is not None else {"answers": 0.0}
@@ -182,11 +190,12 @@ class FixedProbe:
         return scores.reasonings, {f"link/{key}": value for key, value in figures.items()}
 
     def _pairs(self, draw: ProbeDraw, others: int | None, stream: int) -> np.ndarray:
-        """(n, num_prompts) bool: each reasoning's own prompt and `others` random ones; None: all."""
+        """(n, num_prompts) bool: each reasoning's own prompt and `others` random ones; None: all. Drawn for every slot,
+        so that a reasoning which cannot be used changes nothing for the others."""
         most = len(draw.prompts) - 1
         if others is None or others >= most:
             return np.ones((len(draw.source), most + 1), dtype=bool)
-        return draw_pairs(draw.source, most + 1, others, (self.seed, stream))
+        return draw_pairs(draw.slots, most + 1, others, (self.seed, stream))[draw.slot]
 
     def state(self) -> dict[str, Any] | None:
         """The first reading, for the checkpoint; plain JSON, None before it."""

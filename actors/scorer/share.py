@@ -106,7 +106,8 @@ def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
 
 
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With fewer other prompts a reasoning, and at last without links, if a reading of the probe takes too much."""
+    """With fewer other prompts a reasoning, and at last without links, if a reading of the probe takes too much. If
+    that does too, `in_words` says so: how often the probe is read is the user's."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
     linked = {
@@ -144,4 +145,6 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         links = "with" if probe.links else "without"
         text += f", the probe every {probe.every} under {others} prompts, {links} links to answers"
-    return f"{text}: {share:.0%} of the model's passes, by count (scorer.share)"
+    text = f"{text}: {share:.0%} of the model's passes, by count (scorer.share)"
+    above = share > 1.005 * scorer.share
+    return f"{text}; that is more than scorer.share={scorer.share:g}: set scorer.probe.every higher" if above else text

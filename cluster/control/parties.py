@@ -115,14 +115,14 @@ class Scorer(Single, Protocol):
     async def health(self) -> object:
         """Returns once the scorer has loaded its model."""
 
-    async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
-        """The flat figures of a step's groups; `bundle`: the weights of the policy that is scored."""
+    async def score(
+        self, step: int, bundle: WeightBundle, payloads: list[Payload]
+    ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
+        """The flat figures of a step's groups, the scorer's state after them as in `state`, and the score matrices
+        (`actors.archive.scores`); `bundle`: the weights of the policy that is scored."""
 
     async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
         """The flat figures of a reading of the fixed probe after a step; `payloads`: the groups of its tasks."""
-
-    async def scores(self) -> pa.Table:
-        """The score matrices of the last `score` (`actors.archive.scores`)."""
 
     async def state(self) -> dict[str, Any]:
         """The state of the scorer as JSON-able data."""

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.config import ScorerConfig
+from actors.diagnosis.uncertainty import MIN_INTERVAL
 from actors.process.preparation import HOOK
 from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from cluster.config import RunConfig, load
@@ -153,6 +154,9 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     `scorer.share` allows. The tiny policy's steps are spent outside of the model, so that its passes say nothing: it is
     scored every `OFTEN` steps."""
     scorer, saved = config.scorer, config.run_dir / "config.yaml"
+    prompts = min(config.loop.prompts, scorer.max_prompts)
+    if scorer.enabled and prompts < MIN_INTERVAL:
+        say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; that on the fixed probe watches")
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := load(str(saved)).scorer).every is not None:

@@ -349,14 +349,13 @@ class RayScorer(RayParty):
     async def health(self) -> object:
         return await answered(self.handle.health.remote())
 
-    async def score(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
+    async def score(
+        self, step: int, bundle: WeightBundle, payloads: list[Payload]
+    ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         return await answered(self.handle.score.remote(step, bundle, payloads))
 
     async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
         return await answered(self.handle.probe.remote(step, bundle, payloads))
-
-    async def scores(self) -> pa.Table:
-        return await answered(self.handle.scores.remote())
 
     async def state(self) -> dict[str, Any]:
         return await answered(self.handle.state.remote())

@@ -39,6 +39,9 @@ QUESTIONS_PER_S = 100.0
 SUPERVISED = (State.STALE, State.HEALTHY, State.SUSPECT, State.DRAINING)
 """States in which a member is ready, so that it must answer."""
 SETTING = "cluster.hung_after_s"
+STEP_GRACE_S = 10.0
+"""Seconds beyond `environment_actor.step_timeout_s` after which an environment actor without an end of a call may count
+as hung: within them it reports the call as late itself, which costs one trajectory."""
 SILENCE = "squelch_without_progress_seconds"
 Show = Callable[..., None]
 """Sets a gauge: name, value, labels."""
@@ -120,8 +123,9 @@ class Supervisor:
     def _present(self) -> dict[Single, Callable[[], Awaitable[None]]]:
         """The parties that are up, each with the coroutine that supervises it."""
         fleet, found = self.fleet, dict[Single, Callable[[], Awaitable[None]]]()
+        steps = fleet.config.environment_actor.step_timeout_s + STEP_GRACE_S
         for member in fleet.players.members(*SUPERVISED):
-            found[member.party] = lambda m=member: self._member(m, "environment call", fleet.replace_player)
+            found[member.party] = lambda m=member: self._member(m, "environment call", fleet.replace_player, steps)
         for member in fleet.workers.members(*SUPERVISED):
             found[member.party] = lambda m=member: self._member(m, "step of its engine", self._replace_worker)
         for name, party in (("filter", fleet.filter), ("scorer", fleet.scorer)):
@@ -133,9 +137,14 @@ class Supervisor:
         self.fleet.lose_worker(member, cause)
 
     async def _member(
-        self, member: Member[Any], mark: str, replace: Callable[[Member[Any], str], Awaitable[None]]
+        self,
+        member: Member[Any],
+        mark: str,
+        replace: Callable[[Member[Any], str], Awaitable[None]],
+        least_s: float = 0.0,
     ) -> None:
-        patience = Patience(self.hung_after_s, mark, SETTING)
+        """Replaces the member once it is lost. `least_s`: what a single mark of it may take by other settings."""
+        patience = Patience(max(self.hung_after_s, least_s), mark, SETTING)
         cause = await self._cause(member.name, member.party, patience, lambda: member.state in SUPERVISED)
         if cause and member.state in SUPERVISED:
             await replace(member, cause)

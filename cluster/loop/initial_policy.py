@@ -158,12 +158,17 @@ def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
         raise UserError(f"model.warmup.data: {error}") from error
 
 
+COMPUTED = (
+    *("ranks", "num_gpus", "num_threads", "dtype", "fp32_head", "kernels", "compile", "lora"),
+    *("token_budget", "share_openings"),
+)
+"""Settings of the learner that decide how a step is computed, and so its last bits."""
+
+
 def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
     """Digest of everything that determines the warmed-up weights: settings, model, file, and the first demonstrations
     as text, so that another wording causes another warm-up."""
-    learner = config.learner.model_dump(
-        mode="json", include={"ranks", "num_threads", "dtype", "fp32_head", "kernels", "lora", "token_budget"}
-    )
+    learner = config.learner.model_dump(mode="json", include=set(COMPUTED))
     optimizer = config.learner.optimizer.model_dump(
         mode="json", include={"betas", "epsilon", "weight_decay", "max_grad_norm"}
     )

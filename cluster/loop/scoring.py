@@ -53,6 +53,8 @@ class Scoring:
         """Figures of the readings of the fixed probe that no step has recorded yet, oldest first."""
         self._task: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[None] | None = None
+        self._mute = False
+        """Whether the first turns of the last scoring were mute; a resumed run tells of it again."""
         self._started = 0.0
         self._span = (0.0, 0.0)
 
@@ -67,8 +69,7 @@ class Scoring:
     async def _score(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
         self._started = started = time.time()
         try:
-            figures = await scorer.score(step, bundle, [g.table for g in groups])
-            self.state, scores = await scorer.state(), await scorer.scores()
+            figures, self.state, scores = await scorer.score(step, bundle, [g.table for g in groups])
         except Died as error:
             self._failed(step, started, error)
             await self.succeed(scorer, str(error))
@@ -161,7 +162,9 @@ class Scoring:
         return earlier
 
     def _watch(self, taken: dict[str, float]) -> None:
-        """Passes new figures to the alarm, and reports once when the alarm is raised."""
+        """Passes new figures to the alarm, and reports once when the alarm is raised, or when reasoning falls silent,
+        which leaves the alarm without figures."""
+        self._watch_silence(taken)
         seen = scoring_of(taken)
         if seen is None or not self.alarm.scoring(*seen):
             return
@@ -170,6 +173,18 @@ class Scoring:
         self.say(f"step {seen[0]:4d}  ALARM: {text}")
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend, "text": text}
         self.archive.event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
+
+    def _watch_silence(self, taken: dict[str, float]) -> None:
+        mute = taken.get("first_turn/regime/mute")
+        if mute is None:
+            return
+        before, self._mute = self._mute, mute == 1.0
+        if self._mute and not before:
+            step, now = int(taken["scorer/step"]), time.time()
+            text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
+            log.warning("%s", text)
+            self.say(f"step {step:4d}  ALARM: {text}")
+            self.archive.event("scorer", "reasoning_mute", now, now, step=step, text=text)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:
         """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls."""

@@ -50,12 +50,14 @@ from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.fleet.waiting import within
 from cluster.loop.learner_side.ranks import Ranks
 from cluster.loop.persistence.state import checkpoint_dir, checkpoints
-from cluster.loop.tickets.playing import Play
+from cluster.loop.tickets.playing import Play, failed_text, failures
 from learner.checkpoint.manifest import read_loop
 from learner.config import CriticConfig, ObjectiveConfig
 from learner.warmup.corpus import Corpus
 from learner.warmup.settings import WarmupConfig
 
+FAILED_SHARE = 0.25
+"""Share of a check's trajectories that may fail: beyond it the check says more of the party that is slow or down."""
 CHECK_SEED = 1_000_000_000
 """The first task of a check, whatever the run's seeds, so that runs with other seeds share a warm-up that stops at a
 wanted format validity."""
@@ -204,6 +206,10 @@ class Warming:
         while True:
             if self._check_due():
                 await self._check()
+                if self._signals:
+                    if progress.step:
+                        await self._save()
+                    raise Stopped(self._signals[0], progress.step)
             if progress.step == self.steps or self._enough():
                 return
             await self._step(progress.step + 1)
@@ -245,7 +251,16 @@ class Warming:
         await self.fleet.update_workers(await self.ranks.publish(self.progress.step))
         supervisor = Supervisor(self.fleet, self.watchdog)
         groups = await supervisor.beside(asyncio.gather(*map(self.play.group, self.tickets)))
-        return _figures([group.summary for group in groups])
+        summaries = [group.summary for group in groups]
+        failed, tasks = failures(summaries), sum(one.group_size for one in summaries)
+        if failed:
+            self.say(f"WARNING: {failed_text(failed, tasks, 'trajectories of the check')}")
+        if len(failed) > FAILED_SHARE * tasks:
+            raise UserError(
+                f"the warm-up's check at step {self.progress.step}: {failed_text(failed, tasks, 'trajectories')}; "
+                "more than a quarter, so that it says nothing of the weights"
+            )
+        return _figures(summaries)
 
     async def _save(self) -> None:
         step = self.progress.step

@@ -87,10 +87,11 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
     """The status of a run from the lines of `metrics.jsonl`, a current `summary.json` and the last span."""
     steps = [line for line in lines if line["step"] > 0]
     last: Line = steps[-1] if steps else {"step": 0}
-    total = int(_latest(lines, "total_steps") or 0)
+    total = int(next((line["total_steps"] for line in reversed(lines) if line.get("total_steps")), 0))
     pace = seconds_per_step([line["time"] for line in steps]) or last.get("seconds/step")
     validated = [line for line in lines if line.get("validation/success") is not None]
     checked: Line = validated[-1] if validated else {}
+    scored = last_scoring(lines)
     return RunStatus(
         run=run,
         state=_state(lines, summary),
@@ -114,10 +115,10 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         kept_groups=last.get("kept_groups"),
         num_groups=last.get("num_groups"),
         format_validity=last.get("format_validity"),
-        retrieval_accuracy=_latest(lines, "first_turn/retrieval_accuracy"),
-        retrieval_chance=_latest(lines, "first_turn/retrieval_chance"),
-        mi_est=_latest(lines, "first_turn/mi_est"),
-        conditional_entropy=_latest(lines, "first_turn/conditional_entropy"),
+        retrieval_accuracy=scored.get("first_turn/retrieval_accuracy"),
+        retrieval_chance=scored.get("first_turn/retrieval_chance"),
+        mi_est=scored.get("first_turn/mi_est"),
+        conditional_entropy=scored.get("first_turn/conditional_entropy"),
         dependence=dependence(last),
         regime=_regime(lines),
         probe=last_probe(lines),
@@ -202,9 +203,10 @@ def _tickets(line: Line) -> dict[str, int]:
     return {state: int(count) for state, count in known.items() if count is not None}
 
 
-def _latest(lines: Sequence[Line], key: str) -> Any:
-    """The newest value of a key; None if no line has one."""
-    return next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
+def last_scoring(lines: Sequence[Line]) -> Line:
+    """The newest line with a scoring; unknown figures are None there, whatever earlier ones were. Empty without one."""
+    keys = ("scorer/step", "first_turn/retrieval_accuracy")  # lines of older releases lack the first
+    return next((line for line in reversed(lines) if any(line.get(key) is not None for key in keys)), {})
 
 
 def _event_text(event: Line | None, now: float) -> str | None:

@@ -19,7 +19,7 @@ from actors.scorer.pace import OUTCOMES
 from cluster.config import RunConfig
 from cluster.control.ledger import Ledger
 from cluster.runs.ending import Ending
-from cluster.runs.status import last_probe
+from cluster.runs.status import last_probe, last_scoring
 from cluster.runs.words import link_words, probe_words
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
@@ -157,10 +157,11 @@ def _probe_lines(probe: dict[str, float | None]) -> list[str]:
 
 
 def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    """The first-turn figures of the last scored step; empty if no step was scored."""
-    scored = [m for m in metrics if m.get("first_turn/retrieval_accuracy") is not None]
+    """The first-turn figures of the last scored step; empty if no step was scored, or if they were unknown there."""
+    last = last_scoring(metrics)
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
-    return {name: scored[-1][f"first_turn/{name}"] for name in names} if scored else {}
+    known = last.get("first_turn/retrieval_accuracy") is not None
+    return {name: last[f"first_turn/{name}"] for name in names} if known else {}
 
 
 def _ledger(run_dir: Path, ledger: Ledger) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from actors.diagnosis.uncertainty import t_quantile
 from cluster.runs.folder import RunFolder
+from cluster.runs.status import last_scoring
 from cluster.sweep.plan import Arm, Plan
 from cluster.terminal import aligned
 
@@ -40,14 +41,13 @@ def cell_figures(run_dir: Path) -> Figures:
         return {}
     success, reasoning = summary.get("success", {}), summary.get("reasoning", {})
     alarms = [line["alarm/raised"] for line in lines if line.get("alarm/raised") is not None]
-    judged = [line["judge/right"] for line in lines if line.get("judge/right") is not None]
     return {
         "success": success.get("after", {}).get("success"),
         "gain": success.get("gain", {}).get("mean"),
         "mi_est": reasoning.get("mi_est"),
         "conditional_entropy": reasoning.get("conditional_entropy"),
         "retrieval_accuracy": reasoning.get("retrieval_accuracy"),
-        "judge_right": judged[-1] if judged else None,
+        "judge_right": last_scoring(lines).get("judge/right"),
         "alarm": float(any(alarms)) if alarms else None,
         "success_before": success.get("before", {}).get("success"),
         "success_best": success.get("best"),

@@ -26,7 +26,7 @@ from learner.batching import Row
 from learner.warmup.chat_files import read_transcripts
 from learner.warmup.demonstrations import Demonstration, Transcript, encode, transcripts
 from learner.warmup.settings import WarmupConfig
-from learner.warmup.tiny import DEMONSTRATION_SEED
+from learner.warmup.tiny import first_demonstration
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def make_corpus(codec: ChatCodec, environment: EnvironmentConfig, config: Warmup
 def _from_environment(
     environment: EnvironmentConfig, config: WarmupConfig
 ) -> tuple[list[Transcript], list[Transcript]]:
-    first = DEMONSTRATION_SEED + config.seed
+    first = first_demonstration(config.seed)
     trained = transcripts(environment, config.quality, first)
     held_out = transcripts(environment, config.quality, first, "validation")
     return list(itertools.islice(trained, config.demonstrations)), list(itertools.islice(held_out, config.held_out))

@@ -42,10 +42,17 @@ from learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, s
 STAMP = "squelch_tiny.json"
 DEMONSTRATION_SEED = 2_000_000_000
 """Seed of the first demonstrated task; training and validation use other seeds."""
+SEED_STRIDE = 1_000_003
+"""Between the first tasks of two seeds, more than any number of demonstrations, so that seeds share none."""
 NUM_FINGERPRINT = 16
 """Demonstrations whose texts enter the digest, so that a change of wording or dynamics causes a rebuild."""
 NUM_VOCABULARY = {"words": 200, "bytes": 1000}
 """Demonstrations that the tokenizer is built from, together with the environment's own list of phrases."""
+
+
+def first_demonstration(seed: int) -> int:
+    """The seed of the first task that a warm-up of `seed` demonstrates."""
+    return DEMONSTRATION_SEED + SEED_STRIDE * seed
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class TinyReport:
 
 def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> str:
     """Digest of everything that determines the folder's content: the settings, and the first demonstrations as text."""
-    some = itertools.islice(transcripts(environment, recipe.quality, DEMONSTRATION_SEED + seed), NUM_FINGERPRINT)
+    some = itertools.islice(transcripts(environment, recipe.quality, first_demonstration(seed)), NUM_FINGERPRINT)
     played = resolved(environment).model_dump(mode="json", include={"name", "options", "format"})
     content = [recipe.model_dump(mode="json"), seed, played, [one.texts() for one in some]]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -196,7 +203,7 @@ def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, 
     played = environment_class(environment.name)
     words, known = reads_words(played), phrases(played, environment.format)
     count = NUM_VOCABULARY["words" if words else "bytes"]
-    source = transcripts(environment, recipe.quality, DEMONSTRATION_SEED + seed)
+    source = transcripts(environment, recipe.quality, first_demonstration(seed))
     texts = [
         *known,
         *(text for one in itertools.islice(source, count) for text in one.texts()),
@@ -218,7 +225,7 @@ def collect(
     """Demonstrations with at least `num_tokens` tokens in total; each is of another task."""
     found: list[Demonstration] = []
     total = 0
-    for transcript in transcripts(environment, quality, DEMONSTRATION_SEED + seed):
+    for transcript in transcripts(environment, quality, first_demonstration(seed)):
         found.append(encode(codec, transcript))
         total += len(found[-1].token_ids)
         if total >= num_tokens:

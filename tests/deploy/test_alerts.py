@@ -64,6 +64,15 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "1+0x9"}, "5m", None),
         ({'squelch_reasoning_regime{scope="trajectory",regime="decorative"}': "1+0x9"}, "5m", None),
     ],
+    "SquelchReasoningMute": [
+        (
+            {f'squelch_reasoning_regime{{{FIRST},regime="mute"}}': "0 1 1 1"},
+            "3m",
+            {"scope": "first_turn", "regime": "mute"},
+        ),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="mute"}}': "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="grounded"}}': "1+0x9"}, "5m", None),
+    ],
     "SquelchReasoningPrivateCode": [
         (
             {f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "0 1 1 1"},

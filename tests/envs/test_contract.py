@@ -57,6 +57,14 @@ class Forgetful(Doubling):
         return super().reset(seed=seed, options=options)[0], {}
 
 
+class Counting(Doubling):
+    """Its kind of task is a number."""
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        shown, info = super().reset(seed=seed, options=options)
+        return shown, info | {"task_kind": 3}
+
+
 class Silent(Doubling):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         return (*super().step(action)[:4], {})
@@ -115,6 +123,11 @@ def test_info_that_lacks_a_key_of_the_contract_is_named(environment: type[Enviro
     with pytest.raises(ValueError, match=rf"returned no info\['{key}'\] \(envs\.contract\.Environment\."):
         number = int(episode.start()[1]["content"].splitlines()[0])
         episode.act(well_formed("so", [str(2 * number)]))
+
+
+def test_a_kind_of_task_that_is_no_text_is_refused_by_its_value() -> None:
+    with pytest.raises(ValueError, match=r"reset\(\) returned info\['task_kind'\]=3, which must be text or None"):
+        Episode(Counting(), 21, 0, FormatConfig()).start()
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

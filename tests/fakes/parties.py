@@ -357,8 +357,10 @@ class Scorer(Fake):
     async def health(self) -> object:
         return await self._call("health")
 
-    async def score(self, step: int, bundle: WeightBundle, payloads: list[Any]) -> dict[str, float]:
-        return await self._call("score", lambda: {"scorer/version": float(bundle.version)})
+    async def score(
+        self, step: int, bundle: WeightBundle, payloads: list[Any]
+    ) -> tuple[dict[str, float], dict[str, Any], Any]:
+        return await self._call("score", lambda: ({"scorer/version": float(bundle.version)}, {}, None))
 
     async def probe(self, step: int, bundle: WeightBundle, payloads: list[Any]) -> dict[str, float]:
         played = [group for group in payloads if isinstance(group, Group)]
@@ -367,9 +369,6 @@ class Scorer(Fake):
         assert versions <= {bundle.version}, f"the probe of step {step} was sampled by {versions}"
         self.world.probed[step] = [group.ticket.ticket_id for group in played]
         return await self._call("probe", lambda: {"probe/step": float(step), "probe/version": float(bundle.version)})
-
-    async def scores(self) -> Any:
-        return await self._call("scores", lambda: None)
 
     async def state(self) -> dict[str, Any]:
         return await self._call("state", dict)

@@ -39,6 +39,26 @@ def on_policy(trainer: Trainer, groups: list) -> list:
     return groups
 
 
+@pytest.mark.parametrize(
+    ("objective", "passes"), [({}, 0), ({"kl": {"coefficient": 0.1}}, 1), ({"max_mismatch": 9.0}, 1)]
+)
+def test_marks_of_progress_are_micro_batches_and_passes_and_not_what_is_only_laid_out(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, objective: dict, passes: int
+) -> None:
+    trainer, marked = Trainer(model_dir, make_config(objective=objective)), list[int]()
+    plain = trainer._optimize
+
+    def optimize(prepared: list, *rest: object) -> str | None:
+        marked.extend([trainer.marks.seen().marks, sum(map(len, prepared))])
+        return plain(prepared, *rest)
+
+    monkeypatch.setattr(trainer, "_optimize", optimize)
+    trainer.train_step(1, make_groups())
+    before, micro_batches = marked
+    assert micro_batches > 1 and before == passes * micro_batches
+    assert trainer.marks.seen().marks == before + micro_batches
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [64, 100, 300])
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from actors.process.disk import partial_path, write_whole
 from actors.records import Ticket
+from cluster.config import RunConfig
 from cluster.errors import UserError
 from cluster.runs.folder import LOOP_FILE, RunFolder
 from envs.config import EnvironmentConfig
@@ -60,6 +61,27 @@ class LoopState:
     """The state of the controller of the kept share."""
     gaming: dict[str, Any] | None = None
     """The state of the warning for a gamed criterion."""
+    fixed_tasks: dict[str, str] = field(default_factory=dict)
+    """What the fixed tasks of the validation and of the probe are (`with_tasks`); empty in older releases."""
+
+    def with_tasks(self, config: RunConfig) -> list[str]:
+        """Takes on the fixed tasks of the configuration; returns what begins anew, because it was measured on other
+        tasks: gains, the best step and warnings are paired by task."""
+        env, checked, probe = config.environment, config.validation, config.scorer.probe
+        base = [env.name, dict(env.options), env.prompt, env.validation_seed]
+        tasks = {
+            "validation": json.dumps([*base, checked.tasks, checked.temperature], sort_keys=True, default=str),
+            "probe": json.dumps([*base, probe.tasks, probe.samples], sort_keys=True, default=str),
+        }
+        other = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
+        self.fixed_tasks = tasks
+        if "validation" in other:
+            self.first_validation = self.gaming = self.early_stop = None
+            self.best_success, self.best_step = -1.0, -1
+        if "probe" in other:
+            self.scorer = self.scorer and self.scorer | {"probe": None}
+            self.alarm = self.alarm and {name: own for name, own in self.alarm.items() if name != "probe"}
+        return other
 
     def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
         """The open tickets, in order of issue, with their ids, steps and seeds.

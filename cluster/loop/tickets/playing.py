@@ -57,11 +57,11 @@ def causes(failed: Iterable[Failure]) -> Counter[str]:
     return Counter(str(failure.cause) for failure in failed)
 
 
-def failed_text(failed: Sequence[Failure], tasks: int) -> str:
-    """What to tell of the tasks that failed, by cause, with one detail of each; empty if none did."""
+def failed_text(failed: Sequence[Failure], played: int, what: str = "validation tasks") -> str:
+    """What to tell of those that failed of `played`, by cause, with one detail of each; empty if none did."""
     details = {str(failure.cause): f" (one: {failure.detail})" for failure in failed if failure.detail}
     counted = ", ".join(f"{cause} {count}{details.get(cause, '')}" for cause, count in causes(failed).most_common())
-    return f"{len(failed)} of {tasks} validation tasks failed and count as no success: {counted}" if failed else ""
+    return f"{len(failed)} of {played} {what} failed and count as no success: {counted}" if failed else ""
 
 
 class _Unplayed(Exception):

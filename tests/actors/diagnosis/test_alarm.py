@@ -69,6 +69,12 @@ def test_it_is_lowered_once_dependence_is_back_and_may_be_raised_again() -> None
     assert len(raised) == 2 and alarm.raised
 
 
+@pytest.mark.parametrize("low", [3, 10, 40])
+def test_after_a_fall_of_any_length_it_clears_within_some_scorings_and_tells_the_next_fall(low: int) -> None:
+    alarm, raised = run([1.5] * 5 + [0.5] * low + [1.5] * 6 + [0.5] * 2)
+    assert len(raised) == 2 and alarm.since == 5 * (5 + low + 5)
+
+
 def test_unknown_scorings_change_nothing() -> None:
     alarm, _ = run([1.5] * 5)
     before = alarm.state()

@@ -99,7 +99,7 @@ def test_at_all_pairs_it_is_table_1_with_nearly_the_same_interval(seed: int, num
         assert found.intervals[name].standard_error == pytest.approx(sure.intervals[name].standard_error, rel=0.35), (
             name
         )
-    assert (found.share, found.num_candidates) == (1.0, num_prompts)
+    assert found.share == 1.0 and found.retrieval_chance == pytest.approx(1 / num_prompts)
 
 
 @given(st.lists(st.integers(1, 9), min_size=4, max_size=12), st.integers(0, 500))
@@ -141,3 +141,14 @@ def test_a_reasoning_without_its_own_pair_or_without_another_is_refused() -> Non
 def test_below_six_prompts_no_interval_is_stated() -> None:
     likelihood, lengths, source = matrix(np.random.default_rng(0), 5, 3, 1.0)
     assert estimate(likelihood, lengths, source).intervals == {}
+
+
+def test_chance_is_that_of_the_rows_where_they_have_different_numbers_of_candidates() -> None:
+    """Rows of 2 and of 4 candidates: reasoning that depends on nothing is right in 3 of 8 cases."""
+    rng = np.random.default_rng(3)
+    likelihood, source = rng.normal(size=(4000, 4)), np.arange(4000) % 4
+    few = np.arange(4000) % 8 < 4
+    likelihood[few, (source[few] + 1) % 4] = likelihood[few, (source[few] + 2) % 4] = np.nan
+    found = estimate(likelihood, np.full(4000, 5), source)
+    assert found.retrieval_chance == pytest.approx(3 / 8)
+    assert found.retrieval_accuracy == pytest.approx(3 / 8, abs=0.03)

@@ -101,6 +101,14 @@ def test_dependence_is_told_from_the_null_and_a_template_is_not() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("prompts", [4, 5, 6])
+def test_of_few_prompts_the_null_is_exact(prompts: int) -> None:
+    for seed in range(30):
+        _, found = measured(scores_of(seed, prompts, own=50.0), seed=(seed,))
+        values = [null.p_value for null in found.nulls.values()]
+        assert values == [pytest.approx(1 / math.factorial(prompts))] * 3
+
+
 @pytest.mark.parametrize(("prompts", "samples", "copies"), [(8, 4, 0), (32, 1, 0), (10, 4, 2)])
 def test_independence_is_told_from_zero_one_time_in_twenty(prompts: int, samples: int, copies: int) -> None:
     """Reasonings that vary, and favour some prompts, but no more their own than another. `benchmarks.known_truth`

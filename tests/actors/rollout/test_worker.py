@@ -303,7 +303,7 @@ def test_vllms_metrics_can_be_reported_to_ray_where_ray_serve_is_not_installed()
 
 def test_parity_bound_follows_the_type_of_the_weights_unless_given():
     assert support.CONFIG.parity_limit == 1e-3
-    assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.1
+    assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.3
     assert support.CONFIG.model_copy(update={"parity_bound": 0.2}).parity_limit == 0.2
 
 

@@ -98,3 +98,21 @@ def test_pictures_are_refused_by_the_name_of_the_task() -> None:
     seen.pictures = (Picture.of(0, "image/png", b"a board"),)
     with pytest.raises(ValueError, match=r"group probe-000 shows pictures"):
         FixedProbe(Oracle(1.0), CONFIG, seed=1).read(0, 0, {"probe-000": [seen]})
+
+
+def test_a_reasoning_that_cannot_be_used_changes_no_other_ones_pairs() -> None:
+    class Asked(Oracle):
+        def matrix(self, prompts, reasonings, wanted=None):
+            asked.append(wanted)
+            return super().matrix(prompts, reasonings, wanted)
+
+    asked: list[np.ndarray] = []
+    groups = {name: [trajectory_of(t, version=7) for t in group] for name, group in window().items()}
+    name = sorted(groups)[0]
+    first, *others = sorted(groups[name], key=lambda t: t.index)
+    probe = FixedProbe(Asked(1.0), ProbeConfig(tasks=8, samples=4, max_others=2), seed=1)
+    probe.read(0, 7, groups)
+    probe.read(1, 7, {**groups, name: [trajectory_of(first, version=6), *others]})
+    whole, rest = asked
+    assert len(rest) == len(whole) - 1
+    np.testing.assert_array_equal(rest, whole[1:])

@@ -60,6 +60,9 @@ def test_a_reading_of_the_probe_is_cut_before_it_takes_more_than_its_share(work:
     whole, found = ScorerConfig(share=share).probe, chosen(work, ScorerConfig(share=share)).probe
     used = probe_passes(work, found) / (found.every * work.token_passes)
     assert used <= PART * share or (found.max_others == 7 and not found.links), "the least reading remains"
+    settings = chosen(work, ScorerConfig(share=share))
+    total = used + scoring_passes(work, settings, settings.max_pairs) / (settings.interval * work.token_passes)
+    assert (total > 1.005 * share) == ("set scorer.probe.every higher" in in_words(work, settings))
     if probe_passes(work, whole) <= PART * share * whole.every * work.token_passes:
         assert found == whole
 

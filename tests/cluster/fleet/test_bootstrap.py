@@ -122,3 +122,10 @@ def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started
     (tmp_path / "run/config.yaml").write_text(dump(counted))  # as a sweep writes it before the run's first start
     assert bootstrap.choose_scoring(counted, tiny_policy, True, said.append).scorer.every == first.scorer.every
     assert bootstrap.weight_bytes(tiny_policy, counted) > 4 * 500_000
+
+
+def test_a_run_of_few_prompts_is_told_that_the_alarm_on_scorings_is_not_armed(tiny_policy, tmp_path) -> None:
+    for words, told in ([("loop.prompts=4",), 1], [("scorer.max_prompts=5",), 1], [("loop.prompts=6",), 0]):
+        said: list[str] = []
+        bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
+        assert sum("the alarm on scorings needs 6" in line for line in said) == told

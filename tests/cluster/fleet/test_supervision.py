@@ -116,6 +116,19 @@ def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path
         supervised(tmp_path, freeze_all, "cluster.max_restarts=0")
 
 
+def test_an_environment_call_may_take_its_own_time_out_before_its_actor_counts_as_hung(tmp_path: Path) -> None:
+    async def freeze(fleet: Fleet) -> None:
+        await asyncio.sleep(100.0)
+        frozen = party(fleet, "env-0")
+        frozen.frozen = True
+        await asyncio.sleep(95.0)
+        assert frozen.alive
+        await asyncio.sleep(30.0)
+        assert not frozen.alive
+
+    supervised(tmp_path, freeze, "environment_actor.step_timeout_s=90", "environment_actor.episode_timeout_s=900")
+
+
 class Loaded:
     """A party's progress on a machine under load: answers and marks come late by recorded delays."""
 

@@ -70,6 +70,8 @@ def test_a_warm_up_happens_once_for_runs_that_share_it(model: Path, warmed: list
         "environment.options.max_number=9",
         "environment.prompt=tiny",
         "learner.ranks=2",
+        "learner.share_openings=false",
+        "learner.compile=true",
         "learner.lora={rank: 4}",
         "learner.optimizer.weight_decay=0.1",
         "sampling.max_tokens_per_turn=60",

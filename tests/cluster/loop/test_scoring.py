@@ -93,6 +93,16 @@ def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     assert len(said) == 1 and "falling since step 6" in said[0]
 
 
+def test_silence_is_told_once_until_there_is_reasoning_again() -> None:
+    watched, said, events = scoring()
+    silent = [0.0, 1.0, 1.0, 0.0, 1.0]
+    asyncio.run(watched.restore(None, [{"scorer/step": s, "first_turn/regime/mute": m} for s, m in enumerate(silent)]))
+    for step in range(6):
+        watched.take_figures(step, 0.1)
+    assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 1), ("reasoning_mute", 4)]
+    assert len(said) == 2 and all("fallen silent" in line for line in said)
+
+
 def reading(step: int, dependence: float) -> dict[str, float]:
     """Figures of a reading of the fixed probe."""
     values = {"probe/mi": 2.0, "probe/link/dependence": dependence}
@@ -130,19 +140,16 @@ class OneScorer:
         self._state = state
         self._answer: asyncio.Future[dict[str, float]] | None = None
 
-    async def score(self, step: int, *_: Any) -> dict[str, float]:
+    async def score(self, step: int, *_: Any) -> tuple[dict[str, float], dict[str, Any], None]:
         self.asked.append(step)
         self._answer = asyncio.get_running_loop().create_future()
-        return await self._answer
+        return await self._answer, self._state, None
 
     async def probe(self, step: int, *_: Any) -> dict[str, float]:
         return await asyncio.get_running_loop().create_future()
 
     async def state(self) -> dict[str, Any]:
         return self._state
-
-    async def scores(self) -> None:
-        return None
 
     async def restore(self, state: dict[str, Any]) -> None:
         self.restored.append(state)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from actors.failures import Failure, FailureCause
+from actors.records import Ticket
 from cluster.control.party_errors import Died
 from cluster.errors import UserError
 from cluster.loop import warming
@@ -40,14 +44,18 @@ def warm(
     plays: bool = True,
     digest: str = "d",
     stop_at: int = 0,
+    failing: Callable[[Ticket], Failure | None] = lambda ticket: None,
+    stop_in_check: int = 0,
 ) -> tuple[Progress, World, list[str]]:
     config = learner_settings(settings(tmp_path), warmup, CORPUS.num_steps(warmup))
-    world, said = World(config, faults, rewards=lambda ticket, index: float(index % 2)), list[str]()
+    world, said = World(config, faults, rewards=lambda ticket, index: float(index % 2), failing=failing), list[str]()
     work = tmp_path / "out.warmup"
     made = Warming(config, warmup, CORPUS, plays, work, FakeParties(world), digest, said.append)
 
     def signalled(kind: str, number: int) -> None:
         if kind == "learner.imitate" and world.calls[kind] == stop_at:
+            made.stop(signal.SIGTERM)
+        if kind == "learner.publish" and world.calls[kind] == stop_in_check:
             made.stop(signal.SIGTERM)
 
     world.on_call = signalled
@@ -129,6 +137,31 @@ def test_a_signal_ends_it_after_the_step_under_way_which_is_saved(tmp_path: Path
     assert [step for step, _ in checkpoints(tmp_path / "out.warmup")] == [3]
     again, _, _ = warm(tmp_path)
     assert (again.losses, learned(tmp_path)) == (whole.losses, learned(tmp_path / "whole"))
+
+
+def test_a_signal_in_a_check_ends_it_there(tmp_path: Path) -> None:
+    wanted = SMALL.model_copy(update={"format_validity": 2.0})
+    with pytest.raises(Stopped, match="after step 2"):
+        warm(tmp_path, wanted, stop_in_check=2)
+    assert [step for step, _ in checkpoints(tmp_path / "out.warmup")] == [2]
+
+
+@pytest.mark.parametrize("failed", [1, 3])
+def test_a_check_says_what_failed_and_judges_nothing_by_the_few_that_are_left(tmp_path: Path, failed: int) -> None:
+    def failing(ticket: Ticket) -> Failure | None:
+        late = int(ticket.ticket_id.removeprefix("warmup-")) < failed
+        return Failure(FailureCause.GENERATION_TIMEOUT, "9 s") if late else None
+
+    tasks = SMALL.model_copy(update={"tasks": 8})
+    text = (
+        f"{4 * failed} of 32 trajectories .*failed and count as no success: generation_timeout {4 * failed} .one: 9 s"
+    )
+    if failed == 1:
+        _, _, said = warm(tmp_path, tasks, failing=failing)
+        assert sum(bool(re.search(text, line)) for line in said) == 2
+        return
+    with pytest.raises(UserError, match=text):
+        warm(tmp_path, tasks, failing=failing)
 
 
 def test_a_check_that_fails_loses_no_step_and_is_made_again(tmp_path: Path, validity: list[float]) -> None:

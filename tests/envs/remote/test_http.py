@@ -345,3 +345,8 @@ def test_the_command_refuses_unknown_environments_and_options() -> None:
 def test_a_description_is_what_describe_answers(url: str) -> None:
     described = Description("naive", "1", "Guess .", max_turns=4)
     assert post(url, "describe", {})[1] == {"contract": 1, **vars(replace(described))}
+
+
+def test_a_recipe_cannot_have_another_secret_of_this_host_sent() -> None:
+    with pytest.raises(ValueError, match="token_variable"):
+        make("Http", options={"url": "http://127.0.0.1:1", "token_variable": "HF_TOKEN"})

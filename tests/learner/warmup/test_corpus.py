@@ -13,7 +13,7 @@ from envs.config import EnvironmentConfig
 from learner.warmup.corpus import Corpus, Limits, make_corpus
 from learner.warmup.demonstrations import encode, transcripts
 from learner.warmup.settings import WarmupConfig
-from learner.warmup.tiny import DEMONSTRATION_SEED
+from learner.warmup.tiny import first_demonstration
 
 LAKE = EnvironmentConfig(name="FrozenLake")
 SMALL = WarmupConfig(demonstrations=10, held_out=3, batch=4, epochs=2)
@@ -37,7 +37,7 @@ def conversations(path: Path, count: int) -> Path:
 
 def test_a_row_is_the_sequence_that_a_rollout_with_these_texts_would_have(codec: ChatCodec) -> None:
     row = corpus(codec).trained[0]
-    one = encode(codec, next(transcripts(LAKE, SMALL.quality, DEMONSTRATION_SEED)))
+    one = encode(codec, next(transcripts(LAKE, SMALL.quality, first_demonstration(0))))
     assert np.array_equal(row.targets, one.token_ids[one.loss_mask])
     assert np.array_equal(row.token_ids[row.positions[1:]], one.token_ids[np.flatnonzero(one.loss_mask)[1:] - 1])
     assert row.length == np.flatnonzero(one.loss_mask)[-1]
@@ -55,6 +55,14 @@ def test_every_epoch_uses_every_demonstration_once_in_another_order(codec: ChatC
 def test_the_corpus_is_a_function_of_its_settings(codec: ChatCodec) -> None:
     other = SMALL.model_copy(update={"seed": 1})
     assert corpus(codec).digest() == corpus(codec).digest() != corpus(codec, other).digest()
+
+
+def test_warm_ups_of_two_seeds_share_hardly_a_demonstration(codec: ChatCodec) -> None:
+    def shown(seed: int) -> set[bytes]:
+        found = corpus(codec, SMALL.model_copy(update={"demonstrations": 100, "seed": seed}))
+        return {row.token_ids.tobytes() for row in found.trained}
+
+    assert len(shown(0) & shown(1)) < 5
 
 
 def test_the_environments_held_out_demonstrations_are_of_validation_tasks(codec: ChatCodec) -> None:

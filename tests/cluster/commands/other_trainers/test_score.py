@@ -332,10 +332,13 @@ def test_a_reasoning_is_what_stands_between_the_markers(text, found):
     assert split_completion(text, "<think>", "</think>") == found
 
 
-def test_gap_is_own_less_the_mean_likelihood_of_the_others():
+def test_gap_is_own_less_the_mean_likelihood_of_the_others_that_were_scored():
     matrix = np.log([[0.4, 0.1, 0.3], [0.2, 0.2, 0.2], [0.1, 0.5, np.nan]])
     found = gaps(matrix, np.array([0, 1, 1]))
-    assert found[:2] == pytest.approx([np.log(0.4 / 0.2), 0.0]) and np.isnan(found[2])
+    assert found == pytest.approx([np.log(0.4 / 0.2), 0.0, np.log(0.5 / 0.1)])
+    alone, unknown = np.log([[0.4, np.nan, np.nan], [0.2, np.nan, 0.2]]), np.array([[1.0, np.inf], [-np.inf, 0.0]])
+    assert np.isnan([*gaps(alone, np.array([0, 1])), *gaps(unknown, np.array([0, 1]))]).all()
+    found[2] = np.nan
     named = ranked(found, np.array([0, 1, 1]), ["a", "b", "c"], np.array([2, 3, 4]), np.array([5, 6, 7]))
     assert [(each.text, each.rows, each.num_tokens) for each in named] == [("b", (6,), 3), ("a", (5,), 2)]
 

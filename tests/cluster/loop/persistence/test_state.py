@@ -5,6 +5,7 @@ import pytest
 
 from actors.process.disk import partial_path
 from actors.records import Task, Ticket
+from cluster.config import load
 from cluster.errors import UserError
 from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
 from envs.config import EnvironmentConfig
@@ -24,6 +25,38 @@ def test_open_tickets_survive_json_unchanged(tmp_path):
     ticket = Ticket("000003-001", 3, Task("FrozenLake", 17, "train", (("size", 4),)), 16, 0, 1.0, "rollout-0")
     save(tmp_path, 2, open_tickets=[pack_ticket(ticket)])
     assert read_state(checkpoint_dir(tmp_path, 2)).tickets(OWN) == [ticket]
+
+
+MEASURED = {
+    "first_validation": {"step": 0, "solved": [1, 0]},
+    "gaming": {"steps": [1]},
+    "early_stop": {"best": 0.5},
+    "scorer": {"ema": 1.0, "probe": {"mi": 1.0}},
+    "alarm": {"cusum": 1.0, "probe": {"mi": {}}},
+    "best_success": 0.5,
+    "best_step": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "other"),
+    [
+        (["validation.tasks=9"], ["validation"]),
+        (["scorer.probe.samples=2"], ["probe"]),
+        (["environment.validation_seed=5"], ["validation", "probe"]),
+        (["loop.prompts=4"], []),
+    ],
+)
+def test_what_is_paired_by_task_begins_anew_with_other_tasks(words, other):
+    state = LoopState(**MEASURED)
+    assert state.with_tasks(load("frozenlake")) == [] and asdict(state).items() >= MEASURED.items()
+    state = LoopState(**json.loads(json.dumps(asdict(state))))
+    assert state.with_tasks(load("frozenlake", words)) == other
+    kept = {name: vars(state)[name] for name in ("first_validation", "gaming", "early_stop", "best_step")}
+    anew = {"first_validation": None, "gaming": None, "early_stop": None, "best_step": -1}
+    assert kept == (anew if "validation" in other else {name: MEASURED[name] for name in anew})
+    assert (state.scorer["probe"] is None, "probe" in state.alarm) == ("probe" in other, "probe" not in other)
+    assert (state.scorer["ema"], state.alarm["cusum"]) == (1.0, 1.0)
 
 
 def test_a_checkpoint_does_not_choose_what_its_tickets_play(tmp_path):
