@@ -3,7 +3,8 @@
     environment.name=OwnProcess
     environment.options='{environment: my_env:MyEnvironment, options: {size: 4}}'
 
-`environment` is a name that `environment.name` takes. `envs.own_process` says what is bounded.
+`environment` is a name that `environment.name` takes. `envs.own_process` says what is bounded: every call, but not the
+import of the class's module, which the parent makes too, to read the class's turns.
 """
 
 from __future__ import annotations
