@@ -6,8 +6,9 @@
         Options = GameOptions                           # the options of `Game`, and those of `ProcessOptions`
         inside = "package.module:Game"
 
-The parent imports only the wrapper's module, so keep imports of the foreign package out of it. A call that raises, hangs, ends the process, or answers with something of
-the wrong type fails its own trajectory, with the reason; `envs.own_process.process` says what happens to the others.
+The parent imports only the wrapper's module, so keep imports of the foreign package out of it. A call that raises,
+hangs, ends the process, or answers with something of the wrong type fails its own trajectory, with the reason;
+`envs.own_process.process` says what happens to the others.
 
 - What a policy's text means is the environment's own decision, wherever it runs: `read_action` is a call like `step`,
   under the same `timeout_s`. The player parses in a step thread, so the call holds up nothing else. No text makes it
