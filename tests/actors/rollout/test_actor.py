@@ -126,7 +126,7 @@ def test_the_same_ticket_gives_the_same_trajectories(player):
 
 def test_evaluation_plays_one_trajectory_a_ticket_into_one_table(player):
     tickets = [replace(ticket(f"v-{index}"), task=Task("FrozenLake", index, "validation")) for index in range(5)]
-    summaries, table = ray.get(list(player.evaluate.options(num_returns=2).remote(tickets, 2)), timeout=WAIT_S)
+    summaries, table = ray.get(list(player.evaluate.options(num_returns=2).remote(tickets)), timeout=WAIT_S)
     assert [one.group_id for one in summaries] == [f"v-{index}" for index in range(5)]
     assert table.num_rows == 5 and table.column("group_id").to_pylist() == [one.group_id for one in summaries]
 
