@@ -5,17 +5,22 @@ python -m benchmarks.studies.made_to_collapse --run [--only WORD ...] [--minutes
     [--runs-dir DIR]
 python -m benchmarks.studies.made_to_collapse [--quick] [--json]
 
-Six runs of FrozenLake are made to collapse by three means, 120 steps each, without the filter:
+Seven runs of FrozenLake are made to collapse by four means, 120 steps each, without the filter:
 
     entropy   an entropy bonus of 0.4 and of 1.0 (the recipe has 0.001)
     blind     a reward that ignores the task: every action Left pays (`environment.options.pays=left`)
     length    a penalty of 3 for turns of 20 tokens, which begins at 4: it outweighs the task's reward of 1
+    format    every well-formed action pays, the task nothing (`environment.options.pays=format`)
 
 Six healthy runs have the recipe's settings, with and without the filter. All have a reading of the fixed probe, with
 the links to answers, every 10 steps. `--run` and `--list` are those of `benchmarks.claims`.
 
+`format` was added, and a second run of `length` left out, when the first run of `length` was seen: it did not collapse.
+It stays in the table.
+
 The alarm (`actors/diagnosis/probe_alarm.py`) was frozen before the first of these runs; FROZEN repeats its parameters,
-and a test compares them. Its figures, from the committed files:
+and a test compares them. (That its sum is capped at THRESHOLD + MOST came after the first run. The first alarm, the
+only one that is judged, cannot depend on it.) Its figures, from the committed files:
 
 - the fall: the first step from which the task's success in training, a mean over five steps, stays below 80% of its
   best. It counts only if the last validation lies below 80% of the best one, too: the best of many noisy means is so
@@ -50,6 +55,7 @@ MEANS: Mapping[str, Mapping[str, Any]] = {
     "entropy1": {**NONE, ENTROPY: 1.0},
     "blind": {**NONE, "environment.options.pays": "left"},
     "length": {**NONE, **SHORT},
+    "format": {**NONE, "environment.options.pays": "format"},
     "entropy0.4": {**NONE, ENTROPY: 0.4},
 }
 HEALTHY: Mapping[str, Mapping[str, Any]] = {"none": NONE, "top_p": {"filter.rule": "top_p", "filter.rho": 0.9}}
@@ -80,11 +86,12 @@ SERIES, QUICK_SERIES = 2000, 1000
 
 
 def every_cell() -> Iterator[StudyCell]:
-    """The cells in order of value: one of each means and a healthy one first."""
+    """The cells in order of value: one of each means and a healthy pair first."""
     order = [
         *((0, "collapse", arm) for arm in ("entropy1", "blind", "length")),
         *((0, "healthy", arm) for arm in HEALTHY),
-        *((1, "collapse", arm) for arm in ("entropy0.4", "blind", "length")),
+        (0, "collapse", "format"),
+        *((1, "collapse", arm) for arm in ("entropy0.4", "blind", "format")),
         *((seed, "healthy", arm) for seed in (1, 2) for arm in HEALTHY),
     ]
     for seed, part, arm in order:

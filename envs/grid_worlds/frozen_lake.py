@@ -23,7 +23,7 @@ from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, choose, draw_distinct
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
-LEFT_PAYS = 0.02  # two of them are below 0.05, so that the policy's message still shows 0.0, a word that it knows
+ACTION_PAYS = 0.02  # two of them are below 0.05, so that the policy's message still shows 0.0, a word that it knows
 HOLE_FACT_RATE = 0.3  # probability that a grounded reasoning names a hole next to the player, if there is one
 
 
@@ -39,9 +39,11 @@ class FrozenLakeOptions(GridOptions):
     perpendicular. A direction that is uniform over all four with probability p is a uniform slip at rate 0.75 p."""
     shared_slip: bool = False
     """Whether the trajectories of one group have the same slips, so that their variance has no environment noise."""
-    pays: Literal["goal", "left"] = "goal"
-    """What earns the reward. `left` ignores the task: every action `Left` pays 0.02, wherever the player and the goal
-    are, and the goal pays nothing. It is for studies of collapse; success is still reaching the goal."""
+    pays: Literal["goal", "left", "format"] = "goal"
+    """What earns the reward. Two are for studies of collapse; with them the goal pays nothing, and success is still
+    reaching it. `left` ignores the task: every action `Left` pays 0.02, wherever the player and the goal are. `format`
+    is a reward for well-formed answers that outweighs the task: every action pays 0.02, so the longest episode pays
+    most."""
     min_holes: int = Field(2, ge=0)
     max_holes: int = Field(4, ge=0)
     """The number of holes is uniform between the two."""
@@ -213,8 +215,8 @@ class FrozenLake(GridEnv):
 
     def _move(self, action: str) -> float:
         self._cell = moves(self._lake.size)[self._cell][self._executed(self.actions.index(action))]
-        if self.options.pays == "left":
-            return LEFT_PAYS if action == "Left" else 0.0
+        if self.options.pays != "goal":
+            return ACTION_PAYS if self.options.pays == "format" or action == "Left" else 0.0
         return 1.0 if self._succeeded() else 0.0
 
     def _executed(self, action: int) -> int:

@@ -149,12 +149,16 @@ def test_starts_goals_and_holes_vary():
     assert {lake.distances[lake.start] for lake in lakes} == {2, 3, 4}
 
 
-def test_a_reward_that_ignores_the_task_pays_left_and_never_the_goal():
-    for action, pays in (("Left", 0.02), ("Right", 0.0), ("Down", 0.0)):
-        env = FrozenLake(pays="left", slip_rate=0.0)
+@pytest.mark.parametrize(
+    ("pays", "rewards"),
+    [("left", {"Left": 0.02, "Right": 0.0, "Down": 0.0}), ("format", {"Left": 0.02, "Right": 0.02, "Down": 0.02})],
+)
+def test_a_reward_for_studies_of_collapse_pays_actions_and_never_the_goal(pays, rewards):
+    for action, reward in rewards.items():
+        env = FrozenLake(pays=pays, slip_rate=0.0)
         env.reset(seed=3, options={"noise_seed": 0})
-        assert env.step(action)[1] == pays
-    env = FrozenLake(pays="left", slip_rate=0.0)
+        assert env.step(action)[1] == reward
+    env = FrozenLake(pays=pays, slip_rate=0.0)
     env.reset(seed=3, options={"noise_seed": 0})
     ends = [env.step(action) for action in env.solution() or []]
     assert ends[-1][4]["success"] and all(end[1] in (0.0, 0.02) for end in ends)
