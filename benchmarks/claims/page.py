@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.claims.table import NOT_CARRIED
+from benchmarks.claims.verdict import Verdict
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import StudyCell
 from benchmarks.studies.kept import Kept, early_ends
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
-VERDICTS = ("holds", "fails", "cannot be told")
+VERDICTS = get_args(Verdict)
 HEAD = """# The paper's claims at this scale
 
 `python -m benchmarks.claims --write` generates this page from the runs in `benchmarks/claims/results`; do not edit it.
@@ -27,6 +28,7 @@ that fails here may hold for a model of billions of parameters, and the reverse.
 - **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside, or closer to
   the wrong side than the smallest effect that would matter (0.03 of success, 0.05 of a share). **cannot be told**:
   neither, or fewer runs than the claim asks for (3 seeds, 5 where it matters most, 8 for a correlation over runs).
+  **not run**: none of its runs is done; `--list` says how long they take.
 - Intervals are t-intervals over seeds; differences are paired by seed, whose cells play the same tasks. Rates have
   Wilson's interval, and correlations over runs a percentile interval over resampled runs.
 - One statistic was changed after one run had been seen, "MI declines before success does". MI is scored at step 1 and

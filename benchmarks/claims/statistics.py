@@ -45,7 +45,7 @@ class Estimate:
     runs: int
     interval: str = "t over seeds"
     note: str = ""
-    """Which runs are left out, and why."""
+    """Which runs are left out, and why; an estimate without runs or note is of no run at all."""
 
 
 def over(values: Iterable[float | None]) -> Estimate:
@@ -286,14 +286,16 @@ def warned(runs: Iterable[Kept], key: str, steps: int) -> Estimate:
     success fell at step 30, the first validation, and no warning can come before step 30, so it counted as not warned
     whatever its MI did.
     """
-    fell = [(run, at) for run in runs if (at := success_fell(run, steps)) is not None]
+    asked = list(runs)
+    fell = [(run, at) for run in asked if (at := success_fell(run, steps)) is not None]
     told = [(run, at) for run, at in fell if (first := first_warning(run, key, steps)) is not None and first < at]
     warnings = [(mi_fell(run, key, steps), at) for run, at in told]
     count = sum(warning is not None and warning < at for warning, at in warnings)
     left = len(fell) - len(told)
     note = f"left out, success fell before MI could warn: {left}" if left else ""
     if not told:
-        return Estimate(None, None, None, 0, "Wilson", note)
+        quiet = f"success fell in none of {len(asked)}" if asked and not fell else ""
+        return Estimate(None, None, None, 0, "Wilson", note or quiet)
     return Estimate(count / len(told), *wilson_interval(count, len(told)), len(told), "Wilson", note)
 
 

@@ -2,7 +2,8 @@
 
 A claim says that a statistic lies in a region. It **holds** if the whole 95% interval lies in the region. It **fails**
 if the whole interval lies outside, or nearer to the wrong side of a bound than the smallest effect that would matter
-(`worth`). Otherwise it **cannot be told**, and likewise if there are fewer runs than the claim asks for.
+(`worth`). Otherwise it **cannot be told**, and likewise if there are fewer runs than the claim asks for. A claim of
+which there is no run at all is **not run**.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 
 from benchmarks.claims.statistics import Estimate, Pool
 
-Verdict = Literal["holds", "fails", "cannot be told"]
+Verdict = Literal["holds", "fails", "cannot be told", "not run"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Claim:
 def verdict(found: Estimate, claim: Claim) -> Verdict:
     """The verdict on a claim's estimate."""
     low, high, region = found.low, found.high, claim.region
+    if not found.runs and not found.note:  # a note counts the runs that were left out
+        return "not run"
     if found.runs < claim.least or low is None or high is None:
         return "cannot be told"
     if region.low < low and high < region.high:

@@ -77,6 +77,8 @@ def test_a_claim_holds_or_fails_by_its_whole_interval_and_is_open_otherwise():
     assert verdict(Estimate(0.01, -0.01, 0.029, 3), up) == "fails", "no effect that would matter"
     assert verdict(Estimate(0.1, 0.01, 0.2, 2), up) == "cannot be told"
     assert verdict(Estimate(0.1, None, None, 3), up) == "cannot be told"
+    assert verdict(Estimate(None, None, None, 0), up) == "not run"
+    assert verdict(Estimate(None, None, None, 0, note="left out: 3"), up) == "cannot be told"
     assert verdict(Estimate(-0.1, -0.2, -0.01, 3), claim(below(0))) == "holds"
     assert verdict(Estimate(0.1, 0.01, 0.2, 3), claim(below(0))) == "fails"
     assert verdict(Estimate(0.0, -0.1, 0.1, 3), claim(within(0.2))) == "holds"
@@ -187,7 +189,7 @@ def test_quick_judges_every_claim_without_a_run(capsys):
     assert main(["--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["claims"]) == len(every_claim())
-    assert {row["verdict"] for row in found["claims"]} <= {"holds", "fails", "cannot be told"}
+    assert {row["verdict"] for row in found["claims"]} <= {"holds", "fails", "cannot be told", "not run"}
 
 
 def test_a_word_that_matches_nothing_names_the_parts(capsys):
