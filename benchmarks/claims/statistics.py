@@ -15,12 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from actors.diagnosis.grounding import spearman
-from actors.diagnosis.uncertainty import wilson_interval
-from benchmarks.studies.kept import Kept
-from cluster.report.outcomes import resampled
+from actors.diagnosis.uncertainty import t_quantile, wilson_interval
+from benchmarks.studies.kept import BLOCK, Kept
 from cluster.sweep.table import t_interval
 
 Figure = Callable[[Kept, int], float | None]
@@ -87,32 +84,40 @@ class Pool:
         return replace(found, note=f"pairs that did not start from the same weights: {apart}" if apart else "")
 
     def ordered(self, recipe: str, arms: Sequence[str], figure: Figure, steps: int) -> Estimate:
-        """Mean over seeds of the rank correlation of an arm's place with its figure, 0 if the arms do not differ; seeds
-        that have every arm. Few arms have few orders, so that seeds may agree by chance: the interval also holds 0
-        unless an exact test tells the mean from that of random orders."""
-        runs = [self.arm(recipe, arm, steps) for arm in arms]
-        seeds = set.intersection(*(set(own) for own in runs)) if runs else set()
-        found = []
-        for seed in sorted(seeds):
-            values = [figure(own[seed], steps) for own in runs]
-            known = [value for value in values if value is not None]
-            if len(known) == len(values):
-                found.append(spearman(range(len(known)), known) if len(set(known)) > 1 else 0.0)
-        estimate = over(found)
-        if estimate.low is None or estimate.high is None or not by_chance(found, len(arms)):
-            return estimate
-        low, high = min(estimate.low, 0.0), max(estimate.high, 0.0)
-        return replace(estimate, low=low, high=high, note="not told from random orders")
+        """Mean over seeds of the rank correlation of an arm's place with its figure; see `over_orders`."""
+        places = {arm: float(place) for place, arm in enumerate(arms)}
+        return self.across(recipe, arms, lambda run, _: places[run.arm], figure, steps)
 
-    def correlation(self, recipe: str, arms: Sequence[str], first: Figure, second: Figure, steps: int) -> Estimate:
-        """Rank correlation over all runs of the arms, with a percentile interval over draws of runs."""
-        runs = [run for arm in arms for run in self.arm(recipe, arm, steps).values()]
-        values = [(first(run, steps), second(run, steps)) for run in runs]
-        pairs = np.array([(a, b) for a, b in values if a is not None and b is not None])
-        mean = spearman(pairs[:, 0], pairs[:, 1]) if len(pairs) > 2 else math.nan
-        if not math.isfinite(mean):
-            return Estimate(None, None, None, len(pairs), "resampled runs")
-        return Estimate(mean, *resampled(pairs), len(pairs), "resampled runs")
+    def across(self, recipe: str, arms: Sequence[str], first: Figure, second: Figure, steps: int) -> Estimate:
+        """Mean over seeds of the rank correlation of two figures over the arms, 0 if one of them does not differ; seeds
+        that have every arm. Runs of one seed play the same tasks, so only seeds count as independent."""
+        runs = [self.arm(recipe, arm, steps) for arm in arms]
+        found = []
+        for seed in sorted(set.intersection(*(set(own) for own in runs))):
+            pairs = [(first(own[seed], steps), second(own[seed], steps)) for own in runs]
+            known = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if len(known) == len(pairs):
+                correlation = spearman([a for a, _ in known], [b for _, b in known])
+                found.append(correlation if math.isfinite(correlation) else 0.0)
+        return over_orders(found, len(arms))
+
+
+def over_orders(correlations: Sequence[float], size: int) -> Estimate:
+    """Mean of rank correlations over `size` places each, with a t-interval.
+
+    Few places have few orders, so that seeds may agree by chance. The interval is never narrower than that of
+    correlations whose errors are (1 - mean^2) / sqrt(size - 1) each, and it also holds 0 unless an exact test tells the
+    mean from that of random orders.
+    """
+    estimate = over(correlations)
+    if estimate.mean is None or estimate.low is None or estimate.high is None:
+        return estimate
+    count = len(correlations)
+    least = t_quantile(0.975, count - 1) * (1 - estimate.mean**2) / math.sqrt((size - 1) * count)
+    low, high = min(estimate.low, estimate.mean - least), max(estimate.high, estimate.mean + least)
+    if not by_chance(correlations, size):
+        return replace(estimate, low=low, high=high)
+    return replace(estimate, low=min(low, 0.0), high=max(high, 0.0), note="not told from random orders")
 
 
 def start(run: Kept) -> float | None:
@@ -201,24 +206,41 @@ def trend(key: str) -> Figure:
     return figure
 
 
-def together(first: str, second: str) -> Figure:
-    """Rank correlation of two figures over the steps that have both."""
+def of_block(run: Kept, key: str, step: int) -> float | None:
+    """The mean of a figure over the ten steps that a step belongs to, by which such figures are kept."""
+    return run.series(key).get(math.ceil(step / BLOCK) * BLOCK)
+
+
+def together(scored: str, each: str) -> Figure:
+    """Rank correlation over the scorings of a scored figure with the mean of another over the ten steps around."""
 
     def figure(run: Kept, steps: int) -> float | None:
-        a, b = run.series(first), run.series(second)
-        both = [step for step in a if step in b and step <= steps]
-        return spearman([a[step] for step in both], [b[step] for step in both]) if len(both) > 2 else None
+        pairs = [(value, of_block(run, each, step)) for step, value in run.series(scored).items() if step <= steps]
+        known = [(a, b) for a, b in pairs if b is not None]
+        return spearman([a for a, _ in known], [b for _, b in known]) if len(known) > 2 else None
 
     return figure
 
 
-def where_least(key: str, of: str) -> Figure:
-    """The figure `key` at the step at which the figure `of` is smallest."""
+def where_least(each: str, scored: str) -> Figure:
+    """The mean of the figure `each` over the ten steps around the scoring at which the figure `scored` is least."""
 
     def figure(run: Kept, steps: int) -> float | None:
-        a, b = run.series(key), run.series(of)
-        both = [step for step in a if step in b and step <= steps]
-        return a[min(both, key=lambda step: b[step])] if both else None
+        own = {step: value for step, value in run.series(scored).items() if step <= steps}
+        return of_block(run, each, min(own, key=lambda step: own[step])) if own else None
+
+    return figure
+
+
+def at_best(key: str) -> Figure:
+    """A scored figure at the last scoring up to the best validation after the first; the paper's Table 5."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        checked = {step: value for step, value in run.series(SUCCESS).items() if 0 < step <= steps}
+        if not checked:
+            return None
+        best = max(checked, key=lambda step: checked[step])
+        return next(iter(known(run, key, -1, best)[::-1]), None)
 
     return figure
 
@@ -239,6 +261,14 @@ def true_share_change(run: Kept, steps: int) -> float | None:
     return None if begin is None or end is None else end - begin
 
 
+def true_share_since_first(run: Kept, steps: int) -> float | None:
+    """The same share at the end minus at the first scoring."""
+    first = next(iter(run.series("judge/names")), None)
+    begin = None if first is None else _true(run, first - 1, first)
+    end = _true(run, (1 - ENDS) * steps, steps)
+    return None if begin is None or end is None else end - begin
+
+
 def _true(run: Kept, above: float, until: float) -> float | None:
     right, names = (_mean(known(run, f"judge/{name}", above, until)) for name in ("right", "names"))
     return right / names if right is not None and names else None
@@ -249,6 +279,16 @@ def bucket_ratio(part: str, low: int = 1, high: int = 6) -> Figure:
 
     def figure(run: Kept, steps: int) -> float | None:
         a, b = (run.series(f"gradients/q{bucket}/{part}") for bucket in (high, low))
+        return _mean([math.log(a[step] / b[step]) for step in a if step in b and a[step] > 0 and b[step] > 0])
+
+    return figure
+
+
+def part_ratio(bucket: int, part: str, other: str) -> Figure:
+    """Log of the ratio of two parts' gradient norms in one bucket of reward variance; mean over a run."""
+
+    def figure(run: Kept, steps: int) -> float | None:
+        a, b = (run.series(f"gradients/q{bucket}/{name}") for name in (part, other))
         return _mean([math.log(a[step] / b[step]) for step in a if step in b and a[step] > 0 and b[step] > 0])
 
     return figure
@@ -267,15 +307,18 @@ def bucket_trend(part: str) -> Figure:
 
 
 def shift(first: str, second: str, pool: Pool, recipe: str, more: str, less: str, steps: int) -> Estimate:
-    """Mean over seeds of |difference of the figure `first` at the end| - |that of `second`| between two arms."""
+    """By how much more one arm moves the figure `first` from another arm than it moves `second`: mean over seeds of the
+    difference of `first` at the end in the direction of its mean, minus the same of `second`. Absolute differences of
+    single seeds would be moved by noise alone, and the noisier figure by more."""
     own, base = pool.arm(recipe, more, steps), pool.arm(recipe, less, steps)
     found = []
     for seed in sorted(own.keys() & base.keys()):
         ends = [(last(key)(own[seed], steps), last(key)(base[seed], steps)) for key in (first, second)]
-        moved = [abs(a - b) for a, b in ends if a is not None and b is not None]
+        moved = [a - b for a, b in ends if a is not None and b is not None]
         if len(moved) == len(ends):
-            found.append(moved[0] - moved[1])
-    return over(found)
+            found.append(moved)
+    signs = [math.copysign(1.0, statistics.fmean(column)) for column in zip(*found, strict=True)]
+    return over(signs[0] * a - signs[1] * b for a, b in found)
 
 
 def warned(runs: Iterable[Kept], key: str, steps: int) -> Estimate:

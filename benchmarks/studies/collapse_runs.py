@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def by_arm(runs: Iterable[Run]) -> dict[Arm, list[Run]]:
 def figures_of(run: Run) -> dict[str, float]:
     """The figures of a run's row, without those that it did not record."""
     found: dict[str, float] = {}
-    for name in ("mi", "entropy", "judge"):
+    for name in SCORED:
         values = [value for _, value in sorted(run.series[name].items())]
         if len(values) >= 2 * ENDS:
             found[f"{name}_first"] = statistics.fmean(values[:ENDS])
@@ -183,11 +183,17 @@ def arm_rows(arms: Mapping[Arm, Sequence[Run]]) -> list[dict[str, Any]]:
                 "arm": arm.label,
                 "seeds": sorted(own),
                 "steps": min(run.steps for run in runs),
-                "figures": {n: t_interval([f[n] for f in own.values() if n in f]) for n in COLUMNS},
+                "figures": {n: t_interval(_whole(own.values(), n)) for n in COLUMNS},
                 "minus_no_filter": {n: t_interval(_paired(base, own, n)) for n in ("success", "mi_last")},
             }
         )
     return rows
+
+
+def _whole(own: Collection[dict[str, float]], name: str) -> list[float]:
+    """A figure of every run of an arm; nothing if one lacks it, so that a mean never leaves a seed out unsaid."""
+    found = [figures[name] for figures in own if name in figures]
+    return found if len(found) == len(own) else []
 
 
 def _paired(base: Mapping[int, dict[str, float]], own: Mapping[int, dict[str, float]], name: str) -> list[float]:
@@ -207,6 +213,10 @@ def missing(runs: Sequence[Run]) -> list[str]:
     for name, title in TITLES.items():
         if without := [run.folder for run in runs if not run.series[name]]:
             lines.append(f"not recorded ({title}), by an older version or without the scorer: {', '.join(without)}")
+    for name in SCORED:
+        few = [f"{run.folder} ({len(run.series[name])})" for run in runs if 0 < len(run.series[name]) < 2 * ENDS]
+        if few:
+            lines.append(f"too few for a first and a last value ({TITLES[name]}; {2 * ENDS} needed): {', '.join(few)}")
     for environment in sorted({run.arm.environment for run in runs}):
         if odd := differing([run for run in runs if run.arm.environment == environment]):
             lines.append(f"{environment}: settings besides the arms differ between these runs: {'; '.join(odd)}")

@@ -53,6 +53,8 @@ EACH_STEP = (
     *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
 STEPS = ("success", "reward_mean", "kept_variance")
+RECORDED = "probe/recorded"
+"""The step at which the run knew a reading of the probe, which is made of the weights of an earlier one."""
 BUCKETS = range(1, 7)
 GRADIENTS = tuple(f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "regulariser"))
 KEPT_SHARE = ("kept_share/rho", "kept_share/measured", "seconds/kept_share")
@@ -117,6 +119,8 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
+    told = [{**line, RECORDED: line["step"]} if line.get(STEP_OF["probe"]) is not None else line for line in lines]
+    tables["probe"] = _table(told, (*PROBE, RECORDED), STEP_OF["probe"])
     trained = [line for line in lines if line["step"] > 0]
     tables["steps"] = _table([{**line, "kept_variance": _kept_variance(line)} for line in trained], STEPS, "step")
     tables["blocks"] = _blocks(trained)
@@ -135,7 +139,7 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     }
 
 
-_READ = {"scored": SCORED, "validated": VALIDATED, "probe": PROBE}
+_READ = {"scored": SCORED, "validated": VALIDATED}
 
 
 def _table(lines: Sequence[Mapping[str, Any]], keys: Sequence[str], step: str) -> dict[str, list[float | None]]:

@@ -25,14 +25,18 @@ only one that is judged, cannot depend on it.) Its figures, from the committed f
 - the fall: the first step from which the task's success in training, a mean over five steps, stays below 80% of its
   best. It counts only if the last validation lies below 80% of the best one, too: the best of many noisy means is so
   high that half of all runs with a steady success have such a step near their end;
+- the alarm of a collapse: the first that is still raised at the fall or is raised later, at the step at which the run
+  knew the reading, a few steps after the weights that were read. Alarms that cleared before the fall are `early`;
 - the lead: steps from the alarm to the fall, with a t-interval over the runs that have both;
 - false alarms: series drawn from the healthy runs, which are resampled, each with the noise of its readings resampled
-  around its own course (a running mean). The upper end of Wilson's interval must be at most 2%.
+  around its own course (a running mean). The upper end of Wilson's interval must be at most 2%. It is a bound for these
+  runs, however their readings may fall; for other runs only the number of runs counts, and that interval stands beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,7 @@ from actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.alarm import REWARD_SHARE, Series, renoised, reward_fall
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, early_ends, read_all
+from benchmarks.studies.kept import RECORDED, Kept, early_ends, read_all
 from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval
 
@@ -118,26 +122,46 @@ def frozen() -> dict[str, Any]:
 def readings(run: Kept) -> list[tuple[int, dict[str, float]]]:
     """(step, figures by flat key) of each reading of the probe."""
     keys = [f"{key}{end}" for key in WATCHED.values() for end in ("", "_standard_error", "_p_value")]
+    keys.append(RECORDED)
     series = {key: run.series(key) for key in keys}
     return [(step, {key: own[step] for key, own in series.items() if step in own}) for step in series["probe/mi"]]
 
 
-def first_alarm(found: Sequence[tuple[int, Mapping[str, float]]]) -> tuple[int, tuple[str, ...]] | None:
-    """(step, figures) of the first alarm; None if there is none."""
-    watching = ProbeAlarm()
-    return next(((step, new) for step, one in found if (new := watching.reading(step, one))), None)
+@dataclass(frozen=True)
+class Alarm:
+    """One alarm. `end`: the step at which no figure was low any more; None if that never came."""
+
+    step: int
+    figures: tuple[str, ...]
+    end: int | None = None
+
+
+def alarms(found: Sequence[tuple[int, Mapping[str, float]]]) -> list[Alarm]:
+    """Every alarm, from the first figure whose fall is told to the recovery of the last."""
+    watching, raised = ProbeAlarm(), list[Alarm]()
+    for step, one in found:
+        watching.reading(step, one)
+        at, standing = int(one.get(RECORDED, step)), watching.raised
+        if standing and not (raised and raised[-1].end is None):
+            raised.append(Alarm(at, standing))
+        elif not standing and raised and raised[-1].end is None:
+            raised[-1] = replace(raised[-1], end=at)
+    return raised
 
 
 def judged(run: Kept) -> dict[str, Any]:
     """A run's alarm, its fall and the lead, in steps; None where there is none."""
     success = Series(run.name, [], list(run.series("success").items()))
-    fall, warning = reward_fall(success) if has_fallen(run) else None, first_alarm(readings(run))
+    fall, raised = reward_fall(success) if has_fallen(run) else None, alarms(readings(run))
+    standing = [one for one in raised if fall is None or one.end is None or one.end > fall]
+    warning = standing[0] if standing else None
     return {
         "run": run.name,
-        "alarm": None if warning is None else warning[0],
-        "by": "" if warning is None else " and ".join(warning[1]),
+        "alarm": None if warning is None else warning.step,
+        "by": "" if warning is None else " and ".join(warning.figures),
+        "early": len(raised) - len(standing),
         "fall": fall,
-        "lead": None if warning is None or fall is None else fall - warning[0],
+        "lead": None if warning is None or fall is None else fall - warning.step,
         "ends": {key: _ends(run, key) for key in ("success", *WATCHED.values())},
     }
 
@@ -177,9 +201,13 @@ def false_alarms(runs: Sequence[Kept], number: int, seed: int = 0) -> dict[str, 
             raise UserError(f"{run.name}: {known} readings of {key} with an error; judging needs {FEWEST_READINGS}")
     rng = np.random.default_rng(seed)
     chosen = rng.integers(len(runs), size=number)
-    raised = sum(first_alarm(drawn(runs[int(place)], rng)) is not None for place in chosen)
+    raised = sum(bool(alarms(drawn(runs[int(place)], rng))) for place in chosen)
     low, high = wilson_interval(raised, number)
-    return {"runs": len(runs), "series": number, "raised": raised, "low": low, "high": high}
+    own = sum(bool(alarms(readings(run))) for run in runs)
+    return {
+        **{"runs": len(runs), "series": number, "raised": raised, "low": low, "high": high},
+        "themselves": {"raised": own, "interval": list(wilson_interval(own, len(runs)))},
+    }
 
 
 def measure(runs: Sequence[Kept], number: int) -> dict[str, Any]:
@@ -197,7 +225,7 @@ def measure(runs: Sequence[Kept], number: int) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("run", "alarm", "by", "fall of success", "lead", "success", "MI", "D")
+COLUMNS = ("run", "alarm", "by", "early", "fall of success", "lead", "success", "MI", "D")
 
 
 def rows(figures: Mapping[str, Any]) -> list[list[str]]:
@@ -205,7 +233,7 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
     found = []
     for row in [*figures["collapsed"], *figures["healthy"]]:
         ends = [f"{e[0]:.2f} to {e[1]:.2f}" if e else "-" for e in row["ends"].values()]
-        told = ["-" if row[key] is None else str(row[key]) for key in ("alarm", "by", "fall", "lead")]
+        told = ["-" if row[key] is None else str(row[key]) for key in ("alarm", "by", "early", "fall", "lead")]
         found.append([row["run"], *(word or "-" for word in told), *ends])
     return found
 
@@ -226,6 +254,9 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
         verdict = "at most 2%, as wanted" if false["high"] <= LARGEST_FALSE else "not shown to be at most 2%"
         share = f"{false['raised']} of {false['series']} series of {false['runs']} healthy runs"
         lines.append(f"false alarms: {share} [{false['low']:.4f}, {false['high']:.4f}], {verdict}")
+        own = false["themselves"]
+        between = "[{:.2f}, {:.2f}]".format(*own["interval"])
+        lines.append(f"false alarms in the healthy runs themselves: {own['raised']} of {false['runs']} {between}")
     return lines
 
 

@@ -5,8 +5,10 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from actors.diagnosis.grounding import spearman
 from benchmarks.claims import statistics as of
 from benchmarks.claims.page import PAGE, markdown
 from benchmarks.claims.plan import STUDY
@@ -196,3 +198,73 @@ def test_a_word_that_matches_nothing_names_the_parts(capsys):
     with pytest.raises(SystemExit):
         main(["--list", "--only", "leed"])
     assert "lead" in capsys.readouterr().err
+
+
+def test_runs_of_one_seed_are_no_independent_evidence_for_a_correlation():
+    """Found by a reviewer: ten runs that differ in filter and seed alone made the correlation over six arms hold."""
+    arms = ("a", "b", "c", "d")
+
+    def found(arms_run: tuple[str, ...], seeds: int) -> Estimate:
+        runs = [
+            kept(arm, s, 60, [0.0, 0.1 * place], mi=[0.0, 0.2 * place])
+            for place, arm in enumerate(arms_run)
+            for s in range(seeds)
+        ]
+        return Pool(runs).across("sokoban", arms, of.at_end("mi"), of.at_end(SUCCESS), 60)
+
+    assert verdict(found(arms[:2], 5), claim(above(0))) == "not run"
+    whole = found(arms, 3)
+    assert (whole.runs, whole.mean) == (3, pytest.approx(1.0)) and verdict(whole, claim(above(0))) == "holds"
+
+
+def test_seeds_that_agree_on_an_order_leave_the_mean_an_interval():
+    """Found by a reviewer: three equal correlations of -0.8 had the interval [-0.8, -0.8]."""
+    found = of.over_orders([-0.8, -0.8, -0.8], 5)
+    assert found.low is not None and found.high is not None and found.low < -1 and -0.5 < found.high < 0
+    rng = np.random.default_rng(0)
+    told = [of.over_orders([spearman(range(6), rng.normal(size=6)) for _ in range(3)], 6) for _ in range(400)]
+    assert sum(one.low > 0 or one.high < 0 for one in told) <= 0.05 * 400 + 10
+
+
+def test_noise_alone_does_not_move_one_figure_more_than_another():
+    """Found by a reviewer: absolute differences of single seeds grew with the noise of the noisier figure."""
+    rng, told = np.random.default_rng(1), 0
+    for _ in range(300):
+        runs = [
+            kept(arm, s, 60, [0.1, 0.1], h=[0.0, rng.normal()], mi=[0.0, 0.1 * rng.normal()])
+            for arm in ("none", "more")
+            for s in range(3)
+        ]
+        found = of.shift("h", "mi", Pool(runs), "sokoban", "more", "none", 60)
+        told += verdict(found, claim(above(0))) == "holds"
+    assert told <= 0.05 * 300 + 9
+    runs = [kept("none", s, 60, [0.1, 0.1], h=[0.0, 1.0], mi=[0.0, 1.0]) for s in range(3)]
+    runs += [kept("more", s, 60, [0.1, 0.1], h=[0.0, 0.5 + 0.01 * s], mi=[0.0, 1.1]) for s in range(3)]
+    found = of.shift("h", "mi", Pool(runs), "sokoban", "more", "none", 60)
+    assert found.mean == pytest.approx(0.39) and verdict(found, claim(above(0))) == "holds"
+
+
+def test_the_first_scoring_counts_with_the_mean_of_the_ten_steps_around_it():
+    tables = {
+        "scored": {"step": [1, 10, 20, 30], "mi": [0.1, 0.5, 0.6, 0.7]},
+        "blocks": {"step": [10, 20, 30], "valid": [0.9, 0.8, 0.7]},
+    }
+    run = Kept("run", "long", "sokoban", "none", 0, 30, tables, {})
+    assert of.where_least("valid", "mi")(run, 30) == 0.9
+    assert of.together("mi", "valid")(run, 30) == pytest.approx(spearman([0.1, 0.5, 0.6, 0.7], [0.9, 0.9, 0.8, 0.7]))
+
+
+def test_what_is_read_when_success_is_best_is_the_last_scoring_up_to_it():
+    tables = {
+        "scored": {"step": [1, 20, 40, 60], "mi": [0.1, 0.2, 0.4, 0.6]},
+        "validated": {"step": [0, 30, 60], SUCCESS: [0.9, 0.5, 0.4]},
+    }
+    assert of.at_best("mi")(Kept("run", "rules", "sokoban", "none", 0, 60, tables, {}), 60) == 0.2
+
+
+def test_a_share_that_fell_before_the_end_of_the_first_fifth_has_fallen_since_the_first_scoring():
+    steps = [1, 10, 20, 100]
+    judge = {"step": steps, "judge/right": [0.4, 0.2, 0.2, 0.2], "judge/names": [1.0, 1.0, 1.0, 1.0]}
+    run = Kept("run", "lead", "sokoban", "none", 0, 100, {"scored": judge}, {})
+    assert of.true_share_since_first(run, 100) == pytest.approx(-0.2)
+    assert of.true_share_change(run, 100) == pytest.approx(0.2 - 0.8 / 3)

@@ -68,6 +68,16 @@ def test_what_an_older_run_lacks_is_said_and_breaks_nothing(tmp_path):
     assert collapse.report(runs, unfinished=True)["runs"] == 2
 
 
+def test_a_figure_that_one_run_of_an_arm_lacks_is_left_out_and_the_run_named(tmp_path):
+    """Found by a reviewer: a mean over two seeds stood beside "seeds 0, 1, 2" without a note."""
+    for seed, scorings in ((0, 6), (1, 6), (2, 5)):
+        write_run(tmp_path / f"s{seed}", seed, "none", [0.1] * scorings, 10)
+    found = collapse.report(find_runs([tmp_path]), unfinished=False)
+    (arm,) = found["arms"]
+    assert arm["seeds"] == [0, 1, 2] and arm["figures"]["mi_last"]["n"] == 0
+    assert any("MI-Est" in note and "6 needed" in note and "s2 (5)" in note for note in found["notes"])
+
+
 def test_settings_that_differ_besides_the_arms_are_named(tmp_path):
     write_run(tmp_path / "a", 0, "none", [0.1], 10)
     write_run(tmp_path / "b", 1, "none", [0.1], 10)

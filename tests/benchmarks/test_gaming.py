@@ -42,6 +42,11 @@ def test_gamed_courses_are_told_far_more_often_than_healthy_ones() -> None:
     assert found["renoised"]["rate"] <= 0.1 and found["gamed"]["rate"] >= 0.8
     later = gamed(made_up(0))
     assert len({success for _, success in later.validations[4:]}) == 1
+    assert found["gamed"]["highest"] >= found["gamed"]["rate"]
+
+
+def test_a_course_that_is_validated_too_seldom_to_warn_late_is_no_gamed_course() -> None:
+    assert measure([made_up(0, every=60)], 10)["gamed"] is None
 
 
 def test_committed_courses_are_read_and_without_any_the_output_says_that_they_are_made_up(

@@ -52,6 +52,21 @@ def test_the_lead_is_from_the_alarm_to_the_fall_of_success():
     assert judged(kept("healthy", [1.0] * 12, [0.5] * 110))["lead"] is None
 
 
+def test_an_alarm_that_cleared_before_the_fall_is_early_and_has_no_lead():
+    """Found by a reviewer: an alarm of steps 30 to 40 counted as a lead of 72 over a fall at step 102."""
+    passing = kept("collapse", [1.0, 1.0, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], SUCCESS)
+    row = judged(passing)
+    assert (row["alarm"], row["lead"], row["early"]) == (None, None, 1) and row["fall"] is not None
+    assert judged(replace(passing, part="healthy", tables={**passing.tables, "validated": {"step": []}}))["alarm"] == 30
+
+
+def test_the_lead_counts_from_the_step_at_which_the_run_knew_the_reading():
+    run = kept("collapse", FALLING, SUCCESS)
+    late = {**run.tables["probe"], "probe/recorded": [step + 3 for step in run.tables["probe"]["step"]]}
+    row = judged(replace(run, tables={**run.tables, "probe": late}))
+    assert (row["alarm"], row["lead"]) == (53, row["fall"] - 53)
+
+
 def test_a_low_end_of_noisy_success_is_no_fall_and_gives_the_alarm_no_lead():
     """Found with made-up runs: half of those with a steady success had a "fall" within their last steps."""
     rng = np.random.default_rng(0)
@@ -64,6 +79,7 @@ def test_steady_runs_with_little_noise_raise_no_false_alarm_and_falling_ones_do(
     steady = [kept("healthy", [1.0 + 0.02 * (i % 2) for i in range(12)], [0.5] * 110, s) for s in range(3)]
     found = false_alarms(steady, 200)
     assert found["raised"] == 0 and found["high"] <= 0.02
+    assert found["themselves"]["raised"] == 0 and found["themselves"]["interval"][1] > 0.5, "three runs tell little"
     assert false_alarms([kept("healthy", FALLING, SUCCESS)], 50)["raised"] == 50
 
 

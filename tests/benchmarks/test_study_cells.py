@@ -44,6 +44,7 @@ def finish(cell: Cell) -> None:
     ]
     lines[1] |= {"scorer/step": 1, "first_turn/mi_est": 0.123456789}
     lines[12] |= {"scorer/step": 10, "first_turn/mi_est": 0.2, "judge/right": 0.5}
+    lines[13] |= {"probe/step": 10, "probe/mi": 2.0}
     lines[0] |= {"validation/step": 0, "validation/success": 0.25}
     (cell.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (cell.folder / "config.yaml").write_text(dump(cell.config))
@@ -155,6 +156,7 @@ def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
     run = read(own.file(own.cells[0]))
     assert run.series("first_turn/mi_est") == {1: 0.12346, 10: 0.2} and run.series("judge/right") == {10: 0.5}
     assert run.series("validation/success") == {0: 0.25}
+    assert run.series("probe/mi") == {10: 2.0} and run.series("probe/recorded") == {10: 13}
     assert run.series("reasoning_length") == {10: 5.5, 20: 15.5}
     assert run.series("reward_mean") == {step: float(step) for step in range(1, STEPS + 1)}
     assert run.series("kept_fraction") == {} and run.series("no/such") == {}
