@@ -211,7 +211,8 @@ class Payloads(Protocol):
 
 
 class Parties(Protocol):
-    """Creates parties. The methods return at once; a party's `ready`, `health` or `start` returns once it is up."""
+    """Creates parties. The methods return at once; a party's `ready`, `health` or `start` returns once it is up.
+    `PartyError` if a player or worker cannot be created, which may go better the next time."""
 
     @property
     def payloads(self) -> Payloads:

@@ -39,9 +39,11 @@ from cluster.control.scaling import Kind, start_names
 from cluster.fleet.delivery import Delivery
 from cluster.fleet.resizing import Resizing
 from cluster.fleet.waiting import bounded, outcomes, within
+from cluster.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound=Party)
+T = TypeVar("T")
 HEALTH_TIMEOUT_S = 20.0
 """Seconds a suspect rollout worker may take to generate a token."""
 GRACE_S = 5.0
@@ -251,7 +253,11 @@ class Fleet:
     async def _failed_start(self, name: str, wait_s: float) -> str:
         """Starts one environment actor after `wait_s`; why it is to be tried again, or nothing if it need not be."""
         await asyncio.sleep(wait_s)
-        party = await asyncio.to_thread(self.parties.player, name)
+        try:
+            party = await self._created(self.parties.player, name)
+        except PartyError as error:
+            self.creating[Kind.ENVIRONMENT].discard(name)
+            return reason_of(error) if self.resizing.lacks(Kind.ENVIRONMENT) else ""
         self.creating[Kind.ENVIRONMENT].discard(name)
         member = self.players.join(name, party)
         self.resizing.converge(Kind.ENVIRONMENT)
@@ -322,7 +328,14 @@ class Fleet:
         started = time.time()
         await asyncio.sleep(wait_s)
         created = time.time()
-        party = await asyncio.to_thread(self.parties.worker, name)
+        try:
+            party = await self._created(self.parties.worker, name)
+        except PartyError as error:
+            self.creating[Kind.ROLLOUT].discard(name)
+            self._not_joined(name, reason_of(error))
+            if self.resizing.lacks(Kind.ROLLOUT):
+                self._try_again(name, reason_of(error))
+            return
         self.creating[Kind.ROLLOUT].discard(name)
         member = self.workers.join(name, party)
         self.resizing.converge(Kind.ROLLOUT)
@@ -376,20 +389,31 @@ class Fleet:
         if bundle is self.bundle and member.state is State.STALE:
             self.workers.move(member, State.HEALTHY)
 
-    def _join_failed(self, member: Member[Worker], cause: str) -> None:
-        now, name = time.time(), member.name
-        if member.state is State.RETIRED:
-            return  # it was told to leave meanwhile
+    def _created(self, make: Callable[[str], T], name: str) -> asyncio.Future[T]:
+        """A member's process, created in a thread of its own: creations are many at a time, wait for each other, and
+        must not keep the threads in which the learner is asked."""
+        return asyncio.get_running_loop().run_in_executor(OwnThread(), make, name)
+
+    def _not_joined(self, name: str, cause: str) -> None:
+        now = time.time()
         self.on_event(name, "join_failed", now, now, cause=cause)
         log.error("%s: a replacement did not join: %s", name, cause)
         self._join_failure = cause
+
+    def _join_failed(self, member: Member[Worker], cause: str) -> None:
+        if member.state is State.RETIRED:
+            return  # it was told to leave meanwhile
+        self._not_joined(member.name, cause)
         if member.state is State.DEAD:
             return  # it died while environment actors were told of it, and its successor has the name
         leaves = self.resizing.leaves(member)
         self.workers.move(member, State.DEAD)
         member.party.kill()
-        if leaves:
-            return
+        if not leaves:
+            self._try_again(member.name, cause)
+
+    def _try_again(self, name: str, cause: str) -> None:
+        """Starts another rollout worker of this name if restarts are left, or else goes on with fewer."""
         if self._budget.left(name, _now()):
             self.begin_join(name, self.allow_restart(name, cause))
         else:

@@ -244,7 +244,9 @@ class Placement:
 
 def _node_resource(node: str) -> str:
     """The resource that a node alone has; Ray gives each node one, named by its address."""
-    found = next(one["Resources"] for one in ray.nodes() if one["NodeID"] == node)
+    found = next((one["Resources"] for one in ray.nodes() if one["NodeID"] == node), None)
+    if found is None:
+        raise RuntimeError(f"the node {node} is gone")
     return next(name for name in found if name.startswith("node:") and name != HEAD)
 
 

@@ -12,7 +12,8 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -88,7 +89,7 @@ class RayParties:
 
     def player(self, name: str) -> RayPlayer:
         """An environment actor."""
-        with self._creating:
+        with self._creating, _creation_of(name):
             party = self._player(name)
         self._members[name] = party.handle
         return party
@@ -107,7 +108,7 @@ class RayParties:
 
     def worker(self, name: str) -> RayWorker:
         """A rollout worker."""
-        with self._creating:
+        with self._creating, _creation_of(name):
             party = self._worker(name)
         self._members[name] = party.handle
         return party
@@ -451,6 +452,15 @@ class RayLearner:
         self._ended = True
         self.group.kill()
         self.release()
+
+
+@contextmanager
+def _creation_of(name: str) -> Iterator[None]:
+    """`Failed` with the member's name for what Ray or the system says against its creation."""
+    try:
+        yield
+    except (RayError, RuntimeError, OSError) as error:
+        raise Failed(f"{name} could not be created: {error}", error) from error
 
 
 async def _ranks(method: Callable[..., T], *arguments: Any) -> T:

@@ -70,6 +70,10 @@ class Resizing:
         staying = {member.name for member in self.members(kind).present() if not self.leaves(member)}
         return staying | self.fleet.creating[kind]
 
+    def lacks(self, kind: Kind) -> bool:
+        """Whether fewer members stay, or are on their way in, than are wanted."""
+        return len(self.expected(kind)) < self.wanted[kind]
+
     def complete(self) -> bool:
         """Whether every wanted member is up."""
         return all(len(self.members(kind).healthy()) == count for kind, count in self.wanted.items())

@@ -20,7 +20,7 @@ from cluster.config import RunConfig
 from cluster.control.ledger import Ledger
 from cluster.control.membership import MemberState
 from cluster.fleet.fleet import Fleet
-from cluster.loop.own_thread import OwnThread
+from cluster.own_thread import OwnThread
 
 BEAT_S = 5.0
 DISK_S = 0.05

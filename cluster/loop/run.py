@@ -54,6 +54,7 @@ from cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from cluster.loop.pulse import Pulse, beating, limits
 from cluster.metrics import REGISTRY
 from cluster.package import installed_version, needs_extra
+from cluster.runs.driver import Driver
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.logs import log_folder, quiet, write_trace
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
@@ -104,8 +105,15 @@ def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable
     """As `train`, without the store's part."""
     started = time.time()
     state, checkpoint = find_run(config, resume)
-    with closing(_open_recorder(config)) as recorder, quiet() as output:
+    with (
+        closing(Driver(config.run_dir)) as driver,
+        closing(_open_recorder(config)) as recorder,
+        quiet() as output,
+    ):
         say = output.aloud(say)
+        if resume:
+            driver.hold(say)
+            state, checkpoint = find_run(config, resume)  # again: now nobody else writes there
         check_address(config)  # first, because a warm-up may take minutes
         notes = _notes_of_environment(config)
         model_dir = prepare_model(config, say)
@@ -113,6 +121,9 @@ def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable
         config = choose_scoring(config, model_dir, resume, say)
         try:
             connect(config, say, weights=weight_bytes(model_dir, config))
+            driver.hold(say)
+            if not resume:
+                find_run(config, resume)  # another may have begun it meanwhile
             create_run(config, say)
             output.keep(config.run_dir)
             for note in notes:

@@ -6,7 +6,7 @@
     rows of a written part            the disk       the same
 
 An error of the disk ends the run too and names the file (`actors.archive.store.ArchiveError`). A disk that hangs, as a
-mounted one may, keeps the thread of its call and nothing else (`cluster.loop.own_thread`).
+mounted one may, keeps the thread of its call and nothing else (`cluster.own_thread`).
 
 The rows are with the driver before the learner trains on the step (`Play.rows`), and `Archiving` holds them until it
 writes them: a host that is lost later takes none of them with it, also if the step must be trained on again. Rows that
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actors.archive.store import ArchiveError
 from actors.filter.decisions import StepDecision
 from cluster.control.parties import Archive, Payload, Payloads
-from cluster.loop.own_thread import OwnThread
+from cluster.own_thread import OwnThread
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,6 +36,21 @@ def test_each_error_of_ray_is_one_of_the_loops(error: Exception, kind: type[Part
     assert type(found.value) is kind
 
 
+@pytest.mark.parametrize("error", [RaySystemError("no raylet"), ConnectionError("no head"), RuntimeError("gone")])
+@pytest.mark.parametrize("what", ["player", "worker"])
+def test_a_member_that_ray_cannot_create_is_a_failure_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
+) -> None:
+    parties = RayParties(load("frozenlake"), tmp_path, tmp_path)
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(parties, f"_{what}", fail)
+    with pytest.raises(Failed, match=f"new-7 could not be created: .*{str(error).split()[0]}"):
+        getattr(parties, what)("new-7")
+
+
 def test_a_refusal_gives_its_reason_without_the_trace() -> None:
     error = RayTaskError(
         "close", "Traceback\n  File far.py", ValueError("first\nfilter.rho is 2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from cluster.control.membership import CutOff, Member, at_work
 from cluster.control.membership import MemberState as State
+from cluster.control.party_errors import Failed
 from cluster.control.scaling import Kind, Request
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.resizing import RESERVE_S
@@ -198,6 +200,98 @@ def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
     told = run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
     lowered = [facts for _, name, facts in told if name == "scale" and facts["by"] == "failure"]
     assert len(lowered) == 2 and all("ready failed" in facts["reason"] for facts in lowered)
+
+
+class Stubborn(FakeParties):
+    """Does not create a member the first time, or ever, that it is asked for it by name."""
+
+    def __init__(self, world: World, names: set[str], ever: bool = False) -> None:
+        super().__init__(world)
+        self.names, self.ever = names, ever
+
+    def player(self, name: str) -> Any:
+        self._refuse(name)
+        return super().player(name)
+
+    def worker(self, name: str) -> Any:
+        self._refuse(name)
+        return super().worker(name)
+
+    def _refuse(self, name: str) -> None:
+        if name in self.names:
+            if not self.ever:
+                self.names.discard(name)
+            raise Failed(f"{name} could not be created: no route to host", OSError("no route to host"))
+
+
+@pytest.mark.parametrize("ever", [False, True])
+def test_a_member_that_could_not_be_created_is_tried_again_and_then_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ever: bool
+) -> None:
+    """Found by a reviewer: one error in a creation lost a rollout worker for good, or ended the run."""
+    names = {"rollout-2", "env-2"}
+    monkeypatch.setitem(globals(), "FakeParties", lambda world: Stubborn(world, names, ever))
+
+    async def steps(fleet: Fleet) -> None:
+        for kind in Kind:
+            fleet.resizing.scale(Request(kind, 3))
+        await asyncio.sleep(1000)
+        fleet.resizing.take_figures()
+        count = 2 if ever else 3
+        assert fleet.resizing.wanted == dict.fromkeys(Kind, count)
+        assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == count
+        assert fleet.creating == {kind: set() for kind in Kind}
+
+    told = run(world(tmp_path, overrides=("cluster.max_restarts=1",)), steps)
+    causes = [facts["cause"] for _, name, facts in told if name == "join_failed"]
+    assert causes and all("no route to host" in cause for cause in causes)
+
+
+def test_a_member_that_could_not_be_created_and_is_no_longer_wanted_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn: list[Stubborn] = []
+
+    def parties(world: World) -> FakeParties:
+        stubborn.append(Stubborn(world, {"rollout-2", "env-2"}, ever=True))
+        return stubborn[0]
+
+    monkeypatch.setitem(globals(), "FakeParties", parties)
+
+    async def steps(fleet: Fleet) -> None:
+        for kind in Kind:
+            fleet.resizing.scale(Request(kind, 3))
+            fleet.resizing.scale(Request(kind, 2))
+        await asyncio.sleep(1000)
+        assert not any(fleet.restarts[name] for name in ("rollout-2", "env-2"))
+        assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
+
+    run(world(tmp_path), steps)
+
+
+def test_creations_leave_the_threads_in_which_the_learner_is_asked_alone(tmp_path: Path) -> None:
+    """Found by a reviewer: 40 creations of 0.1 s that wait for each other kept a call of the learner for 3.5 s."""
+    gate = threading.Event()
+
+    class Slow(FakeParties):
+        def player(self, name: str) -> Any:
+            if int(name.split("-")[1]) > 1:
+                assert gate.wait(30)
+            return super().player(name)
+
+    async def main() -> None:
+        world_ = world(tmp_path)
+        fleet = Fleet(world_.config, Slow(world_), lambda *_, **__: None)
+        await fleet.start()
+        fleet.resizing.scale(Request(Kind.ENVIRONMENT, 42))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(lambda: None)
+        assert len(fleet.creating[Kind.ENVIRONMENT]) == 40
+        gate.set()
+        await fleet.stop()
+
+    asyncio.run(main())
 
 
 def test_members_of_a_node_that_will_be_taken_away_work_until_others_can(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from cluster.errors import UserError
 from cluster.loop import run
 from cluster.loop.persistence.state import LoopState, check_folder
 from cluster.package import installed_version
+from cluster.runs.driver import Driver
 from cluster.runs.ending import EndCause, Ending
 
 
@@ -220,3 +221,15 @@ def test_the_environment_whose_notes_a_run_begins_with_is_in_the_style_that_is_s
     ending(monkeypatch, tmp_path, UserError("the loop began"))
     with pytest.raises(UserError, match=r"^the loop began$"):
         run.train(config, False, lambda _: None)
+
+
+def test_a_run_that_another_process_drives_is_refused_and_its_archive_untouched(monkeypatch, tmp_path) -> None:
+    train = ending(monkeypatch, tmp_path, ArchiveError("the loop was reached"))
+    other = Driver(tmp_path / "it")
+    other.hold(lambda _: None)
+    with pytest.raises(UserError, match="drives this run"):
+        train()
+    assert not (tmp_path / "it" / "config.yaml").exists()
+    other.close()
+    with pytest.raises(UserError, match="the loop was reached"):
+        train()
