@@ -152,10 +152,9 @@ class Archive:
         self._metrics.append({"step": step, "time": when, **_without_stamp(values)})
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
-        """Appends one span: the work, or the wait, `name` of `actor` from `start` to `end` (Unix seconds)."""
-        if end < start:
-            raise RuntimeError(f"event {name} of {actor} ends at {end}, before it starts at {start}")
-        self._events.append({"actor": actor, "name": name, "start": start, "end": end, **facts})
+        """Appends one span: the work, or the wait, `name` of `actor` from `start` to `end` (Unix seconds). It has no
+        length if its host's clock was set back meanwhile, so that `end` is before `start`."""
+        self._events.append({"actor": actor, "name": name, "start": start, "end": max(start, end), **facts})
 
     def truncate_after(self, step: int) -> None:
         """Deletes all groups, scores and metrics after `step`, because a resumed run repeats those steps."""

@@ -121,6 +121,8 @@ class Coordinator:
         self._settled = state.filter or make_window(config.filter).state()
         """The filter's state after the last step that was trained on."""
         self.windows: dict[int, Window] = {}
+        self._resumed: dict[int, list[Ticket]] = {}
+        """By step, the tickets that were open when the run was stopped and are not issued again yet."""
         self._lost: Counter[int] = Counter()
         """Times that rows of a step were lost before it was trained on."""
         self.last_step = config.loop.steps
@@ -183,7 +185,8 @@ class Coordinator:
             await self._validate(0)
         if self.probing.due(0, last=False) and self.admission.clock == 0:
             await self._until_stopped(self._probe(0))
-        self._reissue(self.state.tickets(self.config.environment))
+        for ticket in self.state.tickets(self.config.environment):
+            self._resumed.setdefault(ticket.step, []).append(ticket)
         self._issue()
 
     async def _cancel_plays(self) -> None:
@@ -194,7 +197,7 @@ class Coordinator:
 
     async def _end(self) -> None:
         open_tickets = self._open_tickets()
-        self.source.cursor -= sum(len(window.tickets[self.config.loop.prompts :]) for window in self.windows.values())
+        self.source.cursor -= sum(len(window.tickets) - window.first for window in self.windows.values())
         self.windows.clear()
         await self.archiving.finish()
         await self.scoring.drain(self._is_told_to_stop)
@@ -313,16 +316,10 @@ class Coordinator:
     def _issue(self) -> None:
         while self.admission.open():  # after a stop too: a resumed run plays the tickets that are cancelled then
             step = self.admission.issue()
-            self._start(step, self.source.take(step, self.config.loop.prompts))
-
-    def _reissue(self, tickets: list[Ticket]) -> None:
-        """Plays the tickets that were open when the checkpoint was written."""
-        while self.admission.open() and any(t.step == self.admission.next_step for t in tickets):
-            step = self.admission.issue()
-            self._start(step, [t for t in tickets if t.step == step])
+            self._start(step, self._resumed.pop(step, None) or self.source.take(step, self.config.loop.prompts))
 
     def _start(self, step: int, tickets: list[Ticket]) -> None:
-        window = self.windows.setdefault(step, Window(step, time.time()))
+        window = self.windows.setdefault(step, Window(step, time.time(), first=len(tickets)))
         self.scaling.issued(step)
         for ticket in tickets:
             self.ledger.issue(ticket.ticket_id)
@@ -489,10 +486,10 @@ class Coordinator:
             await self._checkpoint(step, open_tickets)
 
     def _open_tickets(self) -> list[dict[str, Any]]:
-        """The tickets that a resumed run plays again. Those of refill rounds, after a step's first `loop.prompts`, are
-        not among them: the rounds begin anew, with the same tasks."""
-        first = self.config.loop.prompts
-        return [pack_ticket(ticket) for window in self.windows.values() for ticket in window.tickets[:first]]
+        """The tickets that a resumed run plays again. Those of refill rounds are not among them: the rounds begin anew,
+        with the same tasks."""
+        issued = [window.tickets[: window.first] for window in self.windows.values()]
+        return [pack_ticket(ticket) for tickets in (*issued, *self._resumed.values()) for ticket in tickets]
 
     def _scorer_state(self) -> dict[str, Any]:
         scoring = self.scoring

@@ -107,7 +107,7 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
         validation_low=checked.get("validation/success_low"),
         validation_high=checked.get("validation/success_high"),
         validation_step=checked.get("step"),
-        first_validation_success=validated[0]["validation/success"] if validated else None,
+        first_validation_success=_first_success(validated),
         reward_variance_mean=last.get("reward_variance_mean"),
         kept_mass=last.get("kept_mass"),
         gaming=gaming(last),
@@ -169,6 +169,12 @@ def _kinds(line: Line) -> dict[str, float]:
         for key, value in line.items()
         if key.startswith("kinds/") and value is not None
     }
+
+
+def _first_success(validated: Sequence[Line]) -> float | None:
+    """Success at the first validation on the tasks of the last one: the newest that has no gain over another."""
+    first = next((line for line in reversed(validated) if line.get("gain") is None), None)
+    return None if first is None else first["validation/success"]
 
 
 def _regime(lines: Sequence[Line]) -> str | None:

@@ -118,11 +118,13 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _success(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Success before and after. The last validation may be of an earlier process of the run."""
+    """Success before and after. The last validation may be of an earlier process of the run, but it is of the same
+    tasks as the first: after a change of them there is a new first one."""
     first = outcome.first_validation
-    last = next((line for line in (outcome.last, *reversed(metrics)) if line.get("gain") is not None), {})
     if first is None:
         return {}
+    gains = (line for line in (outcome.last, *reversed(metrics)) if line.get("gain") is not None)
+    last = next((line for line in gains if line["validation/step"] > first["step"]), {})
     solved = np.array(first["solved"])
     low, high = wilson_interval(int(solved.sum()), len(solved))
     before = {"step": first["step"], "success": float(solved.mean()), "low": low, "high": high}

@@ -59,7 +59,7 @@ class Journal:
 
     def busy(self, start: float, end: float) -> None:
         """As `worked`, for actors that record their own spans."""
-        self._spans.append((start, end))
+        self._spans.append((start, max(start, end)))  # a clock may be set back meanwhile
 
     async def collect_spans(self, fleet: Fleet) -> None:
         """Collects from rollout workers and environment actors the times at which they worked since the last step."""

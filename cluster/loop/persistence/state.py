@@ -75,8 +75,12 @@ class LoopState:
         }
         other = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
         self.fixed_tasks = tasks
+        first = self.first_validation  # of an older release: only the number of its tasks is known
+        if first is not None and len(first["solved"]) != checked.tasks and "validation" not in other:
+            other.insert(0, "validation")
         if "validation" in other:
-            self.first_validation = self.gaming = self.early_stop = None
+            self.first_validation = self.gaming = None
+            self.early_stop = self.early_stop and self.early_stop | {"low_validations": 0}
             self.best_success, self.best_step = -1.0, -1
         if "probe" in other:
             self.scorer = self.scorer and self.scorer | {"probe": None}

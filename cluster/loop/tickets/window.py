@@ -14,10 +14,12 @@ from cluster.loop.tickets.playing import PlayedGroup
 
 @dataclass
 class Window:
-    """The tickets and played groups of one step. `issued_at`: unix seconds."""
+    """The tickets and played groups of one step. `issued_at`: unix seconds. `first`: number of tickets that it was
+    issued first; those of refill rounds follow them."""
 
     step: int
     issued_at: float
+    first: int
     tickets: list[Ticket] = field(default_factory=list)
     plays: list[asyncio.Task[PlayedGroup]] = field(default_factory=list)
     groups: dict[str, PlayedGroup] = field(default_factory=dict)

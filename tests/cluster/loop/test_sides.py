@@ -376,6 +376,22 @@ def test_spans_that_are_late_cost_their_own_figures_only() -> None:
     assert found == ["rollout-0"]
 
 
+def test_a_clock_that_was_set_back_costs_a_span_and_not_the_run(tmp_path: Path) -> None:
+    """Found by a reviewer: a span of an environment actor that ended before it began ended the run."""
+
+    async def take_spans() -> list[tuple[float, float]]:
+        return [(100.0, 99.99)]
+
+    members = [SimpleNamespace(name="env-0", party=SimpleNamespace(take_spans=take_spans))]
+    fleet = SimpleNamespace(
+        workers=SimpleNamespace(members=lambda *_: []), players=SimpleNamespace(members=lambda *_: members)
+    )
+    archive = Archive(tmp_path)
+    clock.run(Journal(archive, None, 9, {}, lambda line: None).collect_spans(fleet))
+    archive.close()
+    assert json.loads((tmp_path / "events.jsonl").read_text())["end"] == 100.0
+
+
 def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
     lines: list[str] = []
     archive = Archive(tmp_path)

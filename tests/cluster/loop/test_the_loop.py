@@ -129,6 +129,45 @@ def test_a_stop_at_any_point_finishes_the_step_in_training_and_a_resume_complete
     assert resumed.coordinator.source.cursor == resumed.ledger.issued, "tasks are played in order and none is skipped"
 
 
+PACE = st.tuples(st.integers(0, 3), st.integers(1, 4))
+"""`loop.max_staleness`, `loop.prompts`."""
+
+
+@QUICK
+@given(seed=st.integers(0, 10**9), paces=st.lists(PACE, min_size=2, max_size=3), stops=st.lists(st.integers(1, 60)))
+def test_a_resume_with_another_staleness_or_another_number_of_prompts_plays_every_task_once(
+    tmp_path_factory, seed: int, paces: list[tuple[int, int]], stops: list[int]
+) -> None:
+    """Found by a reviewer: with less staleness open tickets were forgotten; with fewer prompts a task came twice."""
+    folder, archive = tmp_path_factory.mktemp("run"), FakeArchive()
+    at = dict(enumerate(stops))
+    for part, (staleness, prompts) in enumerate(paces):
+        words = (f"loop.max_staleness={staleness}", f"loop.prompts={prompts}", "loop.steps=8", "filter.refill=true")
+        world, coordinators = World(configured(folder, *words), pace=paced(seed + part)), []
+
+        def stop(_: str, number: int, part: int = part, coordinators: list[Coordinator] = coordinators) -> None:
+            if part + 1 < len(paces) and number >= at.get(part, 20) and coordinators:
+                coordinators[-1].stop(STOP)
+
+        world.on_call = stop
+        outcome = drive(world, archive, coordinators.append, resume=part > 0)
+    seeds = [archive.rows[ticket].ticket.task.seed for rows in archive.steps.values() for ticket in rows]
+    cursor = outcome.coordinator.source.cursor
+    assert outcome.coordinator.admission.clock == 8 and outcome.ledger.balanced()
+    assert sorted(seeds) == list(range(min(seeds), min(seeds) + cursor)), "no task is lost, and none comes twice"
+
+
+def test_a_resume_with_less_staleness_plays_the_tickets_that_were_open(tmp_path: Path) -> None:
+    ahead = World(configured(tmp_path, "loop.max_staleness=2", "loop.steps=6"), rewards=lambda t, i: i % 2)
+    archive, coordinators = FakeArchive(), []
+    ahead.on_call = lambda kind, _: coordinators[-1].stop(STOP) if kind == "learner.train" and coordinators else None
+    drive(ahead, archive, coordinators.append)
+    now = World(configured(tmp_path, "loop.max_staleness=0", "loop.steps=6"), rewards=lambda t, i: i % 2)
+    outcome = drive(now, archive, resume=True)
+    seeds = [archive.rows[ticket].ticket.task.seed for rows in archive.steps.values() for ticket in rows]
+    assert sorted(seeds) == list(range(18)) and outcome.coordinator.source.cursor == 18
+
+
 @pytest.mark.parametrize("when", ["rows.fetch", "refill"])
 def test_a_stop_between_a_decision_and_its_step_resumes_to_the_uninterrupted_run(tmp_path: Path, when: str) -> None:
     words = ("filter.refill=true", "filter.max_refill_rounds=2", "filter.rule=top_k", "filter.rho=0.75")

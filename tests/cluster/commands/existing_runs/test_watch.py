@@ -87,6 +87,15 @@ def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> No
     assert now.last_event == "learner train took 2.0 s, 5 s ago"
 
 
+def test_the_first_validation_is_the_first_on_the_tasks_of_the_last(tmp_path: Path) -> None:
+    """Found by a reviewer: after a resume with other fixed tasks the first of the old ones was shown."""
+    archive = some_run(tmp_path, 1)
+    for step, success, gain in ((2, 0.6, 0.25), (4, 0.1, None), (6, 0.3, 0.2)):
+        archive.metrics(step, VALIDATION | {"validation/success": success, "gain": gain}, at=NOW)
+        now = statuses.read_status(RunFolder(tmp_path), NOW)
+        assert now.first_validation_success == (0.35 if step == 2 else 0.1)
+
+
 def test_a_raised_alarm_is_a_line_of_its_own_while_it_lasts(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 4)
     assert "ALARM" not in status(tmp_path)

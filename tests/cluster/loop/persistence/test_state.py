@@ -28,9 +28,9 @@ def test_open_tickets_survive_json_unchanged(tmp_path):
 
 
 MEASURED = {
-    "first_validation": {"step": 0, "solved": [1, 0]},
+    "first_validation": {"step": 0, "solved": [1] * load("frozenlake").validation.tasks},
     "gaming": {"steps": [1]},
-    "early_stop": {"best": 0.5},
+    "early_stop": {"baseline": [0.3], "low_steps": 2, "low_validations": 3},
     "scorer": {"ema": 1.0, "probe": {"mi": 1.0}},
     "alarm": {"cusum": 1.0, "probe": {"mi": {}}},
     "best_success": 0.5,
@@ -53,10 +53,18 @@ def test_what_is_paired_by_task_begins_anew_with_other_tasks(words, other):
     state = LoopState(**json.loads(json.dumps(asdict(state))))
     assert state.with_tasks(load("frozenlake", words)) == other
     kept = {name: vars(state)[name] for name in ("first_validation", "gaming", "early_stop", "best_step")}
-    anew = {"first_validation": None, "gaming": None, "early_stop": None, "best_step": -1}
+    spread = MEASURED["early_stop"] | {"low_validations": 0}  # its baseline is of training, not of fixed tasks
+    anew = {"first_validation": None, "gaming": None, "early_stop": spread, "best_step": -1}
     assert kept == (anew if "validation" in other else {name: MEASURED[name] for name in anew})
     assert (state.scorer["probe"] is None, "probe" in state.alarm) == ("probe" in other, "probe" not in other)
     assert (state.scorer["ema"], state.alarm["cusum"]) == (1.0, 1.0)
+
+
+def test_a_checkpoint_of_an_older_release_is_known_by_the_number_of_its_tasks():
+    """Found by a reviewer: it names no tasks, and a validation of another number of them ended the run."""
+    old = LoopState(**json.loads(json.dumps(MEASURED)))
+    assert old.with_tasks(load("frozenlake", ["validation.tasks=9"])) == ["validation"]
+    assert old.first_validation is None and LoopState(**MEASURED).with_tasks(load("frozenlake")) == []
 
 
 def test_a_checkpoint_does_not_choose_what_its_tickets_play(tmp_path):
