@@ -460,7 +460,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     *parents, leaf = key.split(".")
     node = tree
     for parent in parents:
-        node = node.setdefault(parent, {})
+        if node.get(parent) is None:  # null: a block that is off
+            node[parent] = {}
+        node = node[parent]
         if not isinstance(node, dict):
             raise UserError(f"override {brief(override)}: {parent} holds a value, not a block of settings")
     node[leaf] = read_yaml(text, f"override {brief(override)}: {brief(text)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:
     """The command line as overrides of the recipe's tree."""
-    model = tree.setdefault("model", {})
-    model["path"], model["warmup"] = options.model, dict(model.get("warmup") or {})
+    found = [f"model.path={json.dumps(str(options.model))}"]
+    model = tree.get("model")
     if options.data is not None:
-        model["warmup"]["data"] = str(options.data)
+        found.append(f"model.warmup.data={json.dumps(str(options.data))}")
+    elif not isinstance(model, dict) or model.get("warmup") is None:
+        found.append("model.warmup={}")
     if options.env:
-        tree["environment"] = {**tree.get("environment", {}), "name": options.env}
-    given = [f"cluster.address={options.address!r}"] if options.address else []
-    return [*given, *options.overrides]
+        found.append(f"environment.name={json.dumps(options.env)}")
+    if options.address:
+        found.append(f"cluster.address={json.dumps(options.address)}")
+    return [*found, *options.overrides]

@@ -147,7 +147,8 @@ class Figures:
         self.rows.append(tuple(np.nan if shown.get(key) is None else float(shown[key]) for key in KEYS))
         self._recent.append(line)
         if line.get("validation/success") is not None:
-            self._marked.setdefault("first validation", line)
+            if line.get("gain") is None:  # the first on these tasks
+                self._marked["first validation"] = line
             self._marked["validation"] = line
         if line.get(f"{_TURN}/mi_est") is not None:
             self._marked["scoring"] = line

@@ -25,7 +25,8 @@ class LineFollower:
         """The line that ends there."""
 
     def news(self) -> tuple[bool, Iterator[dict[str, Any]]]:
-        """(whether the lines of earlier calls are void, the new lines). Raises ArchiveError for a damaged line."""
+        """(whether the lines of earlier calls are void, the new lines). Raises ArchiveError for a damaged line, at this
+        call and at every later one; likewise a line during which the caller raises comes again."""
         void = self._moved()
         if void:
             self._at, self._last = 0, b""
@@ -58,6 +59,6 @@ class LineFollower:
                 for number, line in lines_of(file, where):
                     if not line.endswith(b"\n"):
                         return
-                    self._at, self._last = self._at + len(line), line
                     if line.strip():
                         yield parse_object(line, f"{where}, new line {number}")
+                    self._at, self._last = self._at + len(line), line  # not after a line that is refused

@@ -305,14 +305,19 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
 
 
 def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:
-    """Joins the cluster briefly; UserError if it cannot be reached or is too small for `parallel` cells."""
+    """Joins the cluster briefly; UserError if it cannot be reached, or is too small for `parallel` cells and no
+    autoscaler can enlarge it: each cell asks that for its own part."""
     import ray
 
     from cluster.fleet.bootstrap import connect, disconnect
     from cluster.fleet.demand import KINDS, needed
+    from cluster.fleet.placement import may_grow
 
     try:
-        connect(max(configs, key=lambda config: needed(config, "CPU")), say)
+        largest = max(configs, key=lambda config: needed(config, "CPU"))
+        connect(largest, say)
+        if may_grow(largest):
+            return
         resources = ray.cluster_resources()
     finally:
         disconnect()

@@ -23,6 +23,7 @@ from cluster.errors import bad_files_are_the_users
 from cluster.runs.following import LineFollower
 from cluster.runs.shapes import checked_event
 from cluster.runs.timing.intervals import clip_intervals, union_seconds
+from envs.untrusted.files import Unreadable
 
 LEARNER, ENVELOPE = "learner", "call"
 """The actor whose waiting is a bubble, and its span that only encloses the others: from the call to its answer."""
@@ -30,6 +31,8 @@ NEWEST_BYTES = 12 * 2**20
 """Bytes of a longer file of spans that are read: about 100,000 spans, which take a second."""
 MOST_SPANS = 1_000_000
 """Newest spans that are held."""
+MOST_NAMES = 10_000
+"""Actors and kinds of spans of one run, together."""
 PIXELS = 3_000
 """Spans closer than this part of a window are joined."""
 MOST_BUBBLES = 200
@@ -91,10 +94,14 @@ class Timeline:
             void, lines = self._follower.news()
             if void:
                 self._clear()
-            rows = [self._row(checked_event(line, self._where)) for line in lines]
-            if rows:
-                self._rows = np.concatenate([self._rows, np.array(rows, _ROW)])[-MOST_SPANS:]
-                self._origin = self._origin or self._first_start()
+            rows: list[tuple[int, int, float, float, int]] = []
+            try:
+                for line in lines:
+                    rows.append(self._row(checked_event(line, self._where)))
+            finally:  # those before a damaged line are held
+                if rows:
+                    self._rows = np.concatenate([self._rows, np.array(rows, _ROW)])[-MOST_SPANS:]
+                    self._origin = self._origin or self._first_start()
 
     def _first_start(self) -> float:
         first = next(LineFollower(self._store, EVENTS).news()[1])
@@ -107,6 +114,10 @@ class Timeline:
 
     def _code(self, name: str) -> int:
         if name not in self._codes:
+            if len(self.names) == MOST_NAMES:
+                raise Unreadable(
+                    f"{self._where}: more than {MOST_NAMES:,} names of actors and spans; no run has so many"
+                )
             self._codes[name] = len(self.names)
             self.names.append(name)
         return self._codes[name]

@@ -403,3 +403,20 @@ def test_a_sweep_that_cannot_write_its_report_asks_its_cells_to_end(tmp_path, mo
     words = ["sweep", "frozenlake", f"runs_dir={tmp_path}", "--grid", GRID[0], "--parallel", "2"]
     assert main(words) == 2 and "No space left" in capsys.readouterr().err
     assert runners[0].interrupts == 1
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_parallel_cells_on_a_small_cluster_are_refused_unless_an_autoscaler_can_enlarge_it(
+    tmp_path, monkeypatch, grows: bool
+) -> None:
+    """Found by a reviewer: they were refused on a cluster that shows one pod and would have got more."""
+    monkeypatch.setattr("cluster.fleet.bootstrap.connect", lambda config, say: None)
+    monkeypatch.setattr("cluster.fleet.bootstrap.disconnect", lambda: None)
+    monkeypatch.setattr("cluster.fleet.placement.may_grow", lambda config: grows)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 3.0})
+    configs = [cell.config for cell in plan_in(tmp_path, seeds=(0, 1, 2), address="10.0.0.1:6379", parallel=3).cells]
+    if grows:
+        sweep_cells._check_cluster(configs, 3, print)
+    else:
+        with pytest.raises(UserError, match=r"--parallel 3: the cells need .* CPUs at once and the cluster has 3"):
+            sweep_cells._check_cluster(configs, 3, print)

@@ -16,7 +16,7 @@ from cluster.commands.existing_runs.trace import trace
 from cluster.errors import UserError
 from cluster.runs.following import LineFollower
 from cluster.runs.timing.perfetto import trace_events, write_trace
-from cluster.runs.timing.timeline import Timeline
+from cluster.runs.timing.timeline import MOST_NAMES, Timeline
 
 
 def timeline(folder: Path, *spans: tuple[str, str, float, float]) -> Timeline:
@@ -49,6 +49,27 @@ def test_spans_that_would_overlap_on_the_screen_are_joined_and_others_are_not(tm
     found = timeline(tmp_path, *spans)
     assert len(found.window(0.0, 1000.0).lanes[0].spans) == 1
     assert len(found.window(0.0, 0.5).lanes[0].spans) == 51
+
+
+def test_a_damaged_line_is_named_each_time_and_costs_no_other_span(tmp_path: Path) -> None:
+    """Found by a reviewer: the second refresh said nothing and showed only what came after the damaged line."""
+    found, path = timeline(tmp_path, ("a", "work", 0.0, 1.0)), tmp_path / "events.jsonl"
+    whole = [json.dumps({"actor": name, "name": "work", "start": 2.0, "end": 3.0}) + "\n" for name in ("b", "d")]
+    for damaged in ('{"actor": 3, "name": "work", "start": 0, "end": 1}\n', "{]\n"):
+        path.write_text(path.read_text() + whole[0] + damaged + whole[1])
+        for _ in range(3):
+            with pytest.raises(UserError, match=r"events\.jsonl"):
+                found.refresh()
+            assert [actor for actor, *_ in found.spans()] == ["a", "b"]
+        path.write_text(path.read_text().split(whole[0])[0])
+        found = Timeline(LocalStore(tmp_path))
+
+
+def test_a_file_of_endless_names_is_refused(tmp_path: Path) -> None:
+    spans = [{"actor": "a", "name": f"n{k}", "start": 0.0, "end": 1.0} for k in range(MOST_NAMES + 1)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
+    with pytest.raises(UserError, match=r"events\.jsonl: more than .* names"):
+        Timeline(LocalStore(tmp_path)).refresh()
 
 
 def test_a_run_without_a_learner_has_no_bubble(tmp_path: Path) -> None:

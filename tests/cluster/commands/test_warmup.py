@@ -1,0 +1,65 @@
+"""`squelch warmup`: its command line becomes settings, whatever the recipe holds."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.cli import main
+from cluster.config import RunConfig, read_recipe, validated
+from cluster.loop import initial_policy
+
+
+def configured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recipe: str, *words: str
+) -> tuple[int, list[RunConfig]]:
+    """The exit code, and the settings with which a model would be looked for."""
+    found: list[RunConfig] = []
+
+    def check(config: RunConfig, _: object) -> None:
+        found.append(config)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(initial_policy, "check_source", check)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe)
+    try:
+        return main(["warmup", "some/model", str(tmp_path / "out"), "--recipe", str(path), *words]), found
+    except ValueError:
+        return 0, found
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "model:\nenvironment: {name: Countdown}\n",
+        "model: {warmup: null}\nenvironment: {name: Countdown}\n",
+        "environment: {name: Countdown}\n",
+        "model: {path: elsewhere, warmup: {epochs: 7}}\nenvironment:\n",
+    ],
+)
+def test_the_command_line_completes_a_recipe_whose_blocks_are_empty(monkeypatch, tmp_path, recipe: str) -> None:
+    """Found by a reviewer: an empty `model:` or `environment:` was a traceback."""
+    code, (config,) = configured(monkeypatch, tmp_path, recipe, "--env", "FrozenLake")
+    assert code == 0 and config.model.path == "some/model" and config.environment.name == "FrozenLake"
+    assert config.model.warmup is not None
+    assert config.model.warmup.epochs == (7 if "epochs: 7" in recipe else type(config.model.warmup)().epochs)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [("model: 3\n", "model"), ("model: {warmup: 3}\n", "warmup"), ("environment: 3\n", "environment")],
+)
+@pytest.mark.parametrize("data", [False, True])
+def test_a_block_of_a_recipe_that_is_none_is_refused_by_name(
+    monkeypatch, tmp_path, capsys, recipe: str, key: str, data: bool
+) -> None:
+    words = ["--data", str(tmp_path / "chats.jsonl")] if data else []
+    code, found = configured(monkeypatch, tmp_path, recipe, "--env", "FrozenLake", *words)
+    assert code == 2 and not found
+    assert key in capsys.readouterr().err
+
+
+def test_a_setting_below_a_block_that_is_off_turns_it_on() -> None:
+    """Found by a reviewer: the output of `squelch config` could not take `learner.lora.rank`."""
+    tree = read_recipe("frozenlake") | {"learner": {"lora": None}}
+    assert validated(tree, ["learner.lora.rank=8"], "it").learner.lora.rank == 8
