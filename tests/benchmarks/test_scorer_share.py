@@ -46,3 +46,14 @@ def test_a_scorer_that_only_fails_costs_nothing_and_reaches_nothing() -> None:
 def test_runs_that_did_other_work_are_told() -> None:
     found = figures([run("on", 1.0, 0.5), run("off", 1.0, 0.0, tokens=8)])
     assert not found["same_work"] and not found["reached"]
+
+
+def test_the_probes_share_is_of_a_run_that_reads_it_every_25_steps() -> None:
+    one = run("on", 1.0, 0.5)
+    assert figures([one, run("off", 1.0, 0.0)])["probe_cpu_share"] is None
+    last = one.metrics[-1]
+    last |= {"probe/step": last["step"], "probe/cpu_seconds": 4.0, "seconds/probe": 5.0}
+    found = figures([one, run("off", 1.0, 0.0)])
+    reading = 4.0 + 5.0 * 10.0 / (EVERY + 5.0)  # ten CPU seconds in ten seconds: a load of 1
+    assert found["probe_cpu_share"] == pytest.approx(reading / (reading + 25 * (10.0 - reading) / EVERY))
+    assert not found["reached"], "one reading of 9 CPU seconds to steps of 0.2"
