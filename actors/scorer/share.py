@@ -7,9 +7,10 @@ happen; attention's part, which grows with the context, is left out on both side
     scoring   pairs * turn + prefixes                   for each scope; a prefix is computed once for all its pairs
     probe     pairs * turn + prefixes + answers         a reading of the fixed probe, and of the links from its answers
 
-with N groups of G trajectories a step. Scoring and the probe may take half of the share each. A trajectory is taken to
-last half of its most turns, and each turn to reach its limit. Rollout workers decode with less than a processor's full
-speed, so the scorer's share of the run's time is smaller than its share of the passes;
+with N groups of G trajectories a step. A pass in 16 bits counts half of one in 32 (`COST`), so that a scorer in float32
+beside a learner in bfloat16 scores half as much. Scoring and the probe may take half of the share each. A trajectory is
+taken to last half of its most turns, and each turn to reach its limit. Rollout workers decode with less than a
+processor's full speed, so the scorer's share of the run's time is smaller than its share of the passes;
 `python -m benchmarks.scorer_share` measures it.
 """
 
@@ -39,12 +40,15 @@ REFERENCES = 2
 number."""
 ANSWER = 0.25
 """Tokens of an answer in those of its turn."""
+COST = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
+"""Of a pass, by the weights' type: bytes moved, and operations where the processor has instructions for it."""
 
 
 @dataclass(frozen=True)
 class StepWork:
     """What a step does. `opening`: tokens of a first prompt; `turn`: most sampled tokens of a turn; `turns`: most turns
-    of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe."""
+    of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe. `generation`,
+    `training`, `scoring`: the weights' types of those who do it."""
 
     prompts: int
     group_size: int
@@ -53,6 +57,9 @@ class StepWork:
     turns: int
     passes: int
     tasks: int = PROBE_TASKS
+    generation: str = "float32"
+    training: str = "float32"
+    scoring: str = "float32"
 
     @property
     def sampled(self) -> float:
@@ -61,12 +68,13 @@ class StepWork:
 
     @property
     def token_passes(self) -> float:
-        """Forward passes of one token in a step."""
-        return (1 + self.passes) * self.prompts * (self.opening + self.group_size * self.sampled)
+        """Forward passes of one token in a step, in passes in float32."""
+        each = COST[self.generation] + self.passes * COST[self.training]
+        return each * self.prompts * (self.opening + self.group_size * self.sampled)
 
 
 def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> float:
-    """Forward passes of one token in a scoring of both scopes."""
+    """Forward passes of one token in a scoring of both scopes, in passes in float32."""
     prompts = min(scorer.max_prompts, work.prompts)
     samples = prompts * min(scorer.samples_per_prompt, work.group_size)
     draws = scorer.trajectory_draws
@@ -75,11 +83,11 @@ def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) 
     pairs = min(samples * prompts, max(limit, samples * (1 + MIN_OTHERS)))
     pairs += min(draws * columns, max(limit, draws * (1 + MIN_OTHERS)))
     prefixes = prompts * work.opening + columns * (work.opening + (work.sampled - work.turn) / 2)
-    return pairs * work.turn + prefixes
+    return COST[work.scoring] * (pairs * work.turn + prefixes)
 
 
 def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
-    """Forward passes of one token in a reading of the fixed probe."""
+    """Forward passes of one token in a reading of the fixed probe, in passes in float32."""
     tasks = work.tasks
     samples, answer = tasks * probe.samples, work.turn * ANSWER
     others = min(tasks - 1, probe.max_others or tasks - 1)
@@ -90,7 +98,7 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
         prompts = min(tasks - 1, probe.answer_prompts or tasks - 1)
         rows = max(rows, references)
         answers = (references + samples) * probe.samples + samples * (1 + prompts) + samples * len(SHARES)
-    return (samples + rows) * work.turn + answers * answer + tasks * work.opening
+    return COST[work.scoring] * ((samples + rows) * work.turn + answers * answer + tasks * work.opening)
 
 
 def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:

@@ -197,7 +197,10 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     sampling = config.sampling
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
     return StepWork(
-        config.loop.prompts, sampling.group_size, opening, sampling.max_tokens_per_turn, turns, passes, tasks
+        *(config.loop.prompts, sampling.group_size, opening, sampling.max_tokens_per_turn, turns, passes, tasks),
+        generation=config.rollout.dtype,
+        training=learner.dtype,
+        scoring=config.scorer.dtype,
     )
 
 

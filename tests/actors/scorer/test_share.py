@@ -1,11 +1,14 @@
 """The scorer's interval and pairs are counted from the work of a step, and stay within the stated share."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.config import ProbeConfig, ScorerConfig
 from actors.scorer.share import (
+    COST,
     FEWEST_PAIRS,
     OFTEN,
     PART,
@@ -26,6 +29,9 @@ WORK = st.builds(
     turn=st.integers(8, 2000),
     turns=st.integers(1, 20),
     passes=st.integers(3, 5),
+    generation=st.sampled_from(sorted(COST)),
+    training=st.sampled_from(sorted(COST)),
+    scoring=st.sampled_from(sorted(COST)),
 )
 
 
@@ -65,6 +71,19 @@ def test_a_reading_of_the_probe_is_cut_before_it_takes_more_than_its_share(work:
     assert (total > 1.005 * share) == ("set scorer.probe.every higher" in in_words(work, settings))
     if probe_passes(work, whole) <= PART * share * whole.every * work.token_passes:
         assert found == whole
+
+
+def test_a_scorer_in_float32_beside_a_learner_in_bfloat16_scores_half_as_much() -> None:
+    """Found by an audit: steps with a scoring took 1.6 times as long in such runs."""
+    half = {"generation": "bfloat16", "training": "bfloat16"}
+    scorer = ScorerConfig(every=5, max_pairs=128)
+    mixed, whole, same = (replace(COUNTDOWN, **words) for words in (half, {}, half | {"scoring": "bfloat16"}))
+    shares = [scoring_passes(work, scorer, 128) / work.token_passes for work in (mixed, whole, same)]
+    assert shares[0] == pytest.approx(2 * shares[1]) and shares[2] == pytest.approx(shares[1])
+    found = [chosen(work, ScorerConfig()) for work in (mixed, whole, same)]
+    assert found[1] == found[2]
+    rates = [scoring_passes(COUNTDOWN, one, one.max_pairs) / one.interval for one in found]
+    assert 0.3 < rates[0] / rates[1] < 0.7
 
 
 def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts() -> None:
