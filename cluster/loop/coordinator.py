@@ -185,6 +185,9 @@ class Coordinator:
             await self._validate(0)
         if self.probing.due(0, last=False) and self.admission.clock == 0:
             await self._until_stopped(self._probe(0))
+        lost = self.state.probing  # with the process before, whose last reading of the probe was under way
+        if 0 < self.admission.clock == lost and self.probing.due(lost, last=True):
+            await self._until_stopped(self._probe(lost))
         for ticket in self.state.tickets(self.config.environment):
             self._resumed.setdefault(ticket.step, []).append(ticket)
         self._issue()
@@ -493,7 +496,8 @@ class Coordinator:
 
     def _scorer_state(self) -> dict[str, Any]:
         scoring = self.scoring
-        return {"scorer": scoring.state, "scorer_figures": scoring.pending(), "alarm": scoring.alarm_state()}
+        figures = {"scorer": scoring.state, "scorer_figures": scoring.pending(), "alarm": scoring.alarm_state()}
+        return {**figures, "probing": scoring.probing}
 
     def _staleness(self, kept: list[PlayedGroup]) -> tuple[float, float]:
         if not kept:

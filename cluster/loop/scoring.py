@@ -53,6 +53,8 @@ class Scoring:
         """Figures of the readings of the fixed probe that no step has recorded yet, oldest first."""
         self._task: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[None] | None = None
+        self.probing: int | None = None
+        """The step whose reading of the fixed probe has neither ended nor failed."""
         self._mute = False
         """Whether the first turns of the last scoring were mute; a resumed run tells of it again."""
         self._started = 0.0
@@ -95,6 +97,7 @@ class Scoring:
         if self._probe is not None and not self._probe.done():
             log.warning("the fixed probe is not read after step %d: the reading before is still under way", step)
         elif scorer is not None:
+            self.probing = step
             self._probe = asyncio.create_task(self._read_probe(scorer, step, bundle, groups))
 
     async def _read_probe(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
@@ -102,8 +105,9 @@ class Scoring:
         try:
             self._probes.append(await bounded(scorer.probe(step, bundle, [g.table for g in groups]), bound))
             self.state = await scorer.state()
+            self.probing = None
         except (PartyError, TimeoutError) as error:
-            cause = str(error) or f"no answer within {bound:g} s"
+            self.probing, cause = None, str(error) or f"no answer within {bound:g} s"
             log.error("the fixed probe was not read after step %d: %s", step, cause)
             self.archive.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
             if isinstance(error, Died):

@@ -61,6 +61,8 @@ class LoopState:
     """The state of the controller of the kept share."""
     gaming: dict[str, Any] | None = None
     """The state of the warning for a gamed criterion."""
+    probing: int | None = None
+    """The step whose reading of the fixed probe was under way; a run resumed from it reads it again."""
     fixed_tasks: dict[str, str] = field(default_factory=dict)
     """What the fixed tasks of the validation and of the probe are (`with_tasks`); empty in older releases."""
 

@@ -501,6 +501,35 @@ def test_the_probe_is_read_from_the_same_tasks_before_training_every_few_steps_a
     assert outcome.ledger.counts()["trained"] == 15, "the probe's tickets are not in the ledger"
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_again(
+    tmp_path: Path, killed: bool
+) -> None:
+    """Seen in a study: the reading of the step at which a run was killed was missing from its series."""
+    slow = ("loop.checkpoint_every=1", "scorer.every=9", "scorer.timeout_s=500")
+    world = World(configured(tmp_path, *slow), (Fault("scorer.probe", 2, "hang"),), rewards=lambda t, i: i % 2)
+    archive, coordinators = FakeArchive(), []
+
+    def end(kind: str, _: int) -> None:
+        if coordinators and coordinators[-1].admission.clock == 2 and kind == "learner.train":
+            clock.crash() if killed else coordinators[-1].stop(STOP)
+
+    world.on_call = end
+    if killed:
+        with pytest.raises(clock.Crashed):
+            drive(world, archive, coordinators.append)
+    else:
+        drive(world, archive, coordinators.append)
+    stopped_at = coordinators[-1].admission.clock
+    assert 2 in world.probed and not any(f.get("probe/step") == 2.0 for f in archive.figures.values())
+    again = World(configured(tmp_path, *slow), rewards=lambda t, i: i % 2)
+    outcome = drive(again, archive, resume=True)
+    check(outcome, again, archive)
+    assert sorted(again.probed) == ([2, 4] if stopped_at == 2 else [4]), "of a step whose weights are there"
+    read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
+    assert (2.0 in read) == (stopped_at == 2) and read[-1] == 4.0
+
+
 @pytest.mark.parametrize("what", ["die", "hang", "fail", "refuse"])
 def test_a_reading_of_the_probe_that_fails_is_told_and_training_goes_on(tmp_path: Path, what: str) -> None:
     world = World(configured(tmp_path), (Fault("scorer.probe", 1, what),), rewards=lambda t, i: i % 2)
