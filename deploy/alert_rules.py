@@ -47,8 +47,7 @@ def _stalled() -> str:
 
 def _weights_differ() -> str:
     half = f"0.5 * {series('squelch_weight_parity_limit_nats')}"
-    parity = f"{series('squelch_weight_parity_nats')} > on ({_RUN}) group_left () {half}"
-    return f"{series('squelch_weight_checksum_ok')} == 0 or {parity}"
+    return f"{series('squelch_weight_parity_nats')} > on ({_RUN}) group_left () {half}"
 
 
 def _stale() -> str:
@@ -219,8 +218,8 @@ RULES = (
         "0m",
         "critical",
         "{{ $labels.worker }} samples from other weights than those that were published",
-        "The checksum of its last update is wrong, or its log-probabilities on the probe differ from the learner's by "
-        "more than half of rollout.parity_bound, above which an update is refused and the run ends.",
+        "Its log-probabilities on the probe differ from the learner's by more than half of rollout.parity_bound, above "
+        "which an update is refused. (An update with a wrong checksum is refused at once, and the worker replaced.)",
     ),
     AlertRule(
         "SquelchStalenessNearLimit",

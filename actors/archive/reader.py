@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
 from actors.archive.version import checked_version, version_of
-from envs.untrusted.files import brief, is_folder, read_bounded, require_regular, state
+from envs.untrusted.files import brief, is_folder, require_regular, state
 from envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
@@ -280,15 +280,21 @@ def read_events(place: Place) -> list[dict[str, Any]]:
 
 
 def last_event(place: Place, tail_bytes: int = 8192) -> dict[str, Any] | None:
-    """The span that ended last, read from the last `tail_bytes` of the file; None if there is none."""
+    """The span that ended last, read from the last `tail_bytes` of the file, or more if it is longer; None if there is
+    none."""
     store = as_store(place)
     with reading(store.where(EVENTS)):
         found = store.stat(EVENTS)
         if found is None:
             return None
         with store.get(EVENTS) as file:
-            file.seek(max(0, found.size - tail_bytes))
-            whole = read_bounded(file, MAX_LINE, store.where(EVENTS)).split(b"\n")[:-1]
+            whole: list[bytes] = []
+            start = found.size
+            while not whole and start > 0 and found.size - start < MAX_LINE:
+                start = max(0, found.size - tail_bytes)
+                file.seek(start)
+                lines = file.read(found.size - start).split(b"\n")  # the first one may have begun before
+                whole, tail_bytes = lines[:-1] if start == 0 else lines[1:-1], 8 * tail_bytes
         return parse_object(whole[-1], f"{store.where(EVENTS)} last line") if whole else None
 
 

@@ -204,7 +204,7 @@ class _LineFile:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends one line. Raises ArchiveError if the write fails."""
-        line, size = _line(record), self._file.tell()
+        line, size = _line(record), os.fstat(self._file.fileno()).st_size  # tell() would be behind a truncated line
         with writing(self._path):
             try:
                 self._write_all(line)

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from socketserver import BaseServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -36,6 +37,10 @@ from actors.process.interfaces import is_loopback
 CLOSE_TIMEOUT_S = 5.0
 TOKEN = "SQUELCH_METRICS_TOKEN"
 LEAST_TOKEN = 16
+SILENT_S = 10.0
+"""Seconds that a connection may be silent."""
+MOST_CLIENTS = 64
+"""Connections at a time; each needs a thread and a file descriptor of the driver."""
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 """A WSGI application."""
 
@@ -146,7 +151,14 @@ class StoreCollector(Collector):
 
 
 class _Quiet(WSGIRequestHandler):
-    """Writes no line for each scrape."""
+    """Writes no line for each scrape, and waits `SILENT_S` for a client that says nothing."""
+
+    timeout = SILENT_S
+
+    def handle(self) -> None:
+        """Answers one request; a client that is silent for too long gets none."""
+        with suppress(TimeoutError):
+            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
@@ -159,6 +171,19 @@ def _server(host: str, port: int, app: Application) -> WSGIServer:
     class Server(ThreadingMixIn, WSGIServer):
         address_family = family
         daemon_threads = True
+        places = threading.BoundedSemaphore(MOST_CLIENTS)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if self.places.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                self.places.release()
 
     return make_server(str(address[0]), port, app, Server, _Quiet)
 

@@ -34,12 +34,14 @@ class WandbLog:
         self._registry = registry
         self._file = run_dir / "wandb" / "run.json"
         found, self._last = _identity(self._file)
+        self._earlier = self._last
+        """The last step of an earlier process; W&B takes no step again, but further figures of the newest."""
         self._run = _start(config, run_dir, name, settings, found)
         self._keep()
 
     def step(self, step: int, flat: Flat) -> None:
         """Takes the flat figures of a training step."""
-        if step > self._last:
+        if step > self._earlier:
             self._run.log(self._registry.named(flat), step=step)
             self._last = step
             self._keep()

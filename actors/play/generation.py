@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -67,7 +68,8 @@ class GenerationClient:
     def __init__(
         self, client: str, port: Callable[[str], Port], poll_s: float = POLL_S, grace_s: float = GRACE_S
     ) -> None:
-        self._client = client
+        # a successor has the name of a dead actor, whose requests the worker may still hold
+        self._client = f"{client}~{uuid.uuid4().hex[:12]}"
         self._port = port
         self._poll_s = poll_s
         self._grace_s = grace_s
@@ -77,7 +79,7 @@ class GenerationClient:
     async def generate(self, worker: str, request: GenerationRequest) -> Completion:
         """The sampled turn. Raises GenerationFailed if the worker cannot deliver it."""
         mailbox = self._mailboxes.setdefault(worker, _Mailbox())
-        request = replace(request, request_id=f"{request.request_id}#{next(self._number)}")
+        request = replace(request, request_id=f"{request.request_id}#{self._client}#{next(self._number)}")
         loop = asyncio.get_running_loop()
         if not mailbox.pending and not mailbox.given_up:
             loop.call_soon(self._flush, worker)

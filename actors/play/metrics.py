@@ -48,7 +48,11 @@ METRICS: Table = {
         ),
         gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens", unit="nats"),
         gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns per trajectory"),
-        gauge("squelch_truncated_ratio", "truncated_share", "Share of trajectories that ended at the turn limit"),
+        gauge(
+            "squelch_truncated_ratio",
+            "truncated_share",
+            "Share of trajectories that were cut short: by the turn limit, a full context, or their environment",
+        ),
     ),
     Section.HEALTH: (
         MetricSpec(

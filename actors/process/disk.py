@@ -54,7 +54,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def put_in_place(aside: Path, target: Path) -> None:
     """Gives a complete folder, made at `aside` beside it, its final name, durably. An older folder of that name is
     replaced, under a name of half-written ones until it is deleted."""
-    for path in aside.rglob("*"):
+    for path in (*aside.rglob("*"), aside):
         sync(path)
     replaced = partial_path(target.with_name(f"{target.name}.replaced"))
     shutil.rmtree(replaced, ignore_errors=True)  # of a killed process

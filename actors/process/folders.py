@@ -58,8 +58,12 @@ Fetch = Callable[[int, int], bytes]
 
 def listing(folder: Path, patterns: Iterable[str] = EVERYTHING) -> tuple[Entry, ...]:
     """The files of a folder that match a pattern (as `Path.glob` reads it), by name. Reads every byte of them."""
-    files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    files = sorted(_matching(folder, patterns))
     return tuple(Entry(f.relative_to(folder).as_posix(), f.stat().st_size, file_digest(f)) for f in files)
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> set[Path]:
+    return {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
 
 
 def content_digest(entries: Sequence[Entry]) -> str:
@@ -75,8 +79,13 @@ def read_chunk(file: Path, number: int) -> bytes:
         return opened.read(CHUNK_BYTES)
 
 
-def holds(folder: Path, entries: Sequence[Entry]) -> bool:
-    """Whether the folder has all of these files with the same content. Sizes are compared before any byte is read."""
+def holds(folder: Path, entries: Sequence[Entry], patterns: Sequence[str] = ()) -> bool:
+    """Whether the folder has these files with the same content and, with `patterns`, no other that matches one: it may
+    be a template or other stop ids. Sizes are compared before any byte is read."""
+    if patterns and {file.relative_to(folder).as_posix() for file in _matching(folder, patterns)} != {
+        one.name for one in entries
+    }:
+        return False
     files = [folder / entry.name for entry in entries]
     if not all(
         file.is_file() and file.stat().st_size == entry.size for file, entry in zip(files, entries, strict=True)

@@ -47,15 +47,17 @@ class Folder:
     """References to the chunks of each entry; empty if the folder was not offered."""
     in_cache: bool = False
     """Whether the folder lies in the driver's cache folder."""
+    patterns: tuple[str, ...] = ()
+    """Which of its files were offered."""
 
 
 def offer(path: Path, patterns: Iterable[str] = EVERYTHING, ship: bool = True) -> Folder:
     """The folder, as an actor on any node can use it. With `ship` false nothing is read, and it stays on this node."""
-    path, (node, host) = path.resolve(), own_node()
+    path, (node, host), patterns = path.resolve(), own_node(), tuple(patterns)
     in_cache = path.parent == cache_folder().resolve()
     entries = listing(path, patterns) if ship else ()
     chunks = tuple(_put(path / entry.name, entry) for entry in entries)
-    return Folder(str(path), node, host, entries, chunks, in_cache)
+    return Folder(str(path), node, host, entries, chunks, in_cache, patterns)
 
 
 def _put(file: Path, entry: Entry) -> tuple[Any, ...]:
@@ -75,8 +77,9 @@ def local(folder: Folder | Path | str) -> Path:
     """
     if not isinstance(folder, Folder):
         return Path(folder)
-    if own_node()[0] == folder.node or (folder.entries and holds(Path(folder.path), folder.entries)):
-        return Path(folder.path)
+    path = Path(folder.path)
+    if own_node()[0] == folder.node or (folder.entries and holds(path, folder.entries, folder.patterns)):
+        return path
     return copy_at(folder, _copy_of(folder))
 
 

@@ -40,14 +40,6 @@ METRICS: Table = {
             unit="nats",
         ),
         MetricSpec(
-            "squelch_weight_checksum_ok",
-            "gauge",
-            "1 when the checksum of the last update agreed, else 0",
-            "weights/{worker}/checksum_ok",
-            ("worker",),
-            open=True,
-        ),
-        MetricSpec(
             "squelch_worker_policy_version",
             "gauge",
             "Policy version that a rollout worker samples from",
@@ -60,7 +52,7 @@ METRICS: Table = {
 
 
 def update_figures(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """Flat keys of each worker's weight update: seconds of its parts, parity (nats), checksum and version."""
+    """Flat keys of each worker's weight update: seconds of its parts, parity (nats) and version."""
     flat: dict[str, float] = {}
     for report in reports:
         key = f"weights/{report.worker}"
@@ -71,7 +63,6 @@ def update_figures(reports: Sequence[UpdateReport]) -> dict[str, float]:
             f"{key}/seconds_probe": report.seconds_probe,
             f"{key}/parity": report.parity,
             f"{key}/parity_max": report.parity_max,
-            f"{key}/checksum_ok": 1.0,
             f"{key}/version": float(report.version),
         }
     return flat

@@ -215,11 +215,13 @@ class Engine:
             completion = await self.vllm.complete(request)
         except Exception as error:  # if the task raised instead, its client would wait until its time-out
             self._usage.errors += 1
-            ids, log_probs = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
-            text = f"{type(error).__name__}: {error}"
-            return Completion(request.request_id, ids, log_probs, "error", self.version, self.version, text)
+            return self._failed(request.request_id, f"{type(error).__name__}: {error}")
         self._usage.count(request, completion)
         return completion
+
+    def _failed(self, request_id: str, text: str) -> Completion:
+        ids, log_probs = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+        return Completion(request_id, ids, log_probs, "error", self.version, self.version, text)
 
     # --- weights ---
 
@@ -244,8 +246,9 @@ class Engine:
             except TimeoutError:
                 self._refuse(f"weight update to version {bundle.version} not finished after {bound:g} s")
                 raise RuntimeError(self._unproven) from None
-            except Exception as error:
-                self._refuse(str(error).removeprefix(f"{self._name}: "))
+            except BaseException as error:  # a cancelled call, too, may have loaded a part
+                told = str(error) or f"weight update to version {bundle.version} ended by {type(error).__name__}"
+                self._refuse(told.removeprefix(f"{self._name}: "))
                 raise
 
     async def take_seat(self, seat: GroupSeat) -> None:
@@ -315,12 +318,14 @@ class Engine:
             self._serve()
 
     def _refuse(self, reason: str) -> None:
-        """Stop serving, and discard requests in flight and undelivered completions: their weights are unproven."""
+        """Stop serving, and discard requests in flight and undelivered completions: their weights are unproven. Their
+        clients are told if they still ask once the worker serves again."""
         self._unproven = f"{self._name}: {reason}"
         for mailbox in self._mailboxes.values():
+            lost = [completion.request_id for completion in mailbox.finished] + list(mailbox.tasks)
             for task in list(mailbox.tasks.values()):
                 task.cancel()
-            mailbox.finished.clear()
+            mailbox.finished = deque(self._failed(request_id, self._unproven) for request_id in lost)
         self._wake_all()
 
     def _require_serving(self) -> None:

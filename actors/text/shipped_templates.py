@@ -49,7 +49,8 @@ def with_template(model: Path, name: str, cache: Path) -> Path:
     if not name or not is_folder(model):
         return model
     text, model = template_text(name), model.resolve()
-    digest = hashlib.sha256(f"{model}\0{text}".encode()).hexdigest()[:12]
+    files = sorted(file.name for file in model.iterdir() if file.is_file())
+    digest = hashlib.sha256("\0".join([str(model), text, *files]).encode()).hexdigest()[:12]
     target = cache / f"{model.name}-template-{digest}"
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -134,11 +134,8 @@ ACTORS = Row(
     (
         Panel(
             "Actors up",
-            "1 while an actor answers its health check, and while its weights equal the published weights.",
-            (
-                _q("squelch_actor_up", "{{actor}}"),
-                _q("squelch_weight_checksum_ok", "checksum, {{worker}}"),
-            ),
+            "1 while an actor answers its health check.",
+            (_q("squelch_actor_up", "{{actor}}"),),
             low=0,
             high=1,
         ),

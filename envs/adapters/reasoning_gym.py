@@ -1,7 +1,7 @@
 """The procedural data sets of `reasoning-gym` (over a hundred): one question, one answer, scored by the package itself.
 
     environment.name=ReasoningGym
-    environment.options='{datasets: {chain_sum: {max_terms: 3}, countdown: {}}}'
+    environment.options='{datasets: {chain_sum: {max_terms: 3}, spell_backward: {}}}'
 
 The reward is the package's own score of the answer, from 0 to 1. A task draws one of `datasets` by its seed. With
 `level` the settings come from the data set's curriculum; with `raise_every` the level rises with the task's place k in
@@ -9,7 +9,8 @@ the run. The k-th training task has the seed `environment.train_seed` + k, so k 
 every machine, after every resume, and in every cell of a sweep, whose seeds shift `train_seed`. Validation plays
 `last_level` throughout.
 
-The package runs in a process of its own (`envs.own_process`). `pip install 'squelch-rl[reasoning-gym]'` installs it.
+The package runs in a process of its own (`envs.own_process`). Data sets whose scorers evaluate the answer as a program
+are refused (`envs.adapters.evaluated_text`). `pip install 'squelch-rl[reasoning-gym]'` installs it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from pydantic import Field
 
+from envs.adapters.evaluated_text import evaluates_text
 from envs.contract import Environment
 from envs.options import nearest
 from envs.own_process.isolated import OwnProcess, ProcessOptions
@@ -145,6 +147,11 @@ class Question(Environment):
         where, known = "environment.options.datasets", sorted(set(self._known) - LEFT_OUT)
         if name not in known:
             raise ValueError(f"{where}: reasoning-gym has no data set {name!r}; {nearest(name, known)}")
+        if evaluates_text(self._known[name][0]):
+            wrong = (
+                f"the scorer of {name!r} evaluates the answer as a program, with which a policy could forge its reward"
+            )
+            raise ValueError(f"{where}: {wrong}; leave it out")
         if own := {"seed", "size"} & set(self.options.datasets[name]):
             raise ValueError(f"{where}.{name}: {sorted(own)[0]} follows from the task's seed; leave it out")
         if self.options.level is not None and name not in self._curricula:

@@ -40,7 +40,7 @@ from tests.prometheus import (
 )
 
 GRAFANA_SCHEMA = "SQUELCH_GRAFANA_SCHEMA"
-WORKER_KEYS = ("seconds_paused", "seconds_loaded", "seconds_probe", "parity", "parity_max", "checksum_ok", "version")
+WORKER_KEYS = ("seconds_paused", "seconds_loaded", "seconds_probe", "parity", "parity_max", "version")
 
 
 def expressions() -> list[str]:

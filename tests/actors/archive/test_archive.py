@@ -26,6 +26,7 @@ from actors.process import disk
 from actors.records import Group, Task, Ticket, Trajectory, Turn
 from envs.untrusted import parquet
 from tests.actors.archive.small_groups import archive_step
+from tests.disk import files_of_at_most
 
 
 @dataclass(frozen=True)
@@ -308,3 +309,25 @@ def test_one_group_is_read_from_the_row_groups_that_hold_it(tmp_path: Path, monk
         read_group(tmp_path, 5, "other")
     with pytest.raises(ArchiveError, match="step-000006"):
         read_group(tmp_path, 6, "000005-003")
+
+
+def test_the_last_event_is_found_however_long_it_is(tmp_path: Path) -> None:
+    """Found by a reviewer: an event with a trace of 9 kB made `squelch status` fail for good."""
+    archive = Archive(tmp_path)
+    for size in (10, 9_000, 100_000, 10):
+        archive.event("scorer", "failed", 1.0, 2.0, cause="x" * size)
+        found = last_event(tmp_path)
+        assert found is not None and found["cause"] == "x" * size
+
+
+def test_no_number_of_failed_appends_tears_a_line(tmp_path: Path) -> None:
+    """Found by a reviewer: the second failure in a row cut the file at the place of the first one's half line."""
+    archive = Archive(tmp_path)
+    archive.event("a", "work", 1.0, 2.0)
+    size = (tmp_path / "events.jsonl").stat().st_size
+    for more in (10, 25, 7):
+        with files_of_at_most(size + more), pytest.raises(ArchiveError):
+            archive.event("b", "work", 1.0, 2.0)
+        assert (tmp_path / "events.jsonl").stat().st_size == size
+    archive.event("c", "work", 1.0, 2.0)
+    assert [event["actor"] for event in read_events(tmp_path)] == ["a", "c"]

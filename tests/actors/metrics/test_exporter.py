@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.config import RecorderConfig
+from actors.metrics import exporter
 from actors.metrics.exporter import Recorder
 from cluster.metrics import REGISTRY
 
@@ -134,3 +135,19 @@ def test_promtool_finds_nothing_to_complain_about(recorder: Recorder) -> None:
         ["promtool", "check", "metrics"], input=scrape(recorder), capture_output=True, text=True, timeout=30
     )
     assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+
+
+def test_silent_connections_are_closed_and_only_so_many_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by a reviewer: each held a thread and a file descriptor of the driver for as long as it liked."""
+    monkeypatch.setattr(exporter, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(exporter._Quiet, "timeout", 0.5)
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
+    recorder.start()
+    try:
+        before = threading.active_count()
+        silent = [socket.create_connection(("127.0.0.1", recorder.port), timeout=30) for _ in range(8)]
+        assert threading.active_count() <= before + 3
+        assert all(one.recv(1) == b"" for one in silent), "the server ends them"
+        assert samples(recorder), "and serves on"
+    finally:
+        recorder.close()

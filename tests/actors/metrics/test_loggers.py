@@ -5,12 +5,14 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from actors.config import RecorderConfig
+from actors.metrics import wandb_log
 from actors.metrics.exporter import Recorder
 from actors.metrics.loggers import Loggers, open_loggers, require_packages
 from cluster.cli import main
@@ -151,3 +153,20 @@ def test_a_logger_of_another_name_is_refused_and_none_needs_no_package() -> None
     with pytest.raises(ValueError, match="tensorboard"):
         RecorderConfig(loggers=("tensorbord",))
     require_packages(RecorderConfig())
+
+
+def test_a_second_record_of_the_newest_step_reaches_wandb_and_one_of_an_earlier_process_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a reviewer: a scoring recorded alone before the last step's record made W&B drop that record."""
+    logged: list[tuple[int, dict[str, float]]] = []
+    run = SimpleNamespace(id="x", log=lambda figures, step: logged.append((step, figures)), finish=lambda code: None)
+    monkeypatch.setattr(wandb_log, "_start", lambda *_: run)
+    log(tmp_path, -1, range(3), "wandb")
+    with opened(tmp_path, 1, "wandb") as sinks:
+        sinks.step(2, figures(2))
+        sinks.step(3, {"first_turn/retrieval_accuracy": 0.5})
+        sinks.step(3, figures(3))
+        sinks.exit_code = 0
+    assert [step for step, _ in logged] == [0, 1, 2, 3, 3]
+    assert logged[-1][1]["Filter/kept_mass"] == 0.3 and len(logged[-2][1]) == 1

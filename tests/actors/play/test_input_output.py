@@ -191,3 +191,19 @@ def test_slow_neighbours_are_not_a_time_out():
     pool = StepPool(0.3)
     assert run(pool, *(lambda i=i: time.sleep(0.1) or i for i in range(6))) == list(range(6))
     assert pool.num_abandoned == 0
+
+
+def test_a_successor_of_a_dead_actor_gets_no_completion_of_its_predecessor():
+    """Found by a reviewer: both sent the id `T/0/0#1`, and the worker answered with the tokens of another prompt."""
+    ids: list[tuple[str, str]] = []
+
+    class Listens(Worker):
+        async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+            ids.extend((client, one.request_id) for one in requests)
+            await super().submit(client, requests)
+
+    worker = Listens()
+    for _ in range(2):
+        asyncio.run(gather(GenerationClient("env-0", {"w": worker}.__getitem__), ["T/0/0"]))
+    (first, one), (second, other) = ids
+    assert first != second and one != other and named(one) == named(other) == "T/0/0"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from actors.process import disk
 from actors.process.disk import put_in_place
 from tests.actors.process.test_folders import contents, made
 
@@ -19,3 +20,13 @@ def test_what_a_killed_process_left_of_an_older_replacement_is_no_obstacle(tmp_p
     made(tmp_path / ".target.replaced.partial", older=b"2")
     put_in_place(tmp_path / "aside", tmp_path / "target")
     assert contents(tmp_path) == {"target/new": b"1"}
+
+
+def test_the_folder_itself_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch) -> None:
+    """Found by a reviewer: after a power cut a renamed checkpoint could lack its files."""
+    synced: list[Path] = []
+    monkeypatch.setattr(disk, "sync", lambda path: synced.append(path.relative_to(tmp_path)))
+    made(tmp_path / "aside", new=b"1", sub__deep=b"2")
+    put_in_place(tmp_path / "aside", tmp_path / "target")
+    assert [path.as_posix() for path in synced[-2:]] == ["aside", "."]
+    assert {path.as_posix() for path in synced} == {"aside/new", "aside/sub", "aside/sub/deep", "aside", "."}

@@ -116,3 +116,12 @@ def test_one_process_of_a_host_makes_the_copy_and_the_others_wait(tmp_path):
         child.join(30)
     assert fetched[:2] == [0, 0] and fetched[2] > 0
     assert contents(tmp_path / "copy") == contents(tmp_path / "a")
+
+
+def test_a_folder_with_one_more_file_of_the_kind_is_another_content(tmp_path):
+    """Found by a reviewer: a host's own chat template was used because all files that were offered were there, too."""
+    entries = listing(made(tmp_path / "a", **{"config.json": b"1"}), ("*.json", "*.jinja"))
+    other = made(tmp_path / "b", **{"config.json": b"1", "weights.bin": b"2"})
+    assert holds(other, entries, ("*.json", "*.jinja"))
+    (other / "chat_template.jinja").write_text("another")
+    assert not holds(other, entries, ("*.json", "*.jinja")) and holds(other, entries)

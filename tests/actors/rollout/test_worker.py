@@ -251,6 +251,34 @@ def test_a_late_update_names_worker_and_version_and_a_later_one_heals(loop, engi
     assert loop.run(support.sample(engine, [support.request("h", seed=1)]))["h"].version_min == 7
 
 
+def test_a_cancelled_update_leaves_nothing_served_and_what_it_discarded_is_told(loop, engine, policies, monkeypatch):
+    """Found by a reviewer: the weights could be loaded in part, and clients of discarded requests waited in vain."""
+    entered = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    async def cancelled() -> None:
+        update = asyncio.create_task(
+            engine.update_weights(support.bundle_of(policies[1], 8), support.arrays_of(policies[1]))
+        )
+        await entered.wait()
+        engine.submit("lost", [support.request("late", seed=1)])
+        update.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await update
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.vllm, "load", never)
+        loop.run(cancelled())
+    with pytest.raises(RuntimeError, match=r"version 8 ended by CancelledError"):
+        loop.run(engine.collect("test", 1.0))
+    loop.run(engine.update_weights(support.bundle_of(policies[1], 9), support.arrays_of(policies[1])))
+    (told,) = loop.run(engine.collect("lost", 5.0))
+    assert told.request_id == "late" and told.finish_reason == "error" and "version 8" in (told.error or "")
+
+
 def test_pause_wait_lets_sequences_end_under_the_weights_they_began_with(loop, policies, engine):
     config = engine.vllm._config
     requests = [support.request(f"w{i}", seed=i, max_tokens=100, temperature=0.3) for i in range(16)]

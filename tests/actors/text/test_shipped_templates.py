@@ -64,3 +64,14 @@ def test_a_template_that_is_not_there_is_named_with_those_that_are(tmp_path: Pat
         with_template(model_folder(tmp_path / "m"), "chatmll", tmp_path)
     with pytest.raises(UserError, match=r"model\.chat_template is for pretrained models, not for model\.path=tiny"):
         load("frozenlake", ["model.chat_template=chatml"])
+
+
+def test_a_model_that_has_other_files_than_before_gets_another_folder(tmp_path: Path) -> None:
+    """Found by a reviewer: after the weights were sharded the old folder, with a dangling link, was used."""
+    model = model_folder(tmp_path / "model")
+    before = with_template(model, "chatml", tmp_path / "cache")
+    (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+    (model / "generation_config.json").write_text("{}")
+    after = with_template(model, "chatml", tmp_path / "cache")
+    assert after != before and (after / "generation_config.json").exists()
+    assert (after / "model-00001-of-00001.safetensors").read_text() == "weights"

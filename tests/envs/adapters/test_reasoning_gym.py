@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from envs.adapters.evaluated_text import evaluates_text
 from envs.adapters.reasoning_gym import MAX_ANSWER, Question
 from envs.registry import make
 from envs.splits import split_of
@@ -80,6 +81,16 @@ def test_an_answer_at_which_the_scorer_fails_is_wrong_and_fails_no_trajectory() 
     assert env.step("squelch")[1:] == (0.0, True, False, {"success": False})
 
 
+def test_data_sets_whose_scorers_evaluate_the_answer_as_a_program_are_known() -> None:
+    """Found by a reviewer: one answer could change the scorer so that every later answer was right."""
+    from reasoning_gym.factory import DATASETS
+
+    assert {name for name, (made, _) in DATASETS.items() if evaluates_text(made)} == {
+        *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
+        *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+    }, "number_sorting evaluates the task's own answer, and propositional_logic has a parser of its own"
+
+
 def test_the_level_follows_the_place_in_the_run_also_in_the_process_that_makes_the_questions() -> None:
     env = make("ReasoningGym", options={**LEVELS, "timeout_s": 60}, first_seed=2_000_006)
     assert [env.reset(seed=2_000_006 + k, options=NOISE)[1]["task_kind"][-1] for k in (0, 9, 10, 35)] == [*"0012"]
@@ -93,6 +104,7 @@ def test_the_level_follows_the_place_in_the_run_also_in_the_process_that_makes_t
             r"datasets: reasoning-gym has no data set 'chian_sum'; did you mean 'chain_sum'",
         ),
         ({"datasets": {"composite": {}}}, r"datasets: reasoning-gym has no data set 'composite'"),
+        ({"datasets": {"chain_sum": {}, "n_queens": {}}}, r"datasets: the scorer of 'n_queens' evaluates the answer"),
         ({"datasets": {"chain_sum": {"colour": 1}}}, r"datasets\.chain_sum: .* unexpected keyword argument 'colour'"),
         ({"datasets": {"chain_sum": {"min_terms": 0}}}, r"datasets\.chain_sum: min_terms must be positive"),
         ({"datasets": {"chain_sum": {"seed": 1}}}, r"datasets\.chain_sum: seed follows from the task's seed"),
