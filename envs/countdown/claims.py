@@ -26,19 +26,24 @@ _SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")
 _CROSS = re.compile(r"(?<=[\d)]) ?[x×] ?(?=[\d(])")
 _EQUALS = r"(?: ?(?:!=|==?|≠) ?| (?:is not equal to|is equal to|is not|is|equals|makes|gives) )"
 _TERM = r"\({0,8}\d{1,12}\){0,8}"
-_SIDE = rf"(?:(?<![\d.-]){_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?|-\d{{1,12}}(?:\.\d{{1,6}})?)"
+_START = r"(?<![\d.^(+*/-])(?<![-+*/^] )"
+"""Not within an expression whose beginning is not read: "x + 6 + 9", "2^3 + 1", "2.5 * 2 + 2"."""
+_SIDE = rf"(?:{_START}{_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?|-\d{{1,12}}(?:\.\d{{1,6}})?)"
+_MORE = r"(?:more|less|fewer|greater|larger|bigger|higher|smaller|lower|away|off|too|short|over|under|above|below)\b"
+"""After a number: it is a difference, and no value of a sum."""
+_NOT = r"(?<!\bnot )(?<!n't )(?<!\bcannot )"
 _LIST = r"\d{1,6}(?!\d)(?:(?:,? and|,)? \d{1,6}(?!\d)){1,9}"
 _MAKE = r"(?:make|reach|get|hit)"
 _WANTED = (
     rf"(?:(?:want|need|have|has|must|try|trying|aim|goal is|how|should|can|could)(?: to)? {_MAKE}"
-    rf"|(?:(?<=^)|(?<=[.;!?] ))to {_MAKE}|(?<!\bto )(?<!\bi )(?<!\bwe )(?<!\byou )(?<!\d )(?:make|reach|hit))"
+    rf"|(?:(?<=^)|(?<=[.;!?] ))to {_MAKE}|{_NOT}(?<!\bto )(?<!\bi )(?<!\bwe )(?<!\byou )(?<!\d )(?:make|reach|hit))"
 )
 """Words before a value that is to be reached. "To get 2" after something else says what was reached."""
 _WORDS = re.compile(
-    rf"(?P<sum>{_SIDE}(?:{_EQUALS}{_SIDE})+)"
+    rf"(?P<sum>{_SIDE}(?:{_EQUALS}{_SIDE})+)(?!\d|\.\d| {_MORE})"
     rf"|(?P<given>\b(?:numbers?(?: are)?:?|from|with|have|using|use) (?P<list>{_LIST})(?! ?[-+*/]))"
     rf"|(?P<target>\b(?:target(?: is| of| =|:)?|want|{_WANTED}) (?P<value>\d{{1,12}})(?! ?[-+*/(\d]))"
-    rf"|\b(?:{_MAKE}|makes|gets|gives|giving|leaves|leaving) (?P<made>\d{{1,12}})(?! ?[-+*/(\d])"
+    rf"|{_NOT}\b(?:{_MAKE}|makes|gets|gives|giving|leaves|leaving) (?P<made>\d{{1,12}})(?! ?[-+*/(\d])"
     r"|(?P<reached>\b(?:that|this|which|it) is (?P<denied>not )?the target\b)"
 )
 
@@ -121,7 +126,8 @@ class CountdownJudge:
 
     def claims(self, reasoning: str) -> list[Claim]:
         """The claims of a reasoning, in order."""
-        text = _CROSS.sub(" * ", " ".join(reasoning.lower().split()).replace("−", "-").replace("÷", "/"))
+        text = re.sub(r"(?m)^[ \t]*[-*•] ", "", reasoning.lower())  # the points of a list
+        text = _CROSS.sub(" * ", " ".join(text.split()).replace("−", "-").replace("÷", "/"))
         text = _SPOKEN_SIGN.sub(lambda match: f" {_SPOKEN[match[0].strip()]} ", text)
         text = re.sub(r"\( ", "(", re.sub(r" \)", ")", text))
         found: list[Claim] = []

@@ -9,8 +9,11 @@ The tiny style is closed, so its phrases are recognised exactly. In English a se
 cell or an offset belongs to the noun before it ("the holes at (0, 1) and (2, 2)"), unless a word of motion or of intent
 stands between them ("so I go up to row 1, column 2" says where the player will be, which the board does not show), or
 the name of something that is not judged (a wall). After "the box above the target" a cell is the target's, and a
-further offset the box's. A denial holds for one noun. Cells count from 0. All other text is ignored, so a statement in
-words that this module does not know is no claim.
+further offset the box's. A
+denial says that a fact is not at a place only right before the noun ("no hole at", "I don't see a hole") or right
+before the place ("is not at"), up to the last place of a list; elsewhere it denies something else ("I must not fall
+into the hole at row 1, column 2" says where the hole is). Cells count from 0. All other text is ignored, so a statement
+in words that this module does not know is no claim.
 
 An offset without a count says only the direction ("above": in some row above); with one, or with "directly", it says
 the exact way. Among several holes or boxes, one that fits makes a claim true; a denied claim is true if none fits.
@@ -49,7 +52,11 @@ _CELL = re.compile(
 _OFFSET = re.compile(rf"\b{_PIECE}(?: ?(?:,|and|, and) {_PIECE})?(?: (?:of|from)\b)?(?: (?:the |me\b))?")
 _OTHER = re.compile(r"\bwalls?\b|(?<!on the )(?<!on )\b(?:ice|floor)\b|\bempty (?:cell|square|space|tile)s?\b")
 """Things on the board that are not judged."""
-_DENIAL = re.compile(r"\b(?:no|not|isn't|aren't|without|never)\b")
+_DENIAL = re.compile(r"\b(?:no|not|without|never|cannot|(?:is|are|was|were|do|does|did|ca)n't)\b")
+_BEFORE_NOUN = re.compile(r" (?:(?:a|an|any|another|single|other|more|see|have|find) )*")
+_BEFORE_PLACE = re.compile(r" (?:(?:at|in|on|located|positioned|placed|longer|exactly|found|cell|position|the) )*")
+_LIST = re.compile(r" ?(?:,? ?(?:and|or|nor)|,) (?:at |in |on )?|,| ")
+"""What may stand between a denial and its noun or place, and between two places of one list."""
 _TURN = re.compile(
     r"\b(?:so|then|therefore|go|goes|going|move|moves|moving|walk|walks|walking|step|push|pushes|pushing|pushed|reach|"
     r"get to|getting to|be at|want|need|should|will|would|can|could|if|after|plan|best|try|take|instead|let)\b"
@@ -162,23 +169,29 @@ class GridJudge:
         """The claims of one sentence in lower case."""
         fact: str | None = None  # whose offset follows
         near: str | None = None  # whose cell follows
-        denied = pending = False
+        denied = False
+        denial = listed = -1  # where the last denial, and the last place of a list, ended
         position = 0
         while match := self._words.search(sentence, position):
             position = max(match.end(), position + 1)
             if match.lastgroup == "noun":
                 fact = near = self._facts_by_noun[match["noun"]]
-                denied, pending = pending, False
+                denied = denial >= 0 and _BEFORE_NOUN.fullmatch(sentence, denial, match.start()) is not None
+                denial = listed = -1
             elif match.lastgroup == "denial":
-                denied = pending = True
+                denial = match.end()
             elif match.lastgroup == "other":
                 fact = near = None
             elif match.lastgroup == "turn":
                 fact = near = None
-                denied = pending = False
+                denied, denial = False, -1
             elif fact is not None and near is not None:
+                if denial >= 0:
+                    denied = _BEFORE_PLACE.fullmatch(sentence, denial, match.start()) is not None
+                elif listed >= 0 and not _LIST.fullmatch(sentence, listed, match.start()):
+                    denied = False
                 claim, position = self._placed(fact, near, sentence, match.start())
-                pending = False
+                denial, listed = -1, position
                 near = claim.reference if claim.offset is not None and claim.reference != PLAYER else claim.fact
                 if claim.cell is not None or claim.fact != claim.reference:  # nothing is left or right of itself
                     yield replace(claim, denied=denied)

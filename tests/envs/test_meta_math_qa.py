@@ -240,6 +240,21 @@ def test_the_papers_exact_match_takes_the_same_text_only():
 
 
 @pytest.mark.parametrize(
+    ("answer", "truth", "expected"),
+    [
+        *((answer, "2", "different") for answer in ("2 trillion", "2 squared", "2 factorial", "2 thirds", "2 halves")),
+        *((answer, "2", "equal") for answer in ("2 whole apples", "2 square inches", "2 degrees", "2 cents")),
+        ("4.40 cents", "4.40", "refused"),
+        ("4.40 dollars", "4.40", "equal"),
+        ("440 cents", "440", "equal"),
+    ],
+)
+def test_a_word_that_changes_a_value_is_no_unit(answer: str, truth: str, expected: str) -> None:
+    """Found by a reviewer: "5 squared" was 5, and "4.40 cents" the price in dollars."""
+    assert verdict(answer, truth) == expected
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         "9^9^9^9",
