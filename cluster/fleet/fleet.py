@@ -98,6 +98,8 @@ class Fleet:
         self._budget = RestartBudget(cluster.max_restarts, cluster.restart_window_s, cluster.restart_backoff_s)
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
+        self._counted: set[str] = set()
+        """Parties whose counter of restarts has begun."""
         self.resizing = Resizing(self)
 
     # -- start and stop --------------------------------------------------------------------------------------------
@@ -478,11 +480,12 @@ class Fleet:
         """The newest member of each name: rollout workers, then environment actors."""
         return [*self.workers.members(), *self.players.members()]
 
-    def take_restarts(self) -> Counter[str]:
-        """Number of restarts by party since the last call."""
-        news = self.restarts - self._told
-        self._told = Counter(self.restarts)
-        return news
+    def take_restarts(self) -> dict[str, int]:
+        """Number of restarts by party since the last call; 0 once for each party that is new, from which its counter
+        rises."""
+        news, new = self.restarts - self._told, self.up().keys() - self._counted
+        self._told, self._counted = Counter(self.restarts), self._counted | new
+        return {**dict.fromkeys(sorted(new), 0), **news}
 
     def up(self) -> dict[str, bool]:
         """Whether each party is up, by name; a party that died and was not replaced is down. A member that left in good

@@ -44,8 +44,9 @@ class GymnasiumOptions(Settings):
     """The names of Discrete actions, in their order; by default their numbers."""
     render: bool = True
     """Whether to show the `ansi` rendering. False shows the observation, which must then be text."""
-    success_reward: float = 0.0
-    """Smallest last reward of a solved episode; ignored if the environment sets `info["is_success"]`."""
+    success_reward: float | None = None
+    """Smallest last reward of a solved episode. Unset: any above 0, so that an end that pays nothing, as a lost game's
+    does, solves nothing. Ignored if the environment sets `info["is_success"]`."""
     stochastic: bool = True
     """Whether the rewards of an action depend on chance, drawn from the environment's `np_random`."""
     hold_out: bool = True
@@ -119,7 +120,9 @@ class GymnasiumText(Environment):
         """As `Environment.step`; `success` is `is_success`, or depends on the last reward (`success_reward`)."""
         played = self._numbers[action] if self._numbers else action
         observation, reward, terminated, truncated, info = self._env.step(played)
-        solved = info.get("is_success", terminated and float(reward) >= self.options.success_reward)
+        least = self.options.success_reward
+        paid = float(reward) > 0 if least is None else float(reward) >= least
+        solved = info.get("is_success", terminated and paid)
         return self._shown(observation), float(reward), terminated, truncated, {**info, "success": bool(solved)}
 
     def _shown(self, observation: Any) -> str:

@@ -7,8 +7,10 @@ A lost answer costs one trajectory, with its reason: every attempt has a deadlin
 so that nothing is played twice, and an answer of the wrong form is refused. Beyond loopback a token is needed, in the
 variable that `token_variable` names, on every host that runs environment actors.
 
-A call waits for the server at most (retries + 3) x timeout_s and the back-off (`JsonClient.longest_wait_s` in
-`envs.untrusted.http`); then the trajectory fails.
+A request waits for the server at most (retries + 3) x timeout_s and the back-off (`JsonClient.longest_wait_s` in
+`envs.untrusted.http`); then the trajectory fails. Where the server does not keep the splits apart, a reset asks for one
+task after the other until one belongs to the split: on average for eight in validation. Which seed that was, and which
+others were tried, is remembered, so that a reset that ends too late is continued by the next attempt.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ MAX_ACTION = 20_000
 MAX_OBSERVATION = 20_000
 MAX_DRAWS = 200
 """Seeds drawn, where the server does not keep the splits apart, before the split counts as empty."""
+MAX_REMEMBERED = 1_000_000
+"""Tasks of which is remembered which drawn seeds are the other split's."""
 MAX_COMPLAINT = 500
 UNAVAILABLE = (429, 502, 503)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -65,6 +69,7 @@ class _Described(BaseModel):
     rules: str
     stochastic: bool
     replayable: bool = True
+    shared_noise: bool = False
     task_key: bool
     splits: bool
     max_turns: int = Field(ge=1)
@@ -97,6 +102,8 @@ class _Server:
         self._url, self._client = options.url.rstrip("/"), JsonClient(options.timeout_s, options.retries, UNAVAILABLE)
         self._headers = _authorization(options)
         self._abandoned = _abandoned.setdefault(options, [])
+        self.tried: dict[tuple[str, int], int] = {}
+        """By split and seed of a task: how many of the seeds that are drawn from it belong to the other split."""
         self.described = self.call("describe", {}, _Described)
         if self.described.contract != CONTRACT:
             raise RemoteError(
@@ -171,6 +178,11 @@ class Http(Environment):
         """What the server says; true for a server that does not say."""
         return self._described.replayable
 
+    @property
+    def shared_noise(self) -> bool:
+        """What the server says; false for a server that does not say."""
+        return self._described.shared_noise
+
     def notes(self) -> list[str]:
         """What the server says that it serves. Raises ValueError if it does not answer as it should."""
         try:
@@ -194,7 +206,10 @@ class Http(Environment):
         to the split."""
         self._server.close_abandoned()
         try:
-            for drawn in self._seeds(seed):
+            tried, task = self._server.tried, (self.split, seed)
+            for number, drawn in enumerate(self._seeds(seed)):
+                if number < tried.get(task, 0):
+                    continue
                 body = {"split": self.split, "seed": drawn, "noise_seed": options["noise_seed"]}
                 answer = self._call("reset", body, _Reset)
                 if answer.version != self._described.version:
@@ -206,6 +221,8 @@ class Http(Environment):
                 key = answer.task_key or task_key_of(f"Http {self._described.name}", shown)
                 if self._described.splits or split_of(key) == self.split:
                     return shown, {"task_key": key, "task_kind": answer.task_kind}
+                if len(tried) < MAX_REMEMBERED:
+                    tried[task] = number + 1
         except RemoteError:
             self._begin_session()
             raise

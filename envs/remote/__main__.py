@@ -68,6 +68,7 @@ def server_of(
         rules=environment.rules(),
         stochastic=environment.stochastic,
         replayable=environment.replayable,
+        shared_noise=environment.shared_noise,
         task_key=True,
         splits=True,
         max_turns=environment.max_turns,

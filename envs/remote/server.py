@@ -81,6 +81,7 @@ class Description:
     rules: str
     stochastic: bool = False
     replayable: bool = True
+    shared_noise: bool = False
     task_key: bool = False
     splits: bool = False
     max_turns: int = 10

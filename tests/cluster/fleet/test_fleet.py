@@ -12,7 +12,7 @@ import pytest
 
 from actors.messages import WeightBundle
 from cluster.control.membership import MemberState as State
-from cluster.control.scaling import Kind
+from cluster.control.scaling import Kind, Request
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.waiting import outcomes, within
 from tests.fakes import clock
@@ -297,7 +297,7 @@ def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tm
         await fleet.replace_scorer("killed")
         await fleet.replace_scorer("killed again")
         assert fleet.scorer is None and fleet.up()["scorer"] is False
-        assert fleet.take_restarts() == {"scorer": 1} and fleet.take_restarts() == {}
+        assert fleet.take_restarts() == dict.fromkeys(fleet.up(), 0) | {"scorer": 1} and fleet.take_restarts() == {}
 
     async def service(fleet: Fleet) -> None:
         await fleet.replace_filter("killed")
@@ -309,6 +309,22 @@ def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tm
         RuntimeError, match=r"filter died 2 times within 3600 s \(cluster.max_restarts=1\); last .*: killed again"
     ):
         run(world(tmp_path, overrides=one), service)
+
+
+def test_the_counter_of_a_member_that_joins_begins_at_nought(tmp_path: Path) -> None:
+    """Found by a reviewer: Prometheus sees no increase in a counter that begins at 1, so no alert told of a worker that
+    was added and flapped."""
+
+    async def steps(fleet: Fleet) -> None:
+        assert not any(fleet.take_restarts().values())
+        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        await settle(fleet)
+        assert fleet.take_restarts() == {"rollout-2": 0} and fleet.take_restarts() == {}
+        await lose(fleet, "rollout-2")
+        await settle(fleet)
+        assert fleet.take_restarts() == {"rollout-2": 1} and fleet.take_restarts() == {}
+
+    run(world(tmp_path), steps)
 
 
 def test_the_late_are_named_and_their_calls_given_up() -> None:

@@ -131,3 +131,14 @@ def test_numbers_name_the_actions_where_no_names_are_given() -> None:
     env, _, _ = started({"id": "Taxi-v4"})
     assert [env.read_action(str(number)) for number in range(7)] == ["0", "1", "2", "3", "4", "5", None]
     assert isinstance(env._env.action_space, Discrete) and np.isclose(env.step("0")[1], -1)
+
+
+@pytest.mark.parametrize(("walk", "solved"), [((2, 1), False), ((1, 1, 2, 1, 2, 2), True)])
+def test_an_end_that_pays_nothing_solves_nothing_unless_the_option_says_so(walk: tuple[int, ...], solved: bool) -> None:
+    """Found by a reviewer: walking into a hole of FrozenLake-v1 was a success."""
+    options = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}, "hold_out": False}
+    env, *_ = started(options)
+    found = [env.step(str(action)) for action in walk]
+    assert found[-1][2] and found[-1][4]["success"] is solved
+    env, *_ = started({**options, "success_reward": 0.0})
+    assert [env.step(str(action)) for action in walk][-1][4]["success"] is True

@@ -244,3 +244,17 @@ def test_options_that_a_style_cannot_express_are_refused_for_the_environment_ins
         ValueError, match=r"^environment\.options\.observation_format=grid_coord needs environment\.prompt"
     ):
         make("OwnProcess", options=options)
+
+
+def test_a_class_that_imports_numpy_late_draws_the_same_from_the_same_seed_in_every_process() -> None:
+    """Found by a reviewer: the first reset of each process drew from an unseeded generator."""
+    shown = []
+    for _ in range(2):
+        made = EnvironmentProcess(Target("tests.envs.own_process.late:Late", 20.0, 8 * 2**30))
+        try:
+            own = Session(made, "train", {})
+            own.make()
+            shown.append([own.reset(seed, 5)[0] for seed in (7, 8, 7)])
+        finally:
+            made.close()
+    assert shown[0] == shown[1] and shown[0][0] == shown[0][2] != shown[0][1]

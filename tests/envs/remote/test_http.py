@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -350,3 +351,48 @@ def test_a_description_is_what_describe_answers(url: str) -> None:
 def test_a_recipe_cannot_have_another_secret_of_this_host_sent() -> None:
     with pytest.raises(ValueError, match="token_variable"):
         make("Http", options={"url": "http://127.0.0.1:1", "token_variable": "HF_TOKEN"})
+
+
+def test_trajectories_share_their_noise_where_the_server_says_so() -> None:
+    """Found by a reviewer: with `shared_slip` each trajectory had noise of its own, as the server could not say so."""
+    for shared in (False, True):
+        with served(server_of("FrozenLake", {"shared_slip": shared})) as url:
+            assert Http("train", url=url).shared_noise is shared
+    with served(naive_server([])) as url:
+        assert Http("train", url=url).shared_noise is False
+
+
+def test_a_reset_that_ends_too_late_is_continued_where_it_was(url: str, made: list[Naive], monkeypatch) -> None:
+    """Found by a reviewer: a slow server without splits lost the same validation tasks at every attempt."""
+    env, asked = Http("validation", url=url), []
+    call, patience = Http._call, [2]
+
+    def hasty(self: Http, name: str, body: dict[str, Any], answer: Any) -> Any:
+        asked.append(body["seed"])
+        if len(asked) > patience[0]:
+            raise RemoteError("out of time")
+        return call(self, name, body, answer)
+
+    fresh = Http("validation", url=url)
+    seed = next(seed for seed in range(99) if len(drawn(fresh, seed)) > 4)
+    wanted = drawn(fresh, seed)
+    fresh._server.tried.clear()
+    monkeypatch.setattr(Http, "_call", hasty)
+    for _ in range(9):
+        try:
+            env.reset(seed=seed, options=NOISE)
+            break
+        except RemoteError:
+            asked.pop()
+            patience[0] = len(asked) + 2
+    assert asked == wanted, "each seed is asked for once"
+    asked.clear()
+    env.reset(seed=seed, options=NOISE)
+    assert asked == wanted[-1:], "the seed of the split is known"
+
+
+def drawn(env: Http, seed: int) -> list[int]:
+    """The seeds that a reset asks for."""
+    env._server.tried.clear()
+    env.reset(seed=seed, options=NOISE)
+    return list(itertools.islice(env._seeds(seed), env._server.tried.get(("validation", seed), 0) + 1))
