@@ -104,14 +104,14 @@ def probe_share(runs: Sequence[Run]) -> float | None:
     """The share of the CPU time of a run that reads the probe every `PROBE_EVERY` steps; None without a reading after
     the warm-up."""
     lines = [line for run in runs for line in run.metrics if line["step"] > WARM_UP]
-    scored = {line["probe/step"]: line["probe/cpu_seconds"] for line in lines if line.get("probe/step", 0) > WARM_UP}
+    scored = [line["probe/cpu_seconds"] for line in lines if line.get("probe/step", 0) > WARM_UP]
     played = [line["seconds/probe"] for line in lines if line.get("seconds/probe")]
     if not scored or not played:
         return None
     cpu = sum(sum(run.cpu.values()) for run in runs)
     steps = [line["seconds/step"] for line in lines if is_of_step(line)]
     beside = sum(line.get(f"seconds/{part}") or 0.0 for line in lines for part in ("probe", "validation"))
-    reading = statistics.fmean(scored.values()) + statistics.fmean(played) * cpu / (sum(steps) + beside)
+    reading = statistics.fmean(scored) + statistics.fmean(played) * cpu / (sum(steps) + beside)
     return reading / (reading + PROBE_EVERY * (cpu - len(played) * reading) / len(steps))
 
 

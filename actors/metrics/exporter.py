@@ -174,10 +174,14 @@ def _server(host: str, port: int, app: Application) -> WSGIServer:
         places = threading.BoundedSemaphore(MOST_CLIENTS)
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if self.places.acquire(blocking=False):
-                super().process_request(request, client_address)
-            else:
+            if not self.places.acquire(blocking=False):
                 self.shutdown_request(request)
+                return
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread could be started
+                self.places.release()
+                raise
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
             try:

@@ -72,16 +72,17 @@ class Pool:
 
     def mean(self, recipe: str, arm: str, figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of an arm's figure."""
-        return over(figure(run, steps) for run in self.arm(recipe, arm, steps).values())
+        runs = self.arm(recipe, arm, steps).values()
+        return noted(over(figure(run, steps) for run in runs), len(runs))
 
     def paired(self, recipe: str, more: str, less: str, figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of the figure of arm `more` minus that of arm `less`."""
         own, base = self.arm(recipe, more, steps), self.arm(recipe, less, steps)
         seeds = sorted(own.keys() & base.keys())
         both = [(figure(own[seed], steps), figure(base[seed], steps)) for seed in seeds]
-        found = over(a - b for a, b in both if a is not None and b is not None)
+        found = noted(over(a - b for a, b in both if a is not None and b is not None), len(seeds))
         apart = sum(start(own[seed]) != start(base[seed]) for seed in seeds)
-        return replace(found, note=f"pairs that did not start from the same weights: {apart}" if apart else "")
+        return replace(found, note=f"pairs that did not start from the same weights: {apart}") if apart else found
 
     def ordered(self, recipe: str, arms: Sequence[str], figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of the rank correlation of an arm's place with its figure; see `over_orders`."""
@@ -92,14 +93,19 @@ class Pool:
         """Mean over seeds of the rank correlation of two figures over the arms, 0 if one of them does not differ; seeds
         that have every arm. Runs of one seed play the same tasks, so only seeds count as independent."""
         runs = [self.arm(recipe, arm, steps) for arm in arms]
-        found = []
-        for seed in sorted(set.intersection(*(set(own) for own in runs))):
+        found, seeds = [], set.intersection(*(set(own) for own in runs))
+        for seed in sorted(seeds):
             pairs = [(first(own[seed], steps), second(own[seed], steps)) for own in runs]
             known = [(a, b) for a, b in pairs if a is not None and b is not None]
             if len(known) == len(pairs):
                 correlation = spearman([a for a, _ in known], [b for _, b in known])
                 found.append(correlation if math.isfinite(correlation) else 0.0)
-        return over_orders(found, len(arms))
+        return noted(over_orders(found, len(arms)), len(seeds))
+
+
+def noted(found: Estimate, seeds: int) -> Estimate:
+    """The estimate, with a note if it rests on none of the seeds that were run."""
+    return replace(found, note=f"none of {seeds} runs has the figure") if seeds and not found.runs else found
 
 
 def over_orders(correlations: Sequence[float], size: int) -> Estimate:
@@ -318,7 +324,7 @@ def shift(first: str, second: str, pool: Pool, recipe: str, more: str, less: str
         if len(moved) == len(ends):
             found.append(moved)
     signs = [math.copysign(1.0, statistics.fmean(column)) for column in zip(*found, strict=True)]
-    return over(signs[0] * a - signs[1] * b for a, b in found)
+    return noted(over(signs[0] * a - signs[1] * b for a, b in found), len(own.keys() & base.keys()))
 
 
 def warned(runs: Iterable[Kept], key: str, steps: int) -> Estimate:

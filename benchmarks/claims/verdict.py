@@ -3,7 +3,7 @@
 A claim says that a statistic lies in a region. It **holds** if the whole 95% interval lies in the region. It **fails**
 if the whole interval lies outside, or nearer to the wrong side of a bound than the smallest effect that would matter
 (`worth`). Otherwise it **cannot be told**, and likewise if there are fewer runs than the claim asks for. A claim of
-which there is no run at all is **not run**.
+which no seed has all the runs that it needs is **not run**.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Claim:
 def verdict(found: Estimate, claim: Claim) -> Verdict:
     """The verdict on a claim's estimate."""
     low, high, region = found.low, found.high, claim.region
-    if not found.runs and not found.note:  # a note counts the runs that were left out
+    if not found.runs and not found.note:  # a note says why runs that are there do not count
         return "not run"
     if found.runs < claim.least or low is None or high is None:
         return "cannot be told"

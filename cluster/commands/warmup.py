@@ -58,10 +58,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:
     """The command line as overrides of the recipe's tree."""
-    found = [f"model.path={json.dumps(str(options.model))}"]
+    found = [f"model.path={json.dumps(str(options.model), ensure_ascii=False)}"]
     model = tree.get("model")
     if options.data is not None:
-        found.append(f"model.warmup.data={json.dumps(str(options.data))}")
+        found.append(f"model.warmup.data={json.dumps(str(options.data), ensure_ascii=False)}")
     elif not isinstance(model, dict) or model.get("warmup") is None:
         found.append("model.warmup={}")
     if options.env:

@@ -85,14 +85,22 @@ def train(
     """
     check_folder(config.run_dir)
     _check_loggers(config)
+    with closing(Driver(config.run_dir)) as driver:
+        return _driven(config, resume, driver, say, at_end)
+
+
+def _driven(
+    config: RunConfig, resume: bool, driver: Driver, say: Callable[[str], None], at_end: Callable[[], None]
+) -> int:
+    """As `train`, by the driver of the run's folder."""
     uploads = open_uploads(config, resume, say)
     if uploads is None:
-        code = _run(config, resume, None, say)
+        code = _run(config, resume, driver, None, say)
         at_end()
         return code
     with closing(uploads):
         try:
-            code = _run(config, resume, uploads, say)
+            code = _run(config, resume, driver, uploads, say)
             at_end()
         finally:
             left = uploads.finish()
@@ -101,19 +109,15 @@ def train(
     return EXIT_FAILED if left else code
 
 
-def _run(config: RunConfig, resume: bool, uploads: Uploads | None, say: Callable[[str], None]) -> int:
+def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | None, say: Callable[[str], None]) -> int:
     """As `train`, without the store's part."""
     started = time.time()
     state, checkpoint = find_run(config, resume)
-    with (
-        closing(Driver(config.run_dir)) as driver,
-        closing(_open_recorder(config)) as recorder,
-        quiet() as output,
-    ):
+    if resume:
+        driver.hold(say)
+        state, checkpoint = find_run(config, resume)  # again: now nobody else writes there
+    with closing(_open_recorder(config)) as recorder, quiet() as output:
         say = output.aloud(say)
-        if resume:
-            driver.hold(say)
-            state, checkpoint = find_run(config, resume)  # again: now nobody else writes there
         check_address(config)  # first, because a warm-up may take minutes
         notes = _notes_of_environment(config)
         model_dir = prepare_model(config, say)

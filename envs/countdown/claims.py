@@ -32,6 +32,8 @@ _SIDE = rf"(?:{_START}{_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?|-\d{{
 _MORE = r"(?:more|less|fewer|greater|larger|bigger|higher|smaller|lower|away|off|too|short|over|under|above|below)\b"
 """After a number: it is a difference, and no value of a sum."""
 _NOT = r"(?<!\bnot )(?<!n't )(?<!\bcannot )"
+_MARKS = re.compile(r"(?m)^[ \t]*[-*•] |(?<![\d)])\*\*|\*\*(?![\d(])|(?<=[a-z]{2}) [-–](?= [\d(])")
+"""Points of a list, bold text, and a dash after a word, which are no signs of arithmetic."""
 _LIST = r"\d{1,6}(?!\d)(?:(?:,? and|,)? \d{1,6}(?!\d)){1,9}"
 _MAKE = r"(?:make|reach|get|hit)"
 _WANTED = (
@@ -126,7 +128,7 @@ class CountdownJudge:
 
     def claims(self, reasoning: str) -> list[Claim]:
         """The claims of a reasoning, in order."""
-        text = re.sub(r"(?m)^[ \t]*[-*•] ", "", reasoning.lower())  # the points of a list
+        text = _MARKS.sub("", reasoning.lower())
         text = _CROSS.sub(" * ", " ".join(text.split()).replace("−", "-").replace("÷", "/"))
         text = _SPOKEN_SIGN.sub(lambda match: f" {_SPOKEN[match[0].strip()]} ", text)
         text = re.sub(r"\( ", "(", re.sub(r" \)", ")", text))

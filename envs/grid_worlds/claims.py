@@ -53,10 +53,19 @@ _OFFSET = re.compile(rf"\b{_PIECE}(?: ?(?:,|and|, and) {_PIECE})?(?: (?:of|from)
 _OTHER = re.compile(r"\bwalls?\b|(?<!on the )(?<!on )\b(?:ice|floor)\b|\bempty (?:cell|square|space|tile)s?\b")
 """Things on the board that are not judged."""
 _DENIAL = re.compile(r"\b(?:no|not|without|never|cannot|(?:is|are|was|were|do|does|did|ca)n't)\b")
-_BEFORE_NOUN = re.compile(r" (?:(?:a|an|any|another|single|other|more|see|have|find) )*")
-_BEFORE_PLACE = re.compile(r" (?:(?:at|in|on|located|positioned|placed|longer|exactly|found|cell|position|the) )*")
-_LIST = re.compile(r" ?(?:,? ?(?:and|or|nor)|,) (?:at |in |on )?|,| ")
-"""What may stand between a denial and its noun or place, and between two places of one list."""
+_BEFORE_NOUN = re.compile(
+    r" (?:(?:a|an|any|another|single|other|more|such|longer|see|have|find|visible|dangerous|immediate|adjacent|nearby"
+    r") )*"
+)
+_ELSEWHERE = re.compile(r"\b(?:in|into|on|onto|to|from|over|reach|reached|hit|touch|enter)\b")
+_BEFORE_PLACE = re.compile(
+    r" (?:(?:at|in|on|located|positioned|placed|standing|longer|exactly|currently|now|yet|found|the|cell|position"
+    r"|location|coordinates?) )*"
+)
+_LIST = re.compile(r" ?(?:,? ?(?:and|or|nor|&|/)|,) (?:at |in |on )?|[,/&]| ")
+_AGAIN = re.compile(r"\b(?:is|it's|are|but)\b")
+"""What may stand between a denial and its noun, or its place, and between two places of a list; what says that a denial
+before a noun denies something else, and that a place is no longer of the list. After anything else nothing is claimed."""
 _TURN = re.compile(
     r"\b(?:so|then|therefore|go|goes|going|move|moves|moving|walk|walks|walking|step|push|pushes|pushing|pushed|reach|"
     r"get to|getting to|be at|want|need|should|will|would|can|could|if|after|plan|best|try|take|instead|let)\b"
@@ -177,6 +186,8 @@ class GridJudge:
             if match.lastgroup == "noun":
                 fact = near = self._facts_by_noun[match["noun"]]
                 denied = denial >= 0 and _BEFORE_NOUN.fullmatch(sentence, denial, match.start()) is not None
+                if denial >= 0 and not denied and not _ELSEWHERE.search(sentence, denial, match.start()):
+                    fact = near = None
                 denial = listed = -1
             elif match.lastgroup == "denial":
                 denial = match.end()
@@ -186,12 +197,15 @@ class GridJudge:
                 fact = near = None
                 denied, denial = False, -1
             elif fact is not None and near is not None:
+                told = True
                 if denial >= 0:
-                    denied = _BEFORE_PLACE.fullmatch(sentence, denial, match.start()) is not None
-                elif listed >= 0 and not _LIST.fullmatch(sentence, listed, match.start()):
-                    denied = False
+                    denied = told = _BEFORE_PLACE.fullmatch(sentence, denial, match.start()) is not None
+                elif denied and listed >= 0 and not _LIST.fullmatch(sentence, listed, match.start()):
+                    denied, told = False, _AGAIN.search(sentence, listed, match.start()) is not None
                 claim, position = self._placed(fact, near, sentence, match.start())
                 denial, listed = -1, position
+                if not told:
+                    continue
                 near = claim.reference if claim.offset is not None and claim.reference != PLAYER else claim.fact
                 if claim.cell is not None or claim.fact != claim.reference:  # nothing is left or right of itself
                     yield replace(claim, denied=denied)

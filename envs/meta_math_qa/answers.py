@@ -45,12 +45,12 @@ REMEMBERED = 4096
 _WORDS = re.compile(r"[^\W\d_]{3,}(?:[\s'-]+[^\W\d_]+)*")
 _NO_UNIT = (
     r"percent|pct|pi|or|and|sqrt|dozen|hundred|thousand|million|billion|trillion|quadrillion|squared|cubed|factorial"
-    r"|hal(?:f|ves)|thirds?|quarters?|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths?"
+    r"|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths"
 )
-"""Words after a number that change its value."""
-_UNIT = re.compile(rf"(?<=[\d}})])\s*(?:(?!(?:{_NO_UNIT})\b)[a-z]{{2,}}+\.?\s*+)+$", re.IGNORECASE)
-_PART_OF_A_CENT = re.compile(r"\.\d+ ?cents?\W*$", re.IGNORECASE)
-"""Is no answer: "4.40 cents" would be compared as 4.40, the value in dollars."""
+"""Words right after a number that change its value. ("25 meters squared" is 25 of a unit.)"""
+_UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_NO_UNIT})\b)(?:[a-z]{{2,}}+\.?\s*+)+$", re.IGNORECASE)
+_CENTS = re.compile(r"\.\d\d ?cents?\W*$", re.IGNORECASE)
+"""A price in dollars that is called cents."""
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
 _VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 _GROUPED = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -76,6 +76,8 @@ def verdict(answer: str, truth: str, comparison: Comparison = "value") -> Verdic
         return "equal"
     if comparison == "exact":
         return "different"
+    if _CENTS.search(answer) and "cent" not in truth.lower():
+        return "different"
     said, true = plain(answer), plain(truth)
     if said is None or true is None:
         return "refused" if said is None else "different"
@@ -85,8 +87,7 @@ def verdict(answer: str, truth: str, comparison: Comparison = "value") -> Verdic
 
 
 def plain(answer: str) -> str | None:
-    """`answer` in the compared notation, without sentence, currency and unit; None if it exceeds the limits, or gives
-    parts of a cent.
+    """`answer` in the compared notation, without sentence, currency and unit; None if it exceeds the limits.
 
     Unicode's other digits, fractions and minus signs become ASCII's.
     """
@@ -97,8 +98,6 @@ def plain(answer: str) -> str | None:
     text = re.sub(r"^(?:the (?:final )?answer is:?|answer:)\s*", "", text, flags=re.IGNORECASE)
     text = re.sub(r"^\$(.*)\$$", r"\1", text.rstrip(" .")).removeprefix("$").strip()
     text = _TEXT.sub(r"\1", text).strip()
-    if _PART_OF_A_CENT.search(text):
-        return None
     text = "\\pi" if text == "pi" else _UNIT.sub("", text) or text
     if _GROUPED.fullmatch(text):
         text = text.replace(" ", "")

@@ -14,8 +14,9 @@ cannot be installed beside Squelch. `python -m envs.remote` serves Squelch's own
 - `describe.task_key` says whether `reset` returns a digest of the task's content; if not, the client takes one of the
   first observation. `splits` says whether the environment keeps the tasks of `train` and `validation` apart itself; if
   not, the client draws seeds until a task's digest belongs to the split. `stochastic` says whether an episode depends
-  on `noise_seed`; `replayable` (optional, true) is false if its noise, if any, does not follow `noise_seed`. `version`
-  must change with whatever changes tasks or rewards.
+  on `noise_seed`; `replayable` (optional, true) is false if its noise, if any, does not follow `noise_seed`;
+  `shared_noise` (optional, false) asks that all trajectories of a group get one `noise_seed`. `version` must change
+  with whatever changes tasks or rewards.
 - The client chooses the session's name. A session is one environment; `reset` makes it, or starts another task in it.
 - `request_id` makes retries harmless: a request with the id of the session's last request gets that request's answer,
   and nothing is played again. While the first one is still being answered, the second one waits for it. A copy that

@@ -212,7 +212,7 @@ def test_runs_of_one_seed_are_no_independent_evidence_for_a_correlation():
         ]
         return Pool(runs).across("sokoban", arms, of.at_end("mi"), of.at_end(SUCCESS), 60)
 
-    assert verdict(found(arms[:2], 5), claim(above(0))) == "not run"
+    assert verdict(found(arms[:2], 5), claim(above(0))) == "not run", "no seed has all four arms"
     whole = found(arms, 3)
     assert (whole.runs, whole.mean) == (3, pytest.approx(1.0)) and verdict(whole, claim(above(0))) == "holds"
 
@@ -268,3 +268,16 @@ def test_a_share_that_fell_before_the_end_of_the_first_fifth_has_fallen_since_th
     run = Kept("run", "lead", "sokoban", "none", 0, 100, {"scored": judge}, {})
     assert of.true_share_since_first(run, 100) == pytest.approx(-0.2)
     assert of.true_share_change(run, 100) == pytest.approx(0.2 - 0.8 / 3)
+
+
+def test_runs_that_lack_the_figure_tell_nothing_and_are_not_called_open():
+    pool = Pool([kept(arm, s, 60, [0.1, 0.2]) for arm in ("none", "top_p") for s in range(3)])
+    missing = of.at_end("no/such")
+    for found in (
+        pool.mean("sokoban", "none", missing, 60),
+        pool.paired("sokoban", "top_p", "none", missing, 60),
+        pool.across("sokoban", ("none", "top_p"), missing, of.at_end(SUCCESS), 60),
+        of.shift("no/such", "nor/this", pool, "sokoban", "top_p", "none", 60),
+    ):
+        assert found.note == "none of 3 runs has the figure" and verdict(found, claim(above(0))) == "cannot be told"
+    assert verdict(pool.mean("sokoban", "other", missing, 60), claim(above(0))) == "not run"

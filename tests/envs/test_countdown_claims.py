@@ -59,6 +59,8 @@ def test_a_stated_sum_is_true_as_arithmetic_is(a: int, b: int, error: int, data)
         ("2^3 + 1 = 9", []),
         ("x + 6 + 9 = 27", []),
         ("-(3 + 12) = -15", []),
+        ("**12 / 6 = 2** and then try - 9 - 2 = 7", [True] * 4),
+        ("2 ** 3 = 8", []),
         ("6 + 9 does not make 20. it doesn't reach 7 and cannot make 7", []),
         ("9 + 12 is 14 more than 7", []),
         ("from 6 6 9", [False]),

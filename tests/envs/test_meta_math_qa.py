@@ -244,7 +244,14 @@ def test_the_papers_exact_match_takes_the_same_text_only():
     [
         *((answer, "2", "different") for answer in ("2 trillion", "2 squared", "2 factorial", "2 thirds", "2 halves")),
         *((answer, "2", "equal") for answer in ("2 whole apples", "2 square inches", "2 degrees", "2 cents")),
-        ("4.40 cents", "4.40", "refused"),
+        *(
+            (answer, "2", "equal")
+            for answer in ("2 meters squared", "2 third graders", "2 quarters", "2 apples or pears")
+        ),
+        ("4.40 cents", "4.40", "different"),
+        ("4.40 cents", "4.40 cents", "equal"),
+        ("12.5 cents", "12.5", "equal"),
+        ("12.5", "12.5 cents", "equal"),
         ("4.40 dollars", "4.40", "equal"),
         ("440 cents", "440", "equal"),
     ],

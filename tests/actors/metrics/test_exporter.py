@@ -1,12 +1,15 @@
 """The endpoint serves every series from the start, cleanly, on loopback, and refuses a port in use."""
 
+import select
 import shutil
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from socketserver import ThreadingMixIn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -140,14 +143,43 @@ def test_promtool_finds_nothing_to_complain_about(recorder: Recorder) -> None:
 def test_silent_connections_are_closed_and_only_so_many_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by a reviewer: each held a thread and a file descriptor of the driver for as long as it liked."""
     monkeypatch.setattr(exporter, "MOST_CLIENTS", 3)
-    monkeypatch.setattr(exporter._Quiet, "timeout", 0.5)
+    monkeypatch.setattr(exporter._Quiet, "timeout", 4.0)
     recorder = Recorder(RecorderConfig(port=0), REGISTRY)
     recorder.start()
     try:
-        before = threading.active_count()
         silent = [socket.create_connection(("127.0.0.1", recorder.port), timeout=30) for _ in range(8)]
-        assert threading.active_count() <= before + 3
-        assert all(one.recv(1) == b"" for one in silent), "the server ends them"
+        time.sleep(1.0)
+        ended, _, _ = select.select(silent, [], [], 0.0)
+        assert len(ended) == 5, "at once"
+        assert all(ends(one, within_s=60.0) for one in silent), "after a while"
         assert samples(recorder), "and serves on"
+    finally:
+        recorder.close()
+
+
+def ends(connection: socket.socket, within_s: float) -> bool:
+    """Whether the other side ends the connection in time."""
+    connection.settimeout(within_s)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+def test_a_thread_that_cannot_be_started_costs_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "MOST_CLIENTS", 2)
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
+    recorder.start()
+    try:
+        with monkeypatch.context() as patch:
+
+            def none(*_: object) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(ThreadingMixIn, "process_request", none)
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", recorder.port), timeout=30) as one:
+                    assert ends(one, within_s=30.0)
+        assert samples(recorder)
     finally:
         recorder.close()

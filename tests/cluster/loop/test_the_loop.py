@@ -521,6 +521,11 @@ def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_ag
     else:
         drive(world, archive, coordinators.append)
     stopped_at = coordinators[-1].admission.clock
+    if killed:  # a process that is stopped before it has read it again leaves it to the next one
+        again = World(configured(tmp_path, *slow), rewards=lambda t, i: i % 2)
+        again.on_call = lambda kind, _: coordinators[-1].stop(STOP) if kind == "player.play" else None
+        drive(again, archive, coordinators.append, resume=True)
+        assert coordinators[-1].admission.clock == 2 and not again.probed
     assert 2 in world.probed and not any(f.get("probe/step") == 2.0 for f in archive.figures.values())
     again = World(configured(tmp_path, *slow), rewards=lambda t, i: i % 2)
     outcome = drive(again, archive, resume=True)
