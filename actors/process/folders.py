@@ -62,7 +62,7 @@ def listing(folder: Path, patterns: Iterable[str] = EVERYTHING) -> tuple[Entry, 
     return tuple(Entry(f.relative_to(folder).as_posix(), f.stat().st_size, file_digest(f)) for f in files)
 
 
-def _matching(folder: Path, patterns: Sequence[str]) -> set[Path]:
+def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:
     return {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
 
 

@@ -186,7 +186,7 @@ class Coordinator:
         if self.probing.due(0, last=False) and self.admission.clock == 0:
             await self._until_stopped(self._probe(0))
         lost = self.state.probing  # with the process before, whose last reading of the probe was under way
-        if 0 < self.admission.clock == lost and self.probing.due(lost, last=True):
+        if lost is not None and 0 < lost == self.admission.clock and self.probing.due(lost, last=True):
             self.scoring.probing = lost  # a stop meanwhile leaves it to the next process
             await self._until_stopped(self._probe(lost))
         for ticket in self.state.tickets(self.config.environment):

@@ -65,7 +65,7 @@ _BEFORE_PLACE = re.compile(
 _LIST = re.compile(r" ?(?:,? ?(?:and|or|nor|&|/)|,) (?:at |in |on )?|[,/&]| ")
 _AGAIN = re.compile(r"\b(?:is|it's|are|but)\b")
 """What may stand between a denial and its noun, or its place, and between two places of a list; what says that a denial
-before a noun denies something else, and that a place is no longer of the list. After anything else nothing is claimed."""
+before a noun denies something else, and that a place is no longer of the list. After anything else nothing is said."""
 _TURN = re.compile(
     r"\b(?:so|then|therefore|go|goes|going|move|moves|moving|walk|walks|walking|step|push|pushes|pushing|pushed|reach|"
     r"get to|getting to|be at|want|need|should|will|would|can|could|if|after|plan|best|try|take|instead|let)\b"
