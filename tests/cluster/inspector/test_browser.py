@@ -118,6 +118,7 @@ def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
     page.keyboard.press("Enter")
     named = page.locator(".facts .mono").first
     expect(named).to_have_text("000003-000")
+    page.wait_for_load_state()  # keys work once the page's script has run
     page.keyboard.press("]")
     expect(named).to_have_text("000003-001")
     page.go_back()
@@ -125,6 +126,7 @@ def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
     page.keyboard.press("g")
     page.keyboard.press("g")
     expect(page.locator("table.groups")).to_be_visible()
+    page.wait_for_load_state()
     page.keyboard.press("/")
     page.keyboard.type("zero variance")
     page.keyboard.press("Enter")
