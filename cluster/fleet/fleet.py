@@ -98,8 +98,8 @@ class Fleet:
         self._budget = RestartBudget(cluster.max_restarts, cluster.restart_window_s, cluster.restart_backoff_s)
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
-        self._counted: set[str] = set()
-        """Parties whose counter of restarts has begun."""
+        self._counted = set(party_names(config)[1])
+        """Parties whose counter of restarts has begun; for those of the start the exporter has begun it."""
         self.resizing = Resizing(self)
 
     # -- start and stop --------------------------------------------------------------------------------------------
@@ -481,8 +481,8 @@ class Fleet:
         return [*self.workers.members(), *self.players.members()]
 
     def take_restarts(self) -> dict[str, int]:
-        """Number of restarts by party since the last call; 0 once for each party that is new, from which its counter
-        rises."""
+        """Number of restarts by party since the last call; 0 once for each party that came later, from which its
+        counter rises."""
         news, new = self.restarts - self._told, self.up().keys() - self._counted
         self._told, self._counted = Counter(self.restarts), self._counted | new
         return {**dict.fromkeys(sorted(new), 0), **news}
