@@ -45,7 +45,7 @@ HOST = """\
 |---|---|---|---|
 """
 TINY_TITLE = "\n## Recipes with the tiny policy\n\n"
-TINY = "Each party needs less than 2 GiB of host memory: "
+TINY = "Each party needs less than 4 GiB of host memory: "
 
 
 def page() -> str:
