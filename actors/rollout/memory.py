@@ -16,8 +16,9 @@ from actors.model_size import BYTES, ModelSize
 
 GIB = 2**30
 RUNTIME = {True: 3 * GIB // 2, False: 2 * GIB}
-"""Bytes of libraries, contexts and CUDA graphs, by whether the engine is on a GPU. On a CPU the libraries of two processes
-count, the worker's and the engine's: measured, with what the cache uses, were 1.8 GiB (`benchmarks.memory`)."""
+"""Bytes of libraries, contexts and CUDA graphs, by whether the engine is on a GPU. On a CPU the libraries of two
+processes count, the worker's and the engine's: 1.6 to 1.8 GiB were measured, with what was used of the cache
+(`benchmarks.memory`)."""
 BATCHED_TOKENS = 8192
 """Tokens of the engine's largest batch, unless `max_model_len` is larger."""
 LOGIT_COPIES = 3
