@@ -245,8 +245,7 @@ def at_best(key: str) -> Figure:
         checked = {step: value for step, value in run.series(SUCCESS).items() if 0 < step <= steps}
         if not checked:
             return None
-        best = max(checked, key=lambda step: checked[step])
-        return next(iter(known(run, key, -1, best)[::-1]), None)
+        return at_end(key)(run, max(checked, key=lambda step: checked[step]))
 
     return figure
 
@@ -282,19 +281,17 @@ def _true(run: Kept, above: float, until: float) -> float | None:
 
 def bucket_ratio(part: str, low: int = 1, high: int = 6) -> Figure:
     """Log of the ratio of a part's gradient norm in one bucket of reward variance to another; mean over a run."""
-
-    def figure(run: Kept, steps: int) -> float | None:
-        a, b = (run.series(f"gradients/q{bucket}/{part}") for bucket in (high, low))
-        return _mean([math.log(a[step] / b[step]) for step in a if step in b and a[step] > 0 and b[step] > 0])
-
-    return figure
+    return _log_ratio(f"gradients/q{high}/{part}", f"gradients/q{low}/{part}")
 
 
 def part_ratio(bucket: int, part: str, other: str) -> Figure:
     """Log of the ratio of two parts' gradient norms in one bucket of reward variance; mean over a run."""
+    return _log_ratio(f"gradients/q{bucket}/{part}", f"gradients/q{bucket}/{other}")
 
+
+def _log_ratio(above: str, below: str) -> Figure:
     def figure(run: Kept, steps: int) -> float | None:
-        a, b = (run.series(f"gradients/q{bucket}/{name}") for name in (part, other))
+        a, b = run.series(above), run.series(below)
         return _mean([math.log(a[step] / b[step]) for step in a if step in b and a[step] > 0 and b[step] > 0])
 
     return figure

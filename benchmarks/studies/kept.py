@@ -119,7 +119,7 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
-    told = [{**line, RECORDED: line["step"]} if line.get(STEP_OF["probe"]) is not None else line for line in lines]
+    told = [{**line, RECORDED: line["step"]} for line in lines]
     tables["probe"] = _table(told, (*PROBE, RECORDED), STEP_OF["probe"])
     trained = [line for line in lines if line["step"] > 0]
     tables["steps"] = _table([{**line, "kept_variance": _kept_variance(line)} for line in trained], STEPS, "step")

@@ -256,11 +256,9 @@ class Fleet:
         """Starts one environment actor after `wait_s`; why it is to be tried again, or nothing if it need not be."""
         await asyncio.sleep(wait_s)
         try:
-            party = await self._created(self.parties.player, name)
+            party = await self._created(Kind.ENVIRONMENT, self.parties.player, name)
         except PartyError as error:
-            self.creating[Kind.ENVIRONMENT].discard(name)
             return reason_of(error) if self.resizing.lacks(Kind.ENVIRONMENT) else ""
-        self.creating[Kind.ENVIRONMENT].discard(name)
         member = self.players.join(name, party)
         self.resizing.converge(Kind.ENVIRONMENT)
         try:
@@ -331,14 +329,12 @@ class Fleet:
         await asyncio.sleep(wait_s)
         created = time.time()
         try:
-            party = await self._created(self.parties.worker, name)
+            party = await self._created(Kind.ROLLOUT, self.parties.worker, name)
         except PartyError as error:
-            self.creating[Kind.ROLLOUT].discard(name)
             self._not_joined(name, reason_of(error))
             if self.resizing.lacks(Kind.ROLLOUT):
                 self._try_again(name, reason_of(error))
             return
-        self.creating[Kind.ROLLOUT].discard(name)
         member = self.workers.join(name, party)
         self.resizing.converge(Kind.ROLLOUT)
         try:
@@ -391,10 +387,13 @@ class Fleet:
         if bundle is self.bundle and member.state is State.STALE:
             self.workers.move(member, State.HEALTHY)
 
-    def _created(self, make: Callable[[str], T], name: str) -> asyncio.Future[T]:
+    async def _created(self, kind: Kind, make: Callable[[str], T], name: str) -> T:
         """A member's process, created in a thread of its own: creations are many at a time, wait for each other, and
         must not keep the threads in which the learner is asked."""
-        return asyncio.get_running_loop().run_in_executor(OwnThread(), make, name)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(OwnThread(), make, name)
+        finally:
+            self.creating[kind].discard(name)
 
     def _not_joined(self, name: str, cause: str) -> None:
         now = time.time()

@@ -172,11 +172,8 @@ class Scoring:
         seen = scoring_of(taken)
         if seen is None or not self.alarm.scoring(*seen):
             return
-        now, text = time.time(), self.alarm.text()
-        log.warning("%s", text)
-        self.say(f"step {seen[0]:4d}  ALARM: {text}")
-        facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend, "text": text}
-        self.archive.event("scorer", "input_dependence_falling", now, now, step=seen[0], **facts)
+        facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
+        self._tell(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
 
     def _watch_silence(self, taken: dict[str, float]) -> None:
         mute = taken.get("first_turn/regime/mute")
@@ -184,20 +181,21 @@ class Scoring:
             return
         before, self._mute = self._mute, mute == 1.0
         if self._mute and not before:
-            step, now = int(taken["scorer/step"]), time.time()
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
-            log.warning("%s", text)
-            self.say(f"step {step:4d}  ALARM: {text}")
-            self.archive.event("scorer", "reasoning_mute", now, now, step=step, text=text)
+            self._tell(int(taken["scorer/step"]), "reasoning_mute", text)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:
         """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls."""
-        step, now = int(reading["probe/step"]), time.time()
+        step = int(reading["probe/step"])
         for figure in self.probe_alarm.reading(step, reading):
-            text = self.probe_alarm.text(figure)
-            log.warning("%s", text)
-            self.say(f"step {step:4d}  ALARM: {text}")
-            self.archive.event("scorer", "probe_falling", now, now, step=step, figure=figure, text=text)
+            self._tell(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
+
+    def _tell(self, step: int, event: str, text: str, **facts: Any) -> None:
+        """Reports an alarm in the log, in the terminal and as an event."""
+        now = time.time()
+        log.warning("%s", text)
+        self.say(f"step {step:4d}  ALARM: {text}")
+        self.archive.event("scorer", event, now, now, step=step, **facts, text=text)
 
     def alarm_state(self) -> dict[str, Any]:
         """The state of both alarms, for `restore`; plain JSON."""
