@@ -6,7 +6,8 @@
     half_gram            group
     publish              `learner.step_timeout_s`          answers
     start                `learner.start_timeout_s`         none: loading a model or a file may keep a process from
-    load, save, export   `learner.step_timeout_s`          answering, so that only the bound counts
+    load, save, export   `learner.step_timeout_s`          answering, so that only the bound counts. All but start
+                                                           begin once every rank has answered
 
 The ranks bound each call themselves and name the late one; the bound here comes `GRACE_S` later, should they not.
 """
@@ -72,6 +73,7 @@ class Ranks:
 
     async def load(self, path: Path) -> dict[str, Any]:
         """Loads the checkpoint in the folder `path`; returns the loop's state in it."""
+        await self._answered("load")
         return await self._watched("load", self.learner.load(path.resolve()), self.config.step_timeout_s, Signs.NONE)
 
     async def train(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
@@ -106,11 +108,13 @@ class Ranks:
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint."""
+        await self._answered("save")
         call = self.learner.save(path.resolve(), dict(loop))
         await self._watched("save", call, self.config.step_timeout_s, Signs.NONE)
 
     async def export(self, path: Path) -> None:
         """Writes the policy as a Hugging Face folder."""
+        await self._answered("export")
         await self._watched("export", self.learner.export(path.resolve()), self.config.step_timeout_s, Signs.NONE)
 
     async def lost(self) -> NoReturn:
@@ -133,12 +137,25 @@ class Ranks:
         """The signs of a call with micro-batches. A compiled layer may be compiled again for new shapes at any time."""
         return Signs.ANSWERS if self.config.compile else Signs.MARKS
 
+    async def _answered(self, what: str) -> None:
+        """Returns once every rank has answered: one that froze since its last call is noticed here, as the call itself
+        could only run into its bound. `what`: the call that follows."""
+        now = asyncio.get_running_loop().time
+        watch = self._watch(Signs.ANSWERS)
+        while None in (found := await self.learner.progress(self.answer_s)):
+            watch.see(found, now())
+            if late := watch.hung(now()):
+                raise TimeoutError(f"{what}: {late}")
+
+    def _watch(self, signs: Signs) -> ProgressWatch:
+        patience = Patience(self.config.hung_after_s, "micro-batch", "learner.hung_after_s")
+        names = [f"learner rank {rank}" for rank in range(self.learner.ranks)]
+        return ProgressWatch(names, patience, asyncio.get_running_loop().time(), signs is Signs.ANSWERS)
+
     async def _watched(self, what: str, call: Awaitable[T], timeout_s: float, signs: Signs) -> T:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s + GRACE_S
-        patience = Patience(self.config.hung_after_s, "micro-batch", "learner.hung_after_s")
-        names = [f"learner rank {rank}" for rank in range(self.learner.ranks)]
-        watch = ProgressWatch(names, patience, now(), signs is Signs.ANSWERS)
+        watch = self._watch(signs)
         task = asyncio.ensure_future(call)
         try:
             while not (await asyncio.wait({task}, timeout=min(self.poll_s, deadline - now())))[0]:

@@ -298,6 +298,26 @@ def test_a_hung_rank_is_noticed_long_before_the_bound_of_its_call(tmp_path: Path
     assert outcome.fleet.restarts == {"learner": 1}
 
 
+def test_a_rank_that_froze_between_two_calls_is_noticed_before_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """No step after the freeze trains, so that saving is the next call; it alone could only run into its bound."""
+    times: dict[str, float] = {}
+    world = World(configured(tmp_path, "loop.steps=3", "loop.checkpoint_every=3"), rewards=lambda ticket, _: 0.0)
+
+    def prepare(coordinator: Coordinator) -> None:
+        first = coordinator.fleet.learner
+
+        def watch(kind: str, _: int) -> None:
+            times[f"{kind} {world.calls[kind]}"] = asyncio.get_running_loop().time()
+            first.frozen = first.frozen or kind == "player.play"
+
+        world.on_call = watch
+
+    outcome, archive = made(world, prepare)
+    assert 60 <= times["learner.start 2"] - max(at for call, at in times.items() if call.startswith("filter")) < 80
+    assert "save: learner rank 0, learner rank 1 did not answer" in recoveries(archive)[0]["cause"]
+    assert outcome.fleet.restarts == {"learner": 1} and world.calls["learner.save"] == 1
+
+
 @pytest.mark.parametrize(("mark_s", "seconds"), [(1e9, 500.0), (25.0, 590.0), (59.0, 590.0)])
 def test_a_slow_step_is_no_hung_one(tmp_path: Path, mark_s: float, seconds: float) -> None:
     """The first case is a first step that compiles: no mark comes until it ends."""
