@@ -125,7 +125,8 @@ class Resizing:
         except RuntimeError as error:
             self._tell(name, "join_failed", started, cause=str(error))
             self.gave_up(Kind.ENVIRONMENT, str(error))
-        else:
+            return
+        if name in self.fleet.players.healthy():  # it may have been told to leave, or be wanted no more
             self._tell(name, "joined", started, held_s=0.0)
 
     def _leave(self, kind: Kind, member: Member[Any], at_once: bool = False, within_s: float | None = None) -> None:

@@ -266,7 +266,8 @@ def test_a_member_that_could_not_be_created_and_is_no_longer_wanted_is_not_tried
         assert not any(fleet.restarts[name] for name in ("rollout-2", "env-2"))
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
 
-    run(world(tmp_path), steps)
+    told = run(world(tmp_path), steps)
+    assert not [actor for actor, name, _ in told if name == "joined"]
 
 
 def test_creations_leave_the_threads_in_which_the_learner_is_asked_alone(tmp_path: Path) -> None:
