@@ -239,6 +239,11 @@ class FilterConfig(Settings):
             )
         if share.steer and not self.min_groups:
             raise ValueError("kept_share.steer needs a floor of kept groups; set filter.min_groups, e.g. to 2")
+        if share.steer and share.low == share.high:
+            raise ValueError(
+                f"kept_share.low=kept_share.high={share.low:g} leaves the controller one rho; widen the bounds or set "
+                "filter.kept_share.steer=false"
+            )
         return self
 
     @model_validator(mode="after")

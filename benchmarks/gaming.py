@@ -2,9 +2,8 @@
 
 python -m benchmarks.gaming [--healthy RUN ...] [--quick] [--json]
 
-RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (STUDIES, PARTS). If
-there are none either, healthy courses are made up, and the output says so. A course holds the kept variance of every
-step and the success of every validation.
+RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (STUDIES, PARTS). A
+course holds the kept variance of every step and the success of every validation.
 
 Three rates are printed: over the courses as they are; over courses whose noise is resampled around their own trend; and
 over gamed courses, where the warning should be raised. Each has Wilson's 95% interval. That of drawn courses holds for
@@ -117,22 +116,6 @@ def could_warn(course: Course) -> bool:
     return sum(step >= middle for step, _ in course.validations) >= VALIDATIONS
 
 
-def made_up(seed: int, steps: int = 120, every: int = 20) -> Course:
-    """A run that learns: success follows a logistic curve, and the variance that of binary rewards at the groups'
-    success, which differ, plus noise."""
-    rng = np.random.default_rng(seed)
-    start, slope, level = rng.uniform(-2.0, 0.5), rng.uniform(0.5, 3.0) / steps, rng.uniform(0.5, 1.5)
-
-    def at(step: int) -> float:
-        return 1 / (1 + math.exp(-(start + slope * step)))
-
-    odds = [1 / (1 + np.exp(-(start + slope * step + level * rng.normal(size=8)))) for step in range(1, steps + 1)]
-    variances = np.array([float((rng.binomial(16, p) / 16 * (1 - rng.binomial(16, p) / 16)).mean()) for p in odds])
-    return Course(
-        f"made up {seed}", list(range(1, steps + 1)), variances, [(s, at(s)) for s in range(0, steps + 1, every)]
-    )
-
-
 def rate(courses: Sequence[Course], rng: np.random.Generator, series: int) -> dict[str, Any]:
     """The share of courses that raise the warning, each drawn as often as `series` allows."""
     each = [raised(renoised(courses[i % len(courses)], rng), rng) for i in range(series)]
@@ -174,9 +157,9 @@ def main() -> None:
         courses = [course_of(_run(folder)) for folder in args.healthy] or committed()
     except UserError as error:
         parser.error(str(error))
-    synthetic = not courses
-    courses = courses or [made_up(seed) for seed in range(24)]
-    figures = measure(courses, 100 if args.quick else 1000) | {"benchmark": "gaming", "made_up": synthetic}
+    if not courses:
+        parser.error("no committed study holds a healthy run; name folders of runs with --healthy")
+    figures = measure(courses, 100 if args.quick else 1000) | {"benchmark": "gaming"}
     rows = [
         [
             *(name, found["series"], found["raised"], f"{found['rate']:.3f}"),
@@ -185,7 +168,7 @@ def main() -> None:
         for name, found in figures.items()
         if isinstance(found, dict)
     ]
-    notes = [f"{len(courses)} healthy courses" + (", made up: no committed study holds any yet" if synthetic else "")]
+    notes = [f"{len(courses)} healthy courses"]
     print_figures(figures, args.json, ("courses", "series", "raised", "rate", "95% interval", "highest"), rows, notes)
 
 

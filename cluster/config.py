@@ -289,6 +289,16 @@ class RunConfig(Settings):
                 f"{half} trajectories in each, and sampling.group_size={self.sampling.group_size}; raise it to at "
                 f"least {2 * half}"
             )
+        if share.steer and self.filter.min_groups >= self.loop.prompts:
+            raise ValueError(
+                f"filter.min_groups={self.filter.min_groups} keeps every group of a step of "
+                f"loop.prompts={self.loop.prompts}, whatever rho filter.kept_share.steer moves to; lower it, e.g. to 2"
+            )
+        if share.steer and self.loop.max_staleness:
+            raise ValueError(
+                "filter.kept_share.steer needs groups of the current weights, which steps rarely have with "
+                f"loop.max_staleness={self.loop.max_staleness}; set it to 0 or filter.kept_share.steer=false"
+            )
         if share.steer and scale not in ("none", "rho"):
             raise ValueError(
                 f"learner.objective.loss_scale={scale} would move with the kept share that filter.kept_share.steer "

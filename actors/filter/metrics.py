@@ -120,8 +120,8 @@ METRICS = {
         MetricSpec(
             "squelch_kept_share_alignment",
             "gauge",
-            "q of a kept share: rise of the mean return of all groups, to first order, for a step of unit length on "
-            "the groups that rho keeps (docs/filter.md)",
+            "q of a kept share: how well a step of unit length on the groups that rho keeps agrees with the gradient "
+            "of all groups (docs/filter.md)",
             "kept_share/q/{rho}",
             ("rho",),
             product(RHOS),

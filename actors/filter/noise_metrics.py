@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from actors.filter.metrics import mean
 from actors.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
-from actors.filter.scores import sample_variance
+from actors.filter.scores import ZERO, sample_variance
 from actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ METRICS: Table = {
         gauge(
             "squelch_policy_variance_told_groups",
             "policy_variance_told_groups",
-            "Groups whose policy variance is above 2 of its standard errors",
+            "Groups whose policy variance is above 0 and above 2 of its standard errors",
         ),
         gauge(
             "squelch_noise_variance_mean",
@@ -78,7 +78,9 @@ def noise_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     return {
         "policy_variance_mean": mean(value for value, _ in variances),
         "policy_variance_error": _error_of_mean([error for _, error in variances]),
-        "policy_variance_told_groups": float(sum(value > STANDARD_ERRORS * error for value, error in variances)),
+        "policy_variance_told_groups": float(
+            sum(value > max(ZERO, STANDARD_ERRORS * error) for value, error in variances)
+        ),
         "noise_variance_mean": mean(value for summary in asked for value in _noise(summary)),
         "replay_gap_mean": mean(gaps),
         "replay_gap_error": statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan,

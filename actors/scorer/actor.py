@@ -40,7 +40,7 @@ from actors.records import Trajectory
 from actors.scorer.drawing import newest_version
 from actors.scorer.fixed_model import FIXED_VERSION
 from actors.scorer.probing import FixedProbe
-from actors.scorer.scorer import Scorer
+from actors.scorer.scorer import Followed, Scorer
 from actors.weights import checksum
 
 if TYPE_CHECKING:
@@ -122,14 +122,17 @@ class ScorerActor:
                 return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
             return self._scorer.score(step, bundle.version, groups, environments) | {"scorer/parity": self._parity}
 
-    def probe(self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]) -> dict[str, float]:
-        """A reading of the fixed probe, whose groups `row_refs` refer to; weights as in `score`."""
+    def probe(
+        self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """A reading of the fixed probe, whose groups `row_refs` refer to, and the state after it in the same call;
+        weights as in `score`."""
         with self._working(step, bundle):
             groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
             version = max(newest_version(groups), 0) if self._fixed else bundle.version
             figures = self._probe.read(step, version, groups)
-            self._scorer.follows = figures["probe/link/follows"]
-            return figures
+            self._scorer.followed = Followed(figures["probe/link/follows"], step)
+            return figures, self.state()
 
     @contextmanager
     def _working(self, step: int, bundle: WeightBundle) -> Iterator[None]:

@@ -9,7 +9,7 @@ Invariants:
   excluded and counted.
 - Every scoring has every key of every scope; unknown metrics are NaN, and excluded reasonings are counted by reason.
 - Metrics depend on the step, the seed, the window and the scorer's state only. The state is the moving averages, the
-  regime's baseline, the set of turns and environments reported so far, and `follows`.
+  regime's baseline, the set of turns and environments reported so far, and what the last reading of the probe said.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,6 +72,19 @@ class Engine(PathEngine, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What the last reading of the fixed probe said. `follows`: 1 if the answers follow from their reasoning, 0 if not,
+    NaN if unknown; `step`: after which it was read."""
+
+    follows: float = math.nan
+    step: int = 0
+
+    def at(self, step: int, every: int) -> float:
+        """`follows` for the regime of `step`; NaN once it is older than two intervals of `every` steps."""
+        return self.follows if step - self.step <= 2 * every else math.nan
+
+
 class Scorer:
     """Metrics of consecutive windows under the engine's current weights.
 
@@ -93,8 +107,7 @@ class Scorer:
         """Turns and environments reported so far; each is reported again, as NaN, if a window does not have it."""
         self.matrices: dict[str, ScoreMatrix] = {}
         """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
-        self.follows = math.nan
-        """1 if the answers of the last reading of the fixed probe follow from their reasoning, 0 if not."""
+        self.followed = Followed()
 
     def score(
         self, step: int, version: int, groups: Groups, environments: Mapping[str, str] | None = None
@@ -119,7 +132,7 @@ class Scorer:
         for index, (scope, draw) in enumerate(draws.items()):
             seed = (self.seed, step, len(SCOPES) + index)
             figures |= self._scope(scope, draw, version, seed, environments or {})
-        figures |= self._regimes(groups, figures, len(draws["first_turn"].reasonings))
+        figures |= self._regimes(step, groups, figures, len(draws["first_turn"].reasonings))
         figures["seconds/score"] = time.perf_counter() - started
         return figures | {"scorer/cpu_seconds": time.thread_time() - cpu}
 
@@ -152,8 +165,10 @@ class Scorer:
         flat = {f"{scope}/{key}": value for key, value in figures.items()}
         return flat | self._parts_of(scope, matrix, draw, seed, environments)
 
-    def _regimes(self, groups: Groups, figures: Mapping[str, float], judged: int) -> dict[str, float]:
+    def _regimes(self, step: int, groups: Groups, figures: Mapping[str, float], judged: int) -> dict[str, float]:
         """The regime of each scope, and the share of its turns with reasoning. `judged`: first-turn reasonings."""
+        probe = self.config.probe
+        follows = self.followed.at(step, probe.every if probe.links else 0)
         flat: dict[str, float] = {}
         for scope, gauge in self._regime.items():
             own = {
@@ -162,7 +177,7 @@ class Scorer:
             first = scope == "first_turn"
             own["reasoned"] = reasoned_share(groups, first)
             true = true_share(figures["judge/names"], figures["judge/right"], judged) if first else math.nan
-            regime = gauge.read(Reading.of(own, self.follows, true))
+            regime = gauge.read(Reading.of(own, follows, true))
             flat |= {f"{scope}/{key}": value for key, value in one_hot(regime).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
         return flat
@@ -273,7 +288,7 @@ class Scorer:
             "ema": {scope: ema.state() for scope, ema in self._ema.items()},
             "regime": {scope: gauge.state() for scope, gauge in self._regime.items()},
             "parts": sorted(self._parts),
-            "follows": None if math.isnan(self.follows) else self.follows,
+            "followed": None if math.isnan(self.followed.follows) else asdict(self.followed),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -282,8 +297,8 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
-        follows = state.get("follows")  # unknown in a checkpoint of an earlier release
-        self.follows = math.nan if follows is None else follows
+        followed = state.get("followed")  # unknown in a checkpoint of an earlier release
+        self.followed = Followed() if followed is None else Followed(**followed)
 
 
 def _with_places(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:

@@ -121,8 +121,11 @@ class Scorer(Single, Protocol):
         """The flat figures of a step's groups, the scorer's state after them as in `state`, and the score matrices
         (`actors.archive.scores`); `bundle`: the weights of the policy that is scored."""
 
-    async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
-        """The flat figures of a reading of the fixed probe after a step; `payloads`: the groups of its tasks."""
+    async def probe(
+        self, step: int, bundle: WeightBundle, payloads: list[Payload]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """The flat figures of a reading of the fixed probe after a step, and the scorer's state after it as in `state`;
+        `payloads`: the groups of its tasks."""
 
     async def state(self) -> dict[str, Any]:
         """The state of the scorer as JSON-able data."""

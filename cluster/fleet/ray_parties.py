@@ -355,7 +355,9 @@ class RayScorer(RayParty):
     ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         return await answered(self.handle.score.remote(step, bundle, payloads))
 
-    async def probe(self, step: int, bundle: WeightBundle, payloads: list[Payload]) -> dict[str, float]:
+    async def probe(
+        self, step: int, bundle: WeightBundle, payloads: list[Payload]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
         return await answered(self.handle.probe.remote(step, bundle, payloads))
 
     async def state(self) -> dict[str, Any]:

@@ -103,8 +103,9 @@ class Scoring:
     async def _read_probe(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
         started, bound = time.time(), 2 * self.timeout_s  # a scoring may be under way before it
         try:
-            self._probes.append(await bounded(scorer.probe(step, bundle, [g.table for g in groups]), bound))
-            self.state = await scorer.state()
+            call = scorer.probe(step, bundle, [g.table for g in groups])
+            figures, self.state = await bounded(call, bound)
+            self._probes.append(figures)
             self.probing = None
         except (PartyError, TimeoutError) as error:
             self.probing, cause = None, str(error) or f"no answer within {bound:g} s"

@@ -157,8 +157,9 @@ PROBED = (
 
 
 def last_probe(lines: Sequence[Line]) -> dict[str, float | None]:
-    """The figures of the last reading of the fixed probe, None for unknown ones; empty if none was recorded."""
-    read = [line for line in lines if line.get("probe/mi") is not None]
+    """The figures of the last reading of the fixed probe, None for unknown ones, and for all but the step if nothing
+    could be scored in it; empty if none was recorded."""
+    read = [line for line in lines if line.get("probe/step") is not None]
     return {name.replace("/", "_"): read[-1].get(f"probe/{name}") for name in PROBED} if read else {}
 
 

@@ -113,6 +113,8 @@ def probe_words(probe: Mapping[str, float | None]) -> str:
     """MI of the fixed probe's last reading (`cluster.runs.status.last_probe`) in words."""
     if not probe:
         return "-"
+    if probe["mi"] is None:
+        return f"unknown, nothing to score  step {_number(probe['step'], '.0f')}"
     high = clipped(probe["mi_high"], probe["ceiling"])
     text = f"{_number(probe['mi'], '.2f')}  [{_number(probe['mi_low'], '.2f')}, {_number(high, '.2f')}]"
     text += f" of {_number(probe['ceiling'], '.2f')} nats  step {_number(probe['step'], '.0f')}"

@@ -248,8 +248,8 @@ KEPT_SHARE = Row(
     (
         Panel(
             "q by rho",
-            "Rise of the mean return of all groups, to first order, for a step of unit length on the groups that each "
-            "rho keeps. Single measurements are noisy.",
+            "How well a step of unit length on the groups that each rho keeps agrees with the gradient of all groups. "
+            "Compare the rhos of one measurement; single ones are noisy.",
             (_q("squelch_kept_share_alignment", "rho {{rho}}", NO_SHARES),),
         ),
         Panel(

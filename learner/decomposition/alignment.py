@@ -1,4 +1,4 @@
-"""q of a kept share: how far a step on the groups that a rho keeps raises the mean return of all groups. Pure numpy.
+"""q of a kept share: how well a step on the groups that a rho keeps agrees with that of all groups. Pure numpy.
 
 For a set S of groups, chosen by the filter's own rule from the rewards of half a of each group:
 
@@ -6,8 +6,14 @@ For a set S of groups, chosen by the filter's own rule from the rewards of half 
 
 A_S is the mean over S of half a's task gradients with the advantages that are trained on, reg_S the mean of the
 regularisers' gradients of the same trajectories, and B the mean over ALL groups of half b's unbiased task gradient. So
-q is an unbiased estimate of the first-order rise of the mean return for a step of unit length, averaged with the halves
+q estimates how well the step that S makes agrees with the step that all groups call for, averaged with the halves
 swapped. It is 0 for a set that makes no step.
+
+Both are measured in the objective's own aggregation over tokens. Where that sums log-probabilities over a trajectory
+(`constant`), B is up to that constant the gradient of the mean return, and q its first-order rise for a step of unit
+length, without bias.
+`sequence_mean` and `token_mean` divide by numbers of tokens, and so do B and q: then only the rhos of one measurement
+can be compared, which is all that the controller does.
 
 What it is not: S is chosen from half of the trajectories that the filter has, so it is a noisier choice than the run's
 own, at every rho alike. Each group is normalised over itself; an objective whose mean runs over all tokens of a step

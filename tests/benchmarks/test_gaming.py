@@ -1,12 +1,13 @@
 """What must hold of the judge of the warning for a gamed criterion."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from benchmarks import gaming
-from benchmarks.gaming import course_of, gamed, made_up, measure, renoised
+from benchmarks.gaming import Course, course_of, gamed, measure, renoised
 from benchmarks.studies.kept import Kept, write
 from cluster.errors import UserError
 
@@ -19,6 +20,22 @@ def run(part: str = "lead", steps: int = 15) -> Kept:
         "steps": {"step": at, "kept_variance": [0.09] * steps},
     }
     return Kept("run", part, "sokoban", "none", 0, steps, tables, {})
+
+
+def made_up(seed: int, steps: int = 120, every: int = 20) -> Course:
+    """A run that learns: success follows a logistic curve, and the variance that of binary rewards at the groups'
+    success, which differ, plus noise."""
+    rng = np.random.default_rng(seed)
+    start, slope, level = rng.uniform(-2.0, 0.5), rng.uniform(0.5, 3.0) / steps, rng.uniform(0.5, 1.5)
+
+    def at(step: int) -> float:
+        return 1 / (1 + math.exp(-(start + slope * step)))
+
+    odds = [1 / (1 + np.exp(-(start + slope * step + level * rng.normal(size=8)))) for step in range(1, steps + 1)]
+    shares = [rng.binomial(16, p) / 16 for p in odds]
+    variances = np.array([float((share * (1 - share)).mean()) for share in shares])
+    validations = [(step, at(step)) for step in range(0, steps + 1, every)]
+    return Course(f"made up {seed}", list(range(1, steps + 1)), variances, validations)
 
 
 def test_a_course_is_read_from_the_figures_of_a_run_and_too_short_ones_are_named() -> None:
@@ -49,16 +66,15 @@ def test_a_course_that_is_validated_too_seldom_to_warn_late_is_no_gamed_course()
     assert measure([made_up(0, every=60)], 10)["gamed"] is None
 
 
-def test_committed_courses_are_read_and_without_any_the_output_says_that_they_are_made_up(
-    monkeypatch, capsys, tmp_path
-) -> None:
+def test_committed_courses_are_read_and_their_absence_is_an_error(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(gaming, "STUDIES", (tmp_path,))
     monkeypatch.setattr("sys.argv", ["gaming", "--quick", "--json"])
-    gaming.main()
-    assert json.loads(capsys.readouterr().out)["made_up"] is True
+    with pytest.raises(SystemExit):
+        gaming.main()
+    assert "no committed study holds a healthy run" in capsys.readouterr().err
     write(tmp_path / "one.json", vars(run()))
     write(tmp_path / "short.json", vars(run(steps=9)))
     write(tmp_path / "ill.json", vars(run("collapse")))
     gaming.main()
     found = json.loads(capsys.readouterr().out)
-    assert found["made_up"] is False and found["courses"] == 1
+    assert found["courses"] == 1

@@ -362,13 +362,17 @@ class Scorer(Fake):
     ) -> tuple[dict[str, float], dict[str, Any], Any]:
         return await self._call("score", lambda: ({"scorer/version": float(bundle.version)}, {}, None))
 
-    async def probe(self, step: int, bundle: WeightBundle, payloads: list[Any]) -> dict[str, float]:
+    async def probe(
+        self, step: int, bundle: WeightBundle, payloads: list[Any]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
         played = [group for group in payloads if isinstance(group, Group)]
         turns = [turn for group in played for t in group.trajectories if not t.failure for turn in t.turns]
         versions = {version for turn in turns for version in (turn.version_min, turn.version_max)}
         assert versions <= {bundle.version}, f"the probe of step {step} was sampled by {versions}"
         self.world.probed[step] = [group.ticket.ticket_id for group in played]
-        return await self._call("probe", lambda: {"probe/step": float(step), "probe/version": float(bundle.version)})
+        return await self._call(
+            "probe", lambda: ({"probe/step": float(step), "probe/version": float(bundle.version)}, {})
+        )
 
     async def state(self) -> dict[str, Any]:
         return await self._call("state", dict)

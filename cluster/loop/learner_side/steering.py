@@ -2,9 +2,10 @@
 weights, and with `filter.kept_share.steer` the controller may move rho for the steps that follow.
 
 Only groups of the step that the current version sampled are measured, dropped ones included; nothing further is played.
-The measurement of a step counts once the step was trained on (`settle`): a step whose groups are lost before, and are
-played again, is measured again. So a resumed run measures and moves as the uninterrupted one; the controller's state is
-in the checkpoint. The loss scale stays that of `filter.rho`, wherever the controller moves.
+The measurement of a step counts at the step's end (`settle`), whether the step had an update or not: a step whose
+groups are lost before, and are played again, is measured again. So a resumed run measures and moves as the
+uninterrupted one; the controller's state is in the checkpoint. A resumed run whose settings no longer fit that state
+begins anew at `filter.rho`, and says so. The loss scale stays that of `filter.rho`, wherever the controller moves.
 
     waits for         unblocked by          on time-out
     every rank        learner               step_timeout_s per group; the run ends and names the late rank
@@ -49,8 +50,7 @@ class Steering:
         self.learning, self.journal, self.say = learning, journal, say
         grid = grid_of(config.filter.rho, self.settings.low, self.settings.high, RHO_PLACES)
         self._controller = KeptShare(config.filter.rho, grid, self.settings.error, self.settings.steer)
-        if state is not None:
-            self._controller.restore(state)
+        self._restore(state)
         self._measured: Alignment | None = None
         """The measurement of the step that is not trained on yet."""
 
@@ -94,7 +94,19 @@ class Steering:
 
     def state(self) -> dict[str, Any] | None:
         """For the checkpoint; plain JSON. None if q is not measured."""
-        return self._controller.state() if self.settings.every else None
+        return {"start": self.config.rho, **self._controller.state()} if self.settings.every else None
+
+    def _restore(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        start, used, steers = state["start"], state["rho"], self.settings.steer and self.settings.every
+        if start == self.config.rho and (used == start or steers) and used in self._controller.grid:
+            self._controller.restore(state)
+        elif used != self.config.rho:
+            self.say(
+                f"the kept share begins anew at filter.rho={self.config.rho:g}: its settings have changed since the "
+                f"checkpoint, whose steps used {used:g}"
+            )
 
     def _tell(self, step: int, move: Move) -> None:
         now, text = time.time(), f"rho {move.before:g} -> {move.after:g}: {move.reason}"

@@ -232,6 +232,13 @@ def test_figures_count_what_failed_and_are_absent_without_replays() -> None:
     assert math.isnan(quiet["replay_gap_mean"])
 
 
+def test_a_variance_that_is_rounding_alone_is_not_told_from_nought() -> None:
+    """Found by a reviewer: twelve returns of 0.1 have a sample variance of 2e-34."""
+    equal = replayed([0.1] * 12, np.zeros((12, 0)))
+    assert sample_variance(equal.returns[None])[0] > 0
+    assert noise_figures([equal])["policy_variance_told_groups"] == 0
+
+
 def test_the_matrix_of_replays_has_rows_of_nan_for_those_that_failed() -> None:
     np.testing.assert_array_equal(replay_matrix([(1.0, 2.0), None], 2), [[1, 2], [math.nan, math.nan]])
     assert replay_matrix([(), ()], 4).shape == (2, 0) and replay_matrix([], 4).shape == (0, 4)

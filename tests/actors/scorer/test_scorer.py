@@ -10,7 +10,7 @@ from actors.config import ScorerConfig
 from actors.content import Picture
 from actors.failures import Failure, FailureCause
 from actors.records import Trajectory, Turn
-from actors.scorer.scorer import SCOPES, Scorer
+from actors.scorer.scorer import SCOPES, Followed, Scorer
 from actors.scorer.token_trees import Path
 from cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
@@ -213,15 +213,18 @@ def test_a_context_too_small_for_any_pair_leaves_counts_not_silence() -> None:
 def test_the_regime_falls_with_the_dependence_and_what_the_probe_said_outlives_a_restart() -> None:
     scorer = Scorer(Oracle(30.0), CONFIG, seed=1)
     assert scorer.score(1, 0, window())["first_turn/regime/unknown"] == 1.0, "before the probe was read"
-    scorer.follows = 1.0
+    scorer.followed = Followed(1.0, 2)
     assert scorer.score(2, 0, window())["first_turn/regime/grounded"] == 1.0
     template = Scorer(Oracle(0.0), CONFIG, seed=1)
     template.restore(json.loads(json.dumps(scorer.state())))
     fallen = template.score(4, 0, window())
-    assert template.follows == 1.0
+    assert template.followed == Followed(1.0, 2)
     assert fallen["first_turn/regime/template"] == 1.0 and fallen["first_turn/regime/grounded"] == 0.0
-    scorer.follows = 0.0
+    scorer.followed = Followed(0.0, 4)
     assert scorer.score(5, 0, window())["trajectory/regime/decorative"] == 1.0
+    last = 4 + 2 * CONFIG.probe.every
+    assert scorer.score(last, 0, window())["trajectory/regime/decorative"] == 1.0
+    assert scorer.score(last + 1, 0, window())["trajectory/regime/unknown"] == 1.0, "what it said is too old"
 
 
 def test_a_window_of_turns_without_reasoning_is_mute_and_cut_turns_count_for_nothing() -> None:

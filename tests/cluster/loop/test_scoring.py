@@ -145,7 +145,7 @@ class OneScorer:
         self._answer = asyncio.get_running_loop().create_future()
         return await self._answer, self._state, None
 
-    async def probe(self, step: int, *_: Any) -> dict[str, float]:
+    async def probe(self, step: int, *_: Any) -> tuple[dict[str, float], dict[str, Any]]:
         return await asyncio.get_running_loop().create_future()
 
     async def state(self) -> dict[str, Any]:
@@ -198,6 +198,29 @@ def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies
         await fleet.scorer.answer({"scorer/version": 3.0})
         figures = watched.take_figures(4, 0.1)
         assert (figures["scorer/step"], figures["scorer/version"], figures["scorer/done"]) == (3.0, 3.0, 1.0)
+
+    asyncio.run(run())
+
+
+def test_a_finished_reading_of_the_probe_is_recorded_with_its_state_however_busy_the_scorer_is_then() -> None:
+    """Found by a reviewer: its state was asked for in a call of its own, behind a scoring, and a stop meanwhile let the
+    next process read the probe a second time."""
+
+    class Busy(OneScorer):
+        async def probe(self, step: int, *_: Any) -> tuple[dict[str, float], dict[str, Any]]:
+            return {"probe/step": float(step)}, {"after": step}
+
+        async def state(self) -> dict[str, Any]:
+            return await asyncio.get_running_loop().create_future()
+
+    async def run() -> None:
+        fleet = OneScorerFleet()
+        fleet.scorer = Busy({})
+        watched = watching(fleet)
+        watched.probe(3, None, [])
+        assert watched.probing == 3
+        await watched.drain(stopped=True)
+        assert (watched.probing, watched.state, watched.pending()) == (None, {"after": 3}, [{"probe/step": 3.0}])
 
     asyncio.run(run())
 

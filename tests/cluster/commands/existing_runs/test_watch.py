@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_a_run_that_is_being_scaled_shows_who_is_up_and_how_many_are_wanted(tmp_
     now = statuses.read_status(RunFolder(tmp_path), NOW)
     assert now.members == {"rollout workers": (1, 2), "environment actors": (1, 1)}
     assert "rollout workers 1 (2 wanted)  environment actors 1\n" in status(tmp_path)
+
+
+def test_a_probe_in_which_nothing_could_be_scored_is_not_hidden_behind_the_reading_before(tmp_path: Path) -> None:
+    """Found by a reviewer: after reasoning had fallen silent, `status` showed the last healthy reading for good."""
+    archive = some_run(tmp_path, 1)
+    names = ("mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "link/dependence", "link/follows")
+    read = dict.fromkeys((f"probe/{name}" for name in names), 1.0) | {"probe/mi": 2.0, "probe/step": 25.0}
+    archive.metrics(2, step_figures(2) | read, at=NOW - 5)
+    assert "D 1.00" in status(tmp_path)
+    archive.metrics(3, step_figures(3) | dict.fromkeys(read, math.nan) | {"probe/step": 50.0}, at=NOW)
+    text = status(tmp_path)
+    assert "unknown, nothing to score  step 50" in text and "D 1.00" not in text
 
 
 def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> None:

@@ -103,6 +103,30 @@ def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["filter.kept_share.steer=false"],
+        ["filter.kept_share.steer=false", "filter.kept_share.every=0"],
+        ["filter.rho=0.95"],
+        ["filter.kept_share.low=0.85"],
+    ],
+)
+def test_a_run_resumed_with_settings_that_its_controller_does_not_fit_begins_anew_and_says_so(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """Found by a reviewer: the rho of the checkpoint went on where the controller was off, and against filter.rho."""
+    world, archive = run(tmp_path)
+    assert rhos(archive)[-1] < 0.85
+    world.config = settings(tmp_path, *STEERED, "loop.steps=26", *words)
+    outcome = drive(world, archive, resume=True)
+    start = world.config.filter.rho
+    (told,) = [text for text in outcome.said if "begins anew" in text]
+    assert f"begins anew at filter.rho={start:g}" in told
+    assert outcome.coordinator.steering.rho == start
+    assert archive.figures[26].get("kept_share/rho", start) == start
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (["filter.kept_share.every=0"], "kept_share.steer needs measurements"),
@@ -112,6 +136,9 @@ def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Pat
         (["filter.kept_share.high=0.8"], "outside of kept_share.low=0.5 and kept_share.high=0.8"),
         (["filter.min_groups=0"], "needs a floor of kept groups"),
         (["filter.min_groups=0", "filter.window=sliding"], "set filter.window=whole"),
+        (["filter.min_groups=12"], "keeps every group of a step of loop.prompts=12"),
+        (["filter.kept_share.low=0.9", "filter.kept_share.high=0.9"], "leaves the controller one rho"),
+        (["loop.max_staleness=1"], "needs groups of the current weights"),
         (["learner.algorithm=ppo"], "a critic computes them"),
         (["sampling.group_size=3"], "raise it to at least 4"),
         (["sampling.group_size=5", "filter.statistic=policy_variance"], "raise it to at least 6"),
