@@ -137,18 +137,30 @@ def available(learner: LearnerConfig) -> int | None:
     return psutil.virtual_memory().available // learner.ranks
 
 
-def check(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int = 0) -> str:
-    """The estimate as a line. Raises ValueError when the rank has less memory; the message names settings that help."""
+def check(
+    config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int = 0, longest: int | None = None
+) -> str:
+    """The estimate as a line. Raises ValueError when the rank has less memory; the message names settings that help.
+    `longest`: as in `advice`."""
     needed, has = estimate(config, learner, world_size, held), available(learner)
     if has is None or needed.total <= has:
         return f"learner needs {needed.line()}" + ("" if has is None else f", has {has / GIB:.1f}")
     raise ValueError(
-        f"the learner needs {needed.line()}, has {has / GIB:.1f}: {advice(config, learner, world_size, held, has)}"
+        f"the learner needs {needed.line()}, has {has / GIB:.1f}: "
+        f"{advice(config, learner, world_size, held, has, longest)}"
     )
 
 
-def advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int, has: int) -> str:
-    """Advice on settings with which the model fits: options are added one after another until the estimate fits."""
+def advice(
+    config: PreTrainedConfig,
+    learner: LearnerConfig,
+    world_size: int,
+    held: int,
+    has: int,
+    longest: int | None = None,
+) -> str:
+    """Advice on settings with which the model fits: options are added one after another until the estimate fits.
+    `longest`: tokens of the longest trajectory, below which the token budget cannot be; without it the budget stays."""
     if held and estimate(config, learner, world_size).total <= has:
         return (
             "set gradients.every=0 (`squelch gradients` can decompose them later) and filter.kept_share.every=0, or "
@@ -156,7 +168,9 @@ def advice(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, he
         )
     changed, tried = learner, []
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
-    options += [{"cpu_offload": True}] * (learner.num_gpus > 0) + [{"token_budget": learner.token_budget // 4}]
+    options += [{"cpu_offload": True}] * (learner.num_gpus > 0)
+    if longest is not None and longest < learner.token_budget:
+        options.append({"token_budget": max(longest, learner.token_budget // 4)})
     for option in options:
         option = {key: value for key, value in option.items() if vars(changed)[key] != value}
         changed = changed.model_copy(update=option)

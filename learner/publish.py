@@ -96,14 +96,19 @@ def probe(policy: Policy, ids: np.ndarray, device: torch.device) -> np.ndarray:
 
 
 def publish(
-    policy: Policy, version: int, put: Put, dtype: torch.dtype = torch.float32, chunk_bytes: int = CHUNK_BYTES
+    policy: Policy,
+    device: torch.device,
+    version: int,
+    put: Put,
+    dtype: torch.dtype = torch.float32,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> WeightBundle | None:
-    """The bundle on rank 0, None elsewhere. `dtype` is the type of the published weights.
+    """The bundle on rank 0, None elsewhere. `device`: where the policy computes, which is not where offloaded
+    parameters are; `dtype` is the type of the published weights.
 
     The probe is computed in the learner's own arithmetic, so with a narrower `dtype` the receiver's parity difference
     includes the rounding.
     """
-    device = next(policy.parameters()).device
     ids = probe_tokens(policy.model.config.vocab_size)
     log_probs = probe(policy, ids, device)
     chunks = _Chunks(put, chunk_bytes, keep=dist.get_rank() == 0)

@@ -18,7 +18,7 @@ from learner.config import LearnerConfig
 from learner.network import Place
 from learner.trainer import Trainer
 
-DTYPES = {"bfloat16": torch.bfloat16}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types in which weights are published, by the name in `rollout.dtype`; any other name publishes float32."""
 
 

@@ -451,7 +451,7 @@ class Trainer:
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
         """The present weights, on rank 0; None on the other ranks. A collective."""
         self.version = version
-        return publication.publish(self.policy, version, put, dtype)
+        return publication.publish(self.policy, self.device, version, put, dtype)
 
     def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint that contains the caller's `loop` data. A collective."""

@@ -87,10 +87,10 @@ def intact(folder: Path, digest: str) -> bool:
     path = folder / STAMP
     if not path.is_file():
         return False
-    stamp = parse_object(read_bytes(path, MIB), str(path))
     try:
+        stamp = parse_object(read_bytes(path, MIB), str(path))
         entries = TypeAdapter(tuple[Entry, ...]).validate_python(stamp.get("files"))
-    except ValidationError:
+    except (Unreadable, ValidationError):
         return False
     return stamp.get("sha256") == digest and bool(entries) and holds(folder, entries)
 

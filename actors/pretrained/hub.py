@@ -63,11 +63,13 @@ def _cached(model: str, revision: str | None) -> Path | None:
 
 def _complete(folder: Path) -> bool:
     """Whether configuration, tokenizer and weights are there, and every file of a sharded model's index."""
-    from actors.model_folder import INDEX, weight_files
+    from actors.model_folder import INDEX, WEIGHTS, weight_files
 
-    if not all((folder / name).is_file() for name in NEEDED) or not any(folder.glob("*.safetensors")):
+    if not all((folder / name).is_file() for name in NEEDED):
         return False
-    return not (folder / INDEX).is_file() or all(path.is_file() for path in weight_files(folder))
+    if (folder / INDEX).is_file():
+        return all(path.is_file() for path in weight_files(folder))
+    return (folder / WEIGHTS).is_file()  # without an index a shard is the beginning of an interrupted download
 
 
 def _downloaded(model: str, revision: str | None) -> Path:

@@ -28,7 +28,7 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     trainer.publish(1, lambda chunk: chunk)
     for dtype in (torch.float32, torch.bfloat16):
         start = time.perf_counter()
-        bundle = publish(trainer.policy, 2, lambda chunk: chunk, dtype)
+        bundle = publish(trainer.policy, trainer.device, 2, lambda chunk: chunk, dtype)
         seconds = time.perf_counter() - start
         assert bundle is not None, "rank 0 has the bundle"
         arrays = [(name, array) for chunk in bundle.chunks for name, array in chunk.items()]

@@ -184,7 +184,7 @@ def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float
         has = _share(device, learner.num_gpus)
         left = 0 if has is None else int((has - RANK_RUNTIME_GIB) * GIB)
         fits = has is None or needed.total <= left
-        advice = "" if fits else memory.advice(shape, learner, learner.ranks, held, left)
+        advice = "" if fits else memory.advice(shape, learner, learner.ranks, held, left, config.rollout.max_model_len)
         yield Need("learner rank", learner.ranks, total, has, parts, advice)
 
 

@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     from cluster.runs.logs import quiet
 
     warmup = config.model.warmup
-    assert warmup is not None, "the overrides set it"
+    if warmup is None:
+        raise UserError("model.warmup=null: there is nothing to warm up by; leave the override out")
     check_source(config, warmup)
     with quiet() as output:
         told = output.aloud(say)

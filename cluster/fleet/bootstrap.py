@@ -240,7 +240,7 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
 
     try:
         shape, held = model_config(folder), config.held_gradients
-        return memory.check(shape, config.learner, config.learner.ranks, held)
+        return memory.check(shape, config.learner, config.learner.ranks, held, config.rollout.max_model_len)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
 

@@ -44,13 +44,14 @@ from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.control.parties import LEARNER, Parties
+from cluster.control.party_errors import reason_of
 from cluster.errors import UserError
-from cluster.fleet.fleet import Fleet
+from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.fleet.waiting import within
 from cluster.loop.learner_side.ranks import Ranks
 from cluster.loop.persistence.state import checkpoint_dir, checkpoints
-from cluster.loop.tickets.playing import Play, failed_text, failures
+from cluster.loop.tickets.playing import Play, PlayedGroup, failed_text, failures
 from learner.checkpoint.manifest import read_loop
 from learner.config import CriticConfig, ObjectiveConfig
 from learner.warmup.corpus import Corpus
@@ -248,9 +249,8 @@ class Warming:
 
     async def _played(self) -> tuple[float, float, float]:
         """(success, share of well-formed turns, share of tasks with variance) of the present weights."""
-        await self.fleet.update_workers(await self.ranks.publish(self.progress.step))
-        supervisor = Supervisor(self.fleet, self.watchdog)
-        groups = await supervisor.beside(asyncio.gather(*map(self.play.group, self.tickets)))
+        await self._publish()
+        groups = await Supervisor(self.fleet, self.watchdog).beside(self._groups())
         summaries = [group.summary for group in groups]
         failed, tasks = failures(summaries), sum(one.group_size for one in summaries)
         if failed:
@@ -261,6 +261,29 @@ class Warming:
                 "more than a quarter, so that it says nothing of the weights"
             )
         return _figures(summaries)
+
+    async def _publish(self) -> None:
+        """Loads the present weights into every rollout worker; one that is late, or fails the checks, is replaced."""
+        while True:
+            bundle = await self.ranks.publish(self.progress.step)
+            try:
+                await self.fleet.update_workers(bundle)
+                return
+            except UpdateFailed as failed:
+                for member, error in failed.members:
+                    self.fleet.lose_worker(member, f"version {bundle.version} was not loaded: {reason_of(error)}")
+
+    async def _groups(self) -> list[PlayedGroup]:
+        """Plays the tickets, as many at a time as the engines hold, because the time-outs of a trajectory count the
+        waiting in an engine's queue."""
+        slots = self.config.rollout.max_num_seqs * len(await self.fleet.need_worker())
+        places = asyncio.Semaphore(max(1, slots // self.warmup.samples))
+
+        async def play(ticket: Ticket) -> PlayedGroup:
+            async with places:
+                return await self.play.group(ticket)
+
+        return await asyncio.gather(*map(play, self.tickets))
 
     async def _save(self) -> None:
         step = self.progress.step

@@ -44,7 +44,7 @@ def half_gram(trainer: Trainer, groups: Groups, width: int = WIDTH) -> HalfGram:
     own = trainer.config.objective
     alive = [(gid, members) for gid, members in batching.survivors(groups) if _splits(gid, members)]
     trained = [p for p in trainer.policy.parameters() if p.requires_grad]
-    sketcher = Sketcher([local(p).numel() for p in trained], trainer.rank, trainer.device, width)
+    sketcher = Sketcher([local(p).numel() for p in trained], trainer.rank, local(trained[0]).device, width)
     sketches: list[list[Tensor]] = [[] for _ in range(4)]
     scales: list[tuple[float, float]] = []
     for group_id, members in alive:

@@ -20,7 +20,8 @@ WIDTH = 2**16
 
 
 class Sketcher:
-    """Sketches of gradients that are sharded alike. `sizes`: number of elements of each of this rank's shards."""
+    """Sketches of gradients that are sharded alike. `sizes`: number of elements of each of this rank's shards;
+    `device`: that of the shards."""
 
     def __init__(self, sizes: Sequence[int], rank: int, device: torch.device, width: int = WIDTH) -> None:
         generator = torch.Generator().manual_seed(1_000_003 * rank + 17)

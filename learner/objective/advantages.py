@@ -2,8 +2,8 @@
 
 Invariants:
 
-- A group whose returns do not differ has advantage 0 everywhere; no function here divides by a standard deviation that
-  is only rounding error.
+- A group whose returns do not differ has advantage 0 everywhere, or, with a KL term in the reward, the centred costs of
+  that term; no function here divides by a standard deviation that is only rounding error.
 - Advantages are computed from the rewards and, if configured, from format penalties, the over-long penalty and a KL
   term in the reward. The filter uses the rewards alone (`actors.filter.measure`).
 - With a critic, advantages do not compare the trajectories of a group: see `learner.objective.gae`.
@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.records import Trajectory
 from learner.config import ObjectiveConfig, OverlongConfig
-from learner.objective.components import ADVANTAGES
+from learner.objective.components import ADVANTAGES, centred
 
 RELATIVE_ZERO = 1e-10
 """A std of at most this share of the largest absolute value (or of 1, if larger) counts as rounding error."""
@@ -31,6 +31,16 @@ def group_advantages(returns: np.ndarray, estimator: str) -> np.ndarray:
     `learner.objective.components.ADVANTAGES`. Returns that do not differ, and a single survivor, have advantage 0."""
     values = np.asarray(returns, dtype=np.float64)
     return np.zeros_like(values) if _all_alike(values) else ADVANTAGES[estimator].of_group(values)
+
+
+def group_advantages_with_costs(returns: np.ndarray, costs: np.ndarray, estimator: str) -> np.ndarray:
+    """As `group_advantages` of the returns minus the costs of a KL term in the reward, each (num_survivors,). Where the
+    returns themselves do not differ, the costs are centred and not divided by their own standard deviation, which would
+    take their coefficient away and make of the smallest KL term a full step."""
+    values = np.asarray(returns, dtype=np.float64)
+    if len(values) > 1 and _all_alike(values):
+        return centred(values - costs)
+    return group_advantages(values - costs, estimator)
 
 
 def _all_alike(values: np.ndarray) -> bool:

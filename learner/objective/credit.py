@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from learner.batching import Row
 from learner.config import ObjectiveConfig
-from learner.objective.advantages import group_advantages
+from learner.objective.advantages import group_advantages_with_costs
 from learner.objective.gae import Moments, explained_variance, gae, whiten
 from learner.objective.objectives import kl_estimate
 from learner.tensors import Batch
@@ -119,13 +119,13 @@ def _groups(
     for batch, cost in zip(batches, costs, strict=True):
         ends = np.cumsum([row.num_sampled for row in batch.rows])[:-1]
         for row, part in zip(batch.rows, np.split(cost, ends) if batch.rows else [], strict=True):
-            paid[place[row.group_id, row.index]] -= part.sum()
-    paid = _summed(paid, device) + np.array([row.rewards.sum() for row in rows])
+            paid[place[row.group_id, row.index]] += part.sum()
+    paid, returns = _summed(paid, device), np.array([row.rewards.sum() for row in rows])
     advantages = np.zeros(len(rows))
     ids = np.array([row.group_id for row in rows])
     for group_id in dict.fromkeys(ids.tolist()):
         members = ids == group_id
-        advantages[members] = group_advantages(paid[members], config.advantage)
+        advantages[members] = group_advantages_with_costs(returns[members], paid[members], config.advantage)
     return [
         _with(
             batch, _joined([np.full(r.num_sampled, advantages[place[r.group_id, r.index]]) for r in batch.rows]), None

@@ -14,12 +14,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from actors.messages import GroupSeat
+from actors.model_size import BYTES
 from actors.process.interfaces import listen
 from actors.weight_group import WeightGroup
 from actors.weights import checksum
 from learner import publish as publication
 from learner.policy.model import Policy
 from learner.publish import PROBE_LENGTH, as_array, gathered, publish, send
+from learner.rank import DTYPES
 from learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model
 
@@ -41,10 +43,30 @@ def test_names_and_values_are_those_of_the_saved_model(tmp_path: Path, tied: boo
     assert bundle.version == 3 and bundle.num_bytes == sum(a.nbytes for a in content(bundle).values())
 
 
+def test_the_probe_is_computed_where_the_policy_computes_not_where_its_parameters_are(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a reviewer: offloaded parameters are on the CPU, and the probe's positions with them."""
+    used: list[torch.device] = []
+    monkeypatch.setattr(publication, "probe", lambda policy, ids, device: used.append(device) or np.zeros(1))
+    trainer = Trainer(model_dir, make_config())
+    trainer.device = torch.device("meta")
+    trainer.publish(1, lambda chunk: chunk)
+    assert used == [torch.device("meta")]
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+def test_a_type_is_published_with_the_bytes_that_are_reckoned_for_it(model_dir: Path, dtype: str) -> None:
+    """Found by a reviewer: float16 was published as float32, in an object store of half its size."""
+    trainer = Trainer(model_dir, make_config())
+    bundle = trainer.publish(1, lambda chunk: chunk, DTYPES.get(dtype, torch.float32))
+    assert bundle.num_bytes == BYTES[dtype] * sum(array.size for array in content(bundle).values())
+
+
 def test_the_checksum_is_over_all_chunks_in_order(model_dir: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     whole = trainer.publish(1, lambda chunk: chunk)
-    split = publish(trainer.policy, 1, lambda chunk: chunk, chunk_bytes=4096)
+    split = publish(trainer.policy, trainer.device, 1, lambda chunk: chunk, chunk_bytes=4096)
     assert len(whole.chunks) == 1 < len(split.chunks)
     assert checksum(content(split).items()) == whole.checksum == split.checksum
 
@@ -106,7 +128,7 @@ def test_a_version_streams_through_the_learner_and_is_never_there_twice(
 
     monkeypatch.setattr(publication, "gathered", watched)
     sizes = [tensor.nbytes for _, tensor in gathered(trainer.policy)]
-    bundle = publish(trainer.policy, 1, lambda chunk: len(chunk), chunk_bytes=40_000)
+    bundle = publish(trainer.policy, trainer.device, 1, lambda chunk: len(chunk), chunk_bytes=40_000)
     assert len(bundle.chunks) > 5 and bundle.num_bytes == sum(sizes)
     assert 0 < live["peak"] <= 40_000 + 2 * max(sizes) < sum(sizes) / 3
 
@@ -132,9 +154,9 @@ def test_the_probe_of_a_rank_that_is_alone_holds_one_layer_gathered(tmp_path: Pa
 
 def test_gathering_and_sending_are_told_apart(model_dir: Path) -> None:
     trainer = Trainer(model_dir, make_config())
-    slow = publish(trainer.policy, 1, lambda chunk: time.sleep(0.2), chunk_bytes=1 << 30)
+    slow = publish(trainer.policy, trainer.device, 1, lambda chunk: time.sleep(0.2), chunk_bytes=1 << 30)
     assert slow.seconds_sent >= 0.2 > slow.seconds_gathered > 0
-    assert publish(trainer.policy, 1, lambda chunk: None).seconds_sent < 0.2
+    assert publish(trainer.policy, trainer.device, 1, lambda chunk: None).seconds_sent < 0.2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -95,7 +95,9 @@ def test_a_damaged_folder_is_converted_again(file: Path, tmp_path: Path, worker:
     assert len(worker) == 2 and (first / "config.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("stamp", ["{}", '{"sha256": 1, "files": []}', '{"files": [{"name": "../x"}]}'])
+@pytest.mark.parametrize(
+    "stamp", ["{}", "", "[]", '{"sha256": "0', '{"sha256": 1, "files": []}', '{"files": [{"name": "../x"}]}']
+)
 def test_a_stamp_that_is_not_its_own_does_not_count(tmp_path: Path, stamp: str) -> None:
     (tmp_path / STAMP).write_text(stamp)
     assert not intact(tmp_path, "0" * 64)

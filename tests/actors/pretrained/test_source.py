@@ -119,7 +119,12 @@ def test_a_model_that_was_downloaded_is_found_in_the_cache_without_the_files_tha
     assert resolved("owner/name", hub, quietly) == snapshot
 
 
-@pytest.mark.parametrize("names", [(), ("config.json",), ("config.json", "README.md"), (WHOLE[0], WHOLE[2])])
+SHARD = "model-00001-of-00017.safetensors"
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("config.json",), ("config.json", "README.md"), (WHOLE[0], WHOLE[2]), (*WHOLE[:2], SHARD)]
+)
 def test_a_hub_id_without_network_is_refused_with_what_to_do(hub: Path, names: tuple[str, ...]) -> None:
     put(hub, *names)
     with pytest.raises(Unreadable, match=r"owner/name: .*cannot be downloaded.*hf download owner/name"):

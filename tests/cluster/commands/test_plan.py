@@ -12,6 +12,7 @@ from actors.scorer import memory as scorer_memory
 from cluster.cli import main
 from cluster.config import dump, load
 from cluster.runs.timing.counted_step import DEVICES, counted, device_of
+from learner import memory as learner_memory
 from learner.shapes import published
 
 SIZE = model_size(published("Qwen2.5-0.5B"), 494_032_768)
@@ -91,6 +92,17 @@ def test_a_recipe_on_gpus_is_planned_for_every_device_from_its_shapes_alone(caps
     assert "cluster.object_store_mib=" in found["object_store"]
     assert main(["plan", "qwen2.5-0.5b", "--device-gib", "24", "learner.token_budget=200000"]) == 0
     assert "24 GiB       set learner." in capsys.readouterr().out
+
+
+def test_the_advice_for_a_learner_is_a_configuration() -> None:
+    """Found by a reviewer: a token budget was advised that is below the longest trajectory."""
+    given = ["rollout.max_model_len=3072", "learner.token_budget=8192"]
+    recipe = load("frozenlake", given)
+    shape, longest = published("Qwen2.5-0.5B"), recipe.rollout.max_model_len
+    told = learner_memory.advice(shape, recipe.learner, 1, 0, 10 * GIB, longest)
+    assert "learner.token_budget=3072" in told
+    load("frozenlake", [*given, *told.removeprefix("set ").split()])
+    assert "token_budget" not in learner_memory.advice(shape, recipe.learner, 1, 0, 10 * GIB)
 
 
 def test_an_engine_that_lacks_memory_is_told_what_makes_a_sequence_fit() -> None:

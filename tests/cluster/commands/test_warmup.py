@@ -45,6 +45,11 @@ def test_the_command_line_completes_a_recipe_whose_blocks_are_empty(monkeypatch,
     assert config.model.warmup.epochs == (7 if "epochs: 7" in recipe else type(config.model.warmup)().epochs)
 
 
+def test_a_warm_up_that_is_switched_off_is_refused(monkeypatch, tmp_path, capsys) -> None:
+    code, found = configured(monkeypatch, tmp_path, "model: {warmup: {}}\n", "--env", "FrozenLake", "model.warmup=null")
+    assert code == 2 and not found and "model.warmup=null" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("recipe", "key"),
     [("model: 3\n", "model"), ("model: {warmup: 3}\n", "warmup"), ("environment: 3\n", "environment")],

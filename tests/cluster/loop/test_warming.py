@@ -17,6 +17,7 @@ from cluster.control.party_errors import Died
 from cluster.errors import UserError
 from cluster.loop import warming
 from cluster.loop.persistence.state import checkpoints
+from cluster.loop.tickets.playing import Play, PlayedGroup
 from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
 from learner.batching import Row
 from learner.warmup.corpus import Corpus
@@ -46,8 +47,9 @@ def warm(
     stop_at: int = 0,
     failing: Callable[[Ticket], Failure | None] = lambda ticket: None,
     stop_in_check: int = 0,
+    overrides: tuple[str, ...] = (),
 ) -> tuple[Progress, World, list[str]]:
-    config = learner_settings(settings(tmp_path), warmup, CORPUS.num_steps(warmup))
+    config = learner_settings(settings(tmp_path, *overrides), warmup, CORPUS.num_steps(warmup))
     world, said = World(config, faults, rewards=lambda ticket, index: float(index % 2), failing=failing), list[str]()
     work = tmp_path / "out.warmup"
     made = Warming(config, warmup, CORPUS, plays, work, FakeParties(world), digest, said.append)
@@ -181,9 +183,30 @@ def test_the_checkpoint_of_another_warm_up_is_refused(tmp_path: Path) -> None:
         warm(tmp_path, digest="other")
 
 
-def test_a_rollout_worker_that_dies_in_a_check_is_replaced(tmp_path: Path) -> None:
-    progress, _, _ = warm(tmp_path, faults=(Fault("worker.update", 2),))
+@pytest.mark.parametrize("what", ["die", "fail", "refuse", "hang"])
+def test_a_rollout_worker_that_dies_or_does_not_load_the_weights_of_a_check_is_replaced(
+    tmp_path: Path, what: str
+) -> None:
+    progress, _, _ = warm(tmp_path, faults=(Fault("worker.update", 2, what),))
     assert progress.step == 5 and len(progress.checks) == 2
+
+
+def test_a_check_plays_no_more_at_a_time_than_the_engines_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by a reviewer: tasks that waited for an engine ran into their time-outs, and the check failed."""
+    playing, most = 0, 0
+
+    async def play(self: Play, ticket: Ticket) -> PlayedGroup:
+        nonlocal playing, most
+        playing, most = playing + 1, max(most, playing + 1)
+        try:
+            return await whole(self, ticket)
+        finally:
+            playing -= 1
+
+    whole = Play.group
+    monkeypatch.setattr(Play, "group", play)
+    warm(tmp_path, overrides=(f"rollout.max_num_seqs={SMALL.samples}", "rollout.count=2"))
+    assert most == min(2, SMALL.tasks)
 
 
 def test_the_learner_of_a_warm_up_has_no_reference_and_falls_to_a_tenth_of_its_rate(tmp_path: Path) -> None:

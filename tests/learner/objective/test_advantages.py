@@ -3,7 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.config import OverlongConfig
-from learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns
+from learner.objective.advantages import (
+    group_advantages,
+    group_advantages_with_costs,
+    overlong_penalties,
+    shaped_returns,
+)
 
 RETURNS = st.lists(st.floats(-100, 100), min_size=2, max_size=16)
 
@@ -24,6 +29,20 @@ def test_advantages_sum_to_zero_and_have_the_sample_std_of_one_or_none(returns: 
 @given(st.floats(-1e6, 1e6), st.integers(2, 16), st.sampled_from(["grpo", "grpo_no_std"]))
 def test_equal_returns_have_no_advantage(value: float, count: int, estimator: str) -> None:
     assert not group_advantages(np.full(count, value), estimator).any()
+
+
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=8), st.floats(1e-6, 1), st.sampled_from(["grpo", "grpo_no_std"]))
+def test_the_cost_of_a_kl_term_alone_is_centred_and_keeps_its_coefficient(
+    costs: list[float], coefficient: float, estimator: str
+) -> None:
+    """Found by a reviewer: divided by its own spread, the smallest KL term made a full step where all returns equal."""
+    kl, equal = np.array(costs), np.full(len(costs), 0.3)
+    found = group_advantages_with_costs(equal, coefficient * kl, estimator)
+    assert np.allclose(found, coefficient * (kl.mean() - kl), atol=1e-12)
+    differing = np.arange(len(costs), dtype=float)
+    whole = group_advantages_with_costs(differing, 1e-3 * kl, estimator)
+    assert np.array_equal(whole, group_advantages(differing - 1e-3 * kl, estimator))
+    assert group_advantages_with_costs(equal[:1], kl[:1], estimator).tolist() == [0.0]
 
 
 def test_rounding_is_no_signal() -> None:
