@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -483,8 +484,7 @@ def _explain(error: ValidationError) -> str:
     for item in error.errors()[:MAX_FAULTS]:
         where = shortened(".".join(str(part) for part in item["loc"]), 80)
         if item["type"] == "extra_forbidden":
-            siblings = _fields_at(item["loc"][:-1])
-            lines.append(f"{where}: unknown key. {_nearest(str(item['loc'][-1]), siblings)}".strip())
+            lines.append(f"{where}: unknown key. {_key_meant(item['loc'])}".strip())
         elif item["type"] in ("model_type", "model_attributes_type"):
             lines.append(f"{where}: is {brief(item['input'])}, but must be a block of settings, e.g. {where}.KEY=VALUE")
         else:
@@ -504,6 +504,22 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
+def _key_meant(path: tuple[int | str, ...]) -> str:
+    """The settings of this name in other blocks, else the nearest in this one, else all keys of this one."""
+    word = str(path[-1])
+    elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == word]
+    return f"Other blocks have it: {', '.join(elsewhere)}." if elsewhere else _nearest(word, _fields_at(path[:-1]))
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of all settings below a model."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _keys(kind, f"{prefix}{name}.")
+
+
 def _nearest(word: str, valid: list[str]) -> str:
     return _meant(word, valid).strip() or f"Valid keys: {', '.join(valid)}."
 
@@ -518,7 +534,7 @@ def _meant_value(error: ErrorDetails) -> str:
 
 def _meant(word: str, valid: list[str]) -> str:
     """The question `Did you mean ...? `, with a space at its end; empty if no valid word is similar."""
-    close = difflib.get_close_matches(word[:MAX_COMPARED], valid, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(word[:MAX_COMPARED], valid, n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}? " if close else ""
 
 

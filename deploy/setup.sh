@@ -29,13 +29,18 @@ is_locked() { [[ $(cat "$venv/.squelch-setup" 2>/dev/null || true) == *-locked-/
 python_version() { "$python" -c "import sys; sys.exit(not ($1))" || fail "$("$python" --version) $2"; }
 
 setup_environment() {
-    local stamp="$venv/.squelch-setup" inputs have open locked
+    local stamp="$venv/.squelch-setup" inputs have set_up open locked
     inputs=$(cat pyproject.toml deploy/constraints.txt deploy/lock-cpu.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)
     open="$inputs-$kind-${package[*]}-$PWD" locked="$inputs-$kind-${package[*]}-locked-$PWD"
     have=$(cat "$stamp" 2>/dev/null || true)
     # A locked environment serves every call; an open one serves only calls without LOCKED.
     if [ "$have" = "$locked" ] || { [ -z "${LOCKED:-}" ] && [ "$have" = "$open" ]; }; then return; fi
     ! is_locked || fail "$venv is locked and out of date: remove it and repeat"
+    set_up=${have#*-}
+    case "$set_up" in  # the packages of two kinds would overwrite each other
+        "" | "$kind"-*) ;;
+        *) fail "$venv was set up with KIND=${set_up%%-*}: repeat with that KIND, or give another VENV" ;;
+    esac
     if [ -n "${LOCKED:-}" ]; then
         install_locked
         echo "$locked" > "$stamp"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ JOB_SERVER = "http://127.0.0.1:8265"
 def add_recipe(parser: argparse.ArgumentParser, of_what: str = "dotted overrides, e.g. filter.rho=0.5") -> None:
     """Adds the positional arguments RECIPE and key=value ..."""
     parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=of_what)
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=of_what)
 
 
 def add_job_server(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +86,19 @@ def natural(text: str) -> int:
     return int(text)
 
 
+NUMBERS: Mapping[Callable[[str], float], str] = {int: "whole number", float: "number"}
+
+
 def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     """Returns a reader for a flag that takes a finite number above 0; `kind` (`int` or `float`) reads the number."""
 
     def read(text: str) -> float:
-        value = kind(text)
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
         if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} must be above 0")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {NUMBERS[kind]} above 0")
         return value
 
     return read

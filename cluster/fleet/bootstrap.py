@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -68,10 +69,13 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
 
 def check_address(config: RunConfig) -> None:
     """Raises UserError within seconds if nothing at the host:port to join answers as Ray does; Ray itself would retry
-    for minutes. Other forms of address (`auto`, `ray://...`) are not checked."""
+    for minutes, or if the address has no form that Ray knows. Whether `auto` and `ray://...` answer is not checked."""
     try:
-        probe(_address(config))
-    except OSError as error:
+        address = _address(config)
+        if not (address in ("", "auto") or "://" in address or re.fullmatch(r".+:\d+", address)):
+            raise ValueError("give HOST:PORT, or auto")
+        probe(address)
+    except (OSError, ValueError) as error:
         raise _unreachable(config, error) from error
 
 

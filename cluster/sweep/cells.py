@@ -286,8 +286,11 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
         UserError: a model cannot be used, or the cluster cannot be reached or is too small for `parallel` cells.
     """
     from actors.scorer.fixed_model import check_scorer_model
+    from cluster.fleet.bootstrap import check_address
     from cluster.loop.initial_policy import prepare_model
 
+    for config in configs[:1]:
+        check_address(config)  # first, because a warm-up may take minutes
     parts = ("model", "learner", "environment", "sampling", "rollout", "scorer")
     seen: set[str] = set()
     for config in configs:

@@ -77,13 +77,19 @@ def parse_yaml(text: str, where: str) -> Any:
     `where`."""
     import yaml
 
-    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    plain: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+    class Loader(plain):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _refuse_repeated_keys(node, where)
+            return super().construct_mapping(node, deep)
+
     if len(text) > MAX_RECIPE:
         raise Unreadable(f"{where} is longer than {size_text(MAX_RECIPE)}")
     with decoding(where, "is not YAML"):
         try:
-            _check_events(yaml.parse(text, Loader=loader), where)
-            found = yaml.load(text, Loader=loader)
+            _check_events(yaml.parse(text, Loader=Loader), where)
+            found = yaml.load(text, Loader=Loader)
         except yaml.YAMLError as error:
             told = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
             raise Unreadable(f"{where} is not YAML: {told}") from error
@@ -119,6 +125,17 @@ def _check_events(events: Iterator[Any], where: str) -> None:
             raise Unreadable(_too_deep(where))
         if total > MAX_NODES:
             raise Unreadable(f"{where} holds more than {MAX_NODES} values, with each alias counted in full")
+
+
+def _refuse_repeated_keys(node: Any, where: str) -> None:
+    """Refuses a mapping that has a plain key twice, of which YAML would keep the last."""
+    seen: set[tuple[str, str]] = set()
+    for key, _ in node.value:
+        name = (key.tag, key.value) if isinstance(key.value, str) else None
+        if name in seen:
+            line = key.start_mark.line + 1
+            raise Unreadable(f"{where}, line {line}: the key {brief(key.value)} occurs twice; join the two")
+        seen |= {name} if name else set()
 
 
 def _refuse_tag(event: Any, where: str) -> None:

@@ -68,9 +68,13 @@ def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line() -> No
         ("cpu", "digest-cpu-/here", "1", "LOCKED=1 needs a new environment"),
         ("cpu", "digest-cpu-locked-/here", "", "is locked and out of date"),
         ("cpu", "digest-cpu-locked-/here", "1", "is locked and out of date"),
+        ("cpu", "digest-gpu--e .[gpu,test]-/cpu-here", "", "was set up with KIND=gpu"),
+        ("gpu", "digest-cpu--e .[cpu,test]-/gpu-here", "", "was set up with KIND=cpu"),
     ],
 )
-def test_a_locked_environment_begins_empty_and_is_never_changed(tmp_path: Path, kind, stamp, locked, says) -> None:
+def test_a_locked_environment_begins_empty_and_it_and_one_of_another_kind_are_never_changed(
+    tmp_path: Path, kind, stamp, locked, says
+) -> None:
     venv = tmp_path / "venv"
     if stamp is not None:
         venv.mkdir()

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.commands.arguments import add_run_place, in_store, run_folder
+from cluster.commands.arguments import add_run_place, in_store, positive, run_folder
 from cluster.terminal import say
 
 
@@ -18,8 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_run_place(parser)
     parser.add_argument("--checkpoint", default="best", help="best, last, initial, or a step number (default: best)")
-    parser.add_argument("--tasks", type=int, default=512, help="number of validation tasks (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.5, help="sampling temperature (default: %(default)s)")
+    parser.add_argument(
+        "--tasks", type=positive(int), default=512, help="number of validation tasks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=positive(float), default=0.5, help="sampling temperature (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the tasks that were solved")
 
 

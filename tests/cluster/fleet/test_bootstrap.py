@@ -129,3 +129,10 @@ def test_a_run_of_few_prompts_is_told_that_the_alarm_on_scorings_is_not_armed(ti
         said: list[str] = []
         bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
         assert sum("the alarm on scorings needs 6" in line for line in said) == told
+
+
+@pytest.mark.parametrize("address", ["foo", "127.0.0.1:", "127.0.0.1:port"])
+def test_an_address_of_another_form_is_refused_before_anything_is_warmed_up(monkeypatch, address: str) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match=f"^cluster.address='{address}': give HOST:PORT, or auto"):
+        check_address(load("frozenlake", [f"cluster.address='{address}'"]))

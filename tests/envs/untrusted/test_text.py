@@ -104,3 +104,11 @@ def test_hostile_yaml_is_refused_at_once_in_little_memory(text: str, says: str) 
 
 def test_anchors_in_use_are_fine() -> None:
     assert parse_yaml("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n", "it")["c"] == {"x": 1, "y": 2}
+    assert parse_yaml("a: &a {x: 1, y: 1}\nc: {<<: *a, y: 2}\n", "it")["c"] == {"x": 1, "y": 2}
+
+
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", "x: {a: 1}\n\ny: {a: 1, b: 2, 'a': 2}\n"])
+def test_a_key_that_occurs_twice_is_named_with_its_line(text: str) -> None:
+    """Found by a reviewer: YAML keeps the last, and the settings of the first were lost."""
+    with pytest.raises(Unreadable, match=r"it, line 3: the key 'a' occurs twice; join the two"):
+        parse_yaml(text, "it")
