@@ -448,9 +448,20 @@ def dump(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-def changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """`key: old -> new` for every setting that differs."""
-    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
+def settings_of(file: Path) -> dict[str, Any]:
+    """The settings in a run's `config.yaml` by dotted key; unchecked if this release refuses what it was started with.
+    UserError if the file is none."""
+    tree = read_settings(file.read_bytes(), str(file))
+    try:
+        return flat(load(str(file)).model_dump(mode="json"))
+    except UserError:
+        return flat(tree)
+
+
+def changes(before: RunConfig | dict[str, Any], after: RunConfig) -> list[str]:
+    """`key: old -> new` for every setting that differs. `before`: also as settings by dotted key."""
+    old = flat(before.model_dump(mode="json")) if isinstance(before, RunConfig) else before
+    new = flat(after.model_dump(mode="json"))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
     ]

@@ -1,6 +1,6 @@
 """The base of every configuration model: frozen, complete, and strict about unknown keys."""
 
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -16,10 +16,21 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `true` and `false`, which pydantic reads as 1 and 0, for a field of numbers."""
-        if isinstance(value, bool) and info.field_name is not None:
-            annotation = cls.model_fields[info.field_name].annotation
-            kinds = {annotation, *get_args(annotation)}
-            if kinds & {int, float} and bool not in kinds:
-                raise ValueError("must be a number")
+        """Refuses `true` and `false`, which pydantic reads as 1 and 0, for fields of numbers, also among several."""
+        kinds = _kinds(cls.model_fields[info.field_name].annotation) if info.field_name is not None else set()
+        if kinds & {int, float} and bool not in kinds:
+            values = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(one, bool) for one in values):
+                raise ValueError("must hold numbers" if tuple in kinds or list in kinds else "must be a number")
         return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin is Literal:
+        return set()
+    found = {annotation, origin}
+    return found.union(*(_kinds(part) for part in get_args(annotation)))

@@ -179,5 +179,6 @@ def advice(
             return f"set {' '.join(tried)}"
     for ranks in (2, 4, 8, 16, 32, 64):
         if ranks > world_size and estimate(config, changed, ranks, held).total <= has:
-            return f"set {' '.join(tried)} learner.ranks={ranks}"
-    return "set learner.lora, or take a smaller model"
+            return f"set {' '.join([*tried, f'learner.ranks={ranks}'])}"
+    lower = "lower learner.token_budget (not below rollout.max_model_len), " if longest is None else ""
+    return f"{lower}set learner.lora, or take a smaller model"

@@ -297,7 +297,7 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
-        followed = state.get("followed")  # unknown in a checkpoint of an earlier release
+        followed = state.get("followed")  # an earlier release did not keep the step
         self.followed = Followed() if followed is None else Followed(**followed)
 
 

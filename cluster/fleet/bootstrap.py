@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from pydantic import ValidationError
 from ray.exceptions import RayError
 
 from actors.config import ScorerConfig
 from actors.diagnosis.uncertainty import MIN_INTERVAL
 from actors.process.preparation import HOOK
 from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
-from cluster.config import RunConfig, load
+from cluster.config import RunConfig, read_settings
 from cluster.errors import UserError
 from cluster.fleet import local_ray
 from cluster.fleet.demand import needed
@@ -68,8 +69,8 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
 
 
 def check_address(config: RunConfig) -> None:
-    """Raises UserError within seconds if nothing at the host:port to join answers as Ray does; Ray itself would retry
-    for minutes, or if the address has no form that Ray knows. Whether `auto` and `ray://...` answer is not checked."""
+    """Raises UserError within seconds if the address is neither HOST:PORT nor `auto` nor ray://..., or if nothing at
+    HOST:PORT answers as Ray does; Ray itself would retry for minutes. Whether the others answer is not checked."""
     try:
         address = _address(config)
         if not (address in ("", "auto") or "://" in address or re.fullmatch(r".+:\d+", address)):
@@ -163,13 +164,21 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
         say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; that on the fixed probe watches")
     if not scorer.enabled or scorer.every is not None:
         return config
-    if resume and saved.exists() and (before := load(str(saved)).scorer).every is not None:
+    if resume and saved.exists() and (before := _scorer_of(saved)).every is not None:
         return _with_scorer(config, _as_started(scorer, before, say))
     if config.model.path == "tiny":
         return _with_scorer(config, scorer.model_copy(update={"every": OFTEN}))
     work = _step_work(config, model_dir)
     say(in_words(work, found := chosen(work, scorer)))
     return _with_scorer(config, found)
+
+
+def _scorer_of(file: Path) -> ScorerConfig:
+    """The scorer's settings in a run's `config.yaml`, of which this release may refuse the whole."""
+    try:
+        return ScorerConfig.model_validate(read_settings(file.read_bytes(), str(file)).get("scorer", {}))
+    except ValidationError as error:
+        raise UserError(f"{file}: scorer: {error.errors()[0]['msg']}") from error
 
 
 def _as_started(given: ScorerConfig, before: ScorerConfig, say: Callable[[str], None]) -> ScorerConfig:

@@ -41,7 +41,7 @@ from actors.model_folder import check_model_folder
 from actors.play.replaying import notes_on_replays
 from actors.process.disk import write_whole
 from actors.scorer.fixed_model import check_scorer_model
-from cluster.config import RunConfig, changes, dump, load
+from cluster.config import RunConfig, changes, dump, settings_of
 from cluster.control.party_errors import Failed, Refused
 from cluster.errors import UserError
 from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
@@ -288,7 +288,7 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     """Writes the resolved configuration; for a resumed run, prints each setting that changed."""
     resolved = config.run_dir / "config.yaml"
     if resolved.exists():
-        for change in changes(load(str(resolved)), config):
+        for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
     say(f"new weights reach rollout workers {config.weight_transfer_text}")
     departures = config.algorithm_differences

@@ -77,12 +77,15 @@ def parse_yaml(text: str, where: str) -> Any:
     `where`."""
     import yaml
 
+    seen = set[int]()
     plain: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
     class Loader(plain):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            _refuse_repeated_keys(node, where)
-            return super().construct_mapping(node, deep)
+        def flatten_mapping(self, node: Any) -> None:
+            if id(node) not in seen:  # once, because merged keys then stand beside the node's own
+                seen.add(id(node))
+                _refuse_repeated_keys(node, where)
+            super().flatten_mapping(node)
 
     if len(text) > MAX_RECIPE:
         raise Unreadable(f"{where} is longer than {size_text(MAX_RECIPE)}")

@@ -55,6 +55,8 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("loop.colour=3", ["loop.colour", "Valid keys: "]),
         ("loop.steps=yes", ["loop.steps", "must be a number"]),
         ("filter.rho=true", ["filter.rho", "must be a number"]),
+        ("filter.band=[true,1]", ["filter.band", "must hold numbers"]),
+        ("learner.optimizer.betas=[0.9,true]", ["learner.optimizer.betas", "must hold numbers"]),
         ("scorer.max_pairs=on", ["scorer.max_pairs", "must be a number"]),
         ("filter.rho", ["key.sub=value"]),
         ("filter.rho.x=1", ["filter.rho.x=1"]),

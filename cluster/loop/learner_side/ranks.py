@@ -142,10 +142,14 @@ class Ranks:
         could only run into its bound. `what`: the call that follows."""
         now = asyncio.get_running_loop().time
         watch = self._watch(Signs.ANSWERS)
-        while None in (found := await self.learner.progress(self.answer_s)):
-            watch.see(found, now())
-            if late := watch.hung(now()):
-                raise TimeoutError(f"{what}: {late}")
+        try:
+            while None in (found := await self.learner.progress(self.answer_s)):
+                watch.see(found, now())
+                self.watchdog.see(LEARNER, watch, now())
+                if late := watch.hung(now()):
+                    raise TimeoutError(f"{what}: {late}")
+        finally:
+            self.watchdog.forget(LEARNER)
 
     def _watch(self, signs: Signs) -> ProgressWatch:
         patience = Patience(self.config.hung_after_s, "micro-batch", "learner.hung_after_s")

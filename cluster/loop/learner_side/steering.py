@@ -52,7 +52,7 @@ class Steering:
         self._controller = KeptShare(config.filter.rho, grid, self.settings.error, self.settings.steer)
         self._restore(state)
         self._measured: Alignment | None = None
-        """The measurement of the step that is not trained on yet."""
+        """The measurement of the step that has not ended yet."""
 
     @property
     def rho(self) -> float:
@@ -81,7 +81,7 @@ class Steering:
         return flat | {"kept_share/measured": float(found.num_groups), "seconds/kept_share": time.time() - started}
 
     def settle(self, step: int) -> dict[str, float]:
-        """Counts the measurement of a step that was trained on; the controller's flat figures."""
+        """Counts the measurement of a step that has ended; the controller's flat figures."""
         if not self.settings.every:
             return {}
         used, measured, self._measured = self.rho, self._measured, None
@@ -94,18 +94,23 @@ class Steering:
 
     def state(self) -> dict[str, Any] | None:
         """For the checkpoint; plain JSON. None if q is not measured."""
-        return {"start": self.config.rho, **self._controller.state()} if self.settings.every else None
+        return {**self._frame(), **self._controller.state()} if self.settings.every else None
+
+    def _frame(self) -> dict[str, Any]:
+        """What the controller's evidence is about; with another it says nothing."""
+        return {"start": self.config.rho, "grid": list(self._controller.grid)}
 
     def _restore(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
-        start, used, steers = state["start"], state["rho"], self.settings.steer and self.settings.every
-        if start == self.config.rho and (used == start or steers) and used in self._controller.grid:
+        start, used = self.config.rho, state["rho"]
+        same = all(state.get(name) == value for name, value in self._frame().items())
+        if same and (used == start or self.settings.steer):
             self._controller.restore(state)
-        elif used != self.config.rho:
+        elif self.settings.every or used != start:
             self.say(
-                f"the kept share begins anew at filter.rho={self.config.rho:g}: its settings have changed since the "
-                f"checkpoint, whose steps used {used:g}"
+                f"the kept share begins anew at filter.rho={start:g}: its settings have changed since the checkpoint, "
+                f"whose steps used {used:g}"
             )
 
     def _tell(self, step: int, move: Move) -> None:

@@ -105,6 +105,8 @@ def test_hostile_yaml_is_refused_at_once_in_little_memory(text: str, says: str) 
 def test_anchors_in_use_are_fine() -> None:
     assert parse_yaml("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n", "it")["c"] == {"x": 1, "y": 2}
     assert parse_yaml("a: &a {x: 1, y: 1}\nc: {<<: *a, y: 2}\n", "it")["c"] == {"x": 1, "y": 2}
+    nested = "b: &b {k: 0}\nx: {inner: &a {<<: *b, k: 1}}\nc: {<<: *a, z: 3}\n"
+    assert parse_yaml(nested, "it")["c"] == {"k": 1, "z": 3}
 
 
 @pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3\n", "x: {a: 1}\n\ny: {a: 1, b: 2, 'a': 2}\n"])

@@ -1,5 +1,6 @@
 """PPO on the learner: the critic, and what becomes of its values."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,22 @@ def test_kl_in_the_reward_enters_a_groups_returns_as_the_sum_over_its_tokens(mod
         for index, value in returns.items():
             (advantage,) = given[group_id][index]
             assert advantage == pytest.approx(value - mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "grpo_no_std"])
+def test_kl_in_the_reward_of_a_group_without_signal_counts_by_its_coefficient(model_dir: Path, advantage: str) -> None:
+    def given(coefficient: float) -> np.ndarray:
+        kl = {"coefficient": coefficient, "estimator": "k3", "place": "reward"}
+        trainer = Trainer(model_dir, make_config(objective={"kl": kl, "advantage": advantage}))
+        rows = [
+            replace(row, rewards=np.zeros_like(row.rewards)) for row in to_rows(make_groups(), trainer.config.objective)
+        ]
+        steps, _, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock())
+        return steps[0][0].tokens.advantages.numpy()
+
+    small, large = given(0.01), given(0.1)
+    assert np.abs(large).max() > 0
+    assert np.allclose(large, 10 * small, rtol=1e-3, atol=1e-7)
 
 
 def test_a_lone_row_of_a_group_still_trains_the_critic(model_dir: Path) -> None:

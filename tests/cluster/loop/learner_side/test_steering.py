@@ -109,13 +109,14 @@ def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Pat
         ["filter.kept_share.steer=false", "filter.kept_share.every=0"],
         ["filter.rho=0.95"],
         ["filter.kept_share.low=0.85"],
+        ["filter.kept_share.low=0.55"],
     ],
 )
 def test_a_run_resumed_with_settings_that_its_controller_does_not_fit_begins_anew_and_says_so(
     tmp_path: Path, words: list[str]
 ) -> None:
     """Found by a reviewer: the rho of the checkpoint went on where the controller was off, and against filter.rho."""
-    world, archive = run(tmp_path)
+    world, archive = run(tmp_path)  # its last steps used a lower rho
     assert rhos(archive)[-1] < 0.85
     world.config = settings(tmp_path, *STEERED, "loop.steps=26", *words)
     outcome = drive(world, archive, resume=True)
