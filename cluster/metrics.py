@@ -43,10 +43,8 @@ WAITS = (
     ("coordinator", "filter"),
     ("coordinator", "learner"),
     ("coordinator", "rollout"),
+    ("coordinator", "archive"),
     ("coordinator", "scorer"),
-    ("environment", "rollout"),
-    ("learner", "environment"),
-    ("rollout", "learner"),
 )
 LEDGER_STATES = (
     "issued",

@@ -99,6 +99,7 @@ class Coordinator:
         self.ledger = Ledger.restore(state.ledger)
         self.source = _training_tickets(config, state.cursor)
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
+        self.journal.carried = dict(state.carried)
         self.play = Play(config, fleet)
         self.archiving = Archiving(archive, fleet.parties.payloads, config.run_dir, say)
         watchdog = Watchdog(self.journal.event, recorder.set)
@@ -179,6 +180,7 @@ class Coordinator:
 
     async def _begin(self) -> None:
         await self.filtering.restore()
+        self.scoring.count(self.state.outcomes)
         await self.scoring.restore(self.state.scorer, self.state.scorer_figures, self.state.alarm)
         await self.learning.publish(self.admission.version)
         if self.validation.due(0, last=False) and self.admission.clock == 0:
@@ -209,7 +211,7 @@ class Coordinator:
         if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets)
         elif clock > 0:  # a scoring may have ended after the checkpoint was written
-            self.checkpointing.amend(clock, self._scorer_state())
+            self.checkpointing.amend(clock, self._late_state())
         self.ledger.cancel_open()
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -247,15 +249,18 @@ class Coordinator:
         flat |= self.steering.settle(step)
         del self.windows[step], self._lost[step]
         self._settled = self.filtering.state or self._settled
+        flat["seconds/publish"] = 0.0
         if report is not None and report.updated:
             flat |= await self._publish()
+            flat["seconds/publish"] = time.time() - trained
         self.admission.complete(step, self.learning.version)
         self.ledger.settle(ticket.ticket_id for ticket in window.tickets)
+        archived = time.time()
         await self.archiving.begin(decision, tables)
+        flat["seconds/archive"] = time.time() - archived
         self._issue()
         flat |= learner_figures(report)
         flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
-        flat["seconds/publish"] = time.time() - trained
         self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
         flat |= self.early_stop.figures()
         self.gaming.step(step, kept_variance(decision.metrics))
@@ -266,7 +271,7 @@ class Coordinator:
         flat |= self.gaming.figures()
         drained = await self._drain(step) if step == self.last_step else 0.0
         await self.journal.collect_spans(self.fleet)
-        self._record(step, flat, began + drained)
+        self._record(step, flat, began, drained)
         await self._upkeep(step)
 
     async def _drain(self, step: int) -> float:
@@ -278,6 +283,7 @@ class Coordinator:
         await self.scoring.drain(self._is_told_to_stop)
         for figures in self.scoring.take_earlier():
             self.journal.scoring(step, figures)
+        self.journal.busy(started, time.time())
         return time.time() - started
 
     async def _upkeep(self, step: int) -> None:
@@ -480,7 +486,7 @@ class Coordinator:
         state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
         state.kept_share, state.gaming = self.steering.state(), self.gaming.state()
-        vars(state).update(self._scorer_state())
+        vars(state).update(self._late_state())
         state.seconds += time.time() - self._started
         self._started = time.time()
         try:
@@ -495,10 +501,12 @@ class Coordinator:
         issued = [window.tickets[: window.first] for window in self.windows.values()]
         return [pack_ticket(ticket) for tickets in (*issued, *self._resumed.values()) for ticket in tickets]
 
-    def _scorer_state(self) -> dict[str, Any]:
+    def _late_state(self) -> dict[str, Any]:
+        """The part of the loop's state that goes on changing after the last step."""
         scoring = self.scoring
         figures = {"scorer": scoring.state, "scorer_figures": scoring.pending(), "alarm": scoring.alarm_state()}
-        return {**figures, "probing": scoring.probing}
+        counts = {"carried": dict(self.journal.carried), "outcomes": scoring.untold()}
+        return {**figures, **counts, "probing": scoring.probing}
 
     def _staleness(self, kept: list[PlayedGroup]) -> tuple[float, float]:
         if not kept:
@@ -506,14 +514,14 @@ class Coordinator:
         ages = [self.admission.check_staleness(g.summary.version_min) for g in kept]
         return float(max(ages)), float(np.mean(ages))
 
-    def _record(self, step: int, flat: dict[str, float], began: float) -> None:
+    def _record(self, step: int, flat: dict[str, float], began: float, drained: float) -> None:
         flat |= self.scoring.take_figures(step, flat["reward_mean"]) | self.scaling.step(step)
         flat |= {f"ledger/{state}": float(n) for state, n in self.ledger.counts().items()}
         for state in (DROPPED, FAILED):
             flat |= {f"ledger/{state}/{reason}": float(n) for reason, n in self.ledger.reasons(state).items()}
         flat |= {f"restarts/{name}": float(n) for name, n in self.fleet.take_restarts().items()}
         flat |= {f"up/{name}": float(up) for name, up in self.fleet.up().items()}
-        self.journal.step(step, flat, began, self.scoring)
+        self.journal.step(step, flat, began, drained, self.scoring)
 
     def _played(self) -> list[PlayedGroup]:
         return [group for window in self.windows.values() for group in window.groups.values()]

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError
@@ -146,7 +146,7 @@ class Scoring:
     def take_figures(self, step: int, reward_mean: float) -> dict[str, float]:
         """Figures of the oldest finished scoring that was not taken yet, the outcomes counted since the last call, and
         the alarm's figures. `reward_mean`: mean reward of `step`, which records them; the alarm needs it."""
-        news = self.pace.outcomes - self._told
+        news = self.untold()
         self._told = Counter(self.pace.outcomes)
         taken = self._figures.popleft() if self._figures else {}
         while self._probes:  # of two readings that ended since the last record the newer one is recorded
@@ -157,6 +157,14 @@ class Scoring:
         self._watch(taken)
         alarms = self.alarm.figures() | self.probe_alarm.metrics()
         return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | alarms
+
+    def untold(self) -> dict[str, int]:
+        """The outcomes that no step has counted yet."""
+        return dict(self.pace.outcomes - self._told)
+
+    def count(self, outcomes: Mapping[str, int]) -> None:
+        """Takes the untold outcomes of an earlier process."""
+        self._told.subtract(outcomes)
 
     def take_earlier(self) -> list[dict[str, float]]:
         """Figures of every finished scoring that was not taken yet but the newest, oldest first. The run's last record

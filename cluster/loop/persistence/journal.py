@@ -22,8 +22,8 @@ from cluster.runs.step_line import step_line
 from cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 SPANS_TIMEOUT_S = 30.0
-WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout"}
-"""The party for which the coordinator waits in each part of a step."""
+WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout", "archive": "archive"}
+"""The party, or disk, for which the coordinator waits in each part of a step."""
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
 
@@ -83,9 +83,10 @@ class Journal:
         self._show(step, flat)
         self.archive.metrics(step, flat)
 
-    def step(self, step: int, flat: dict[str, float], began: float, scoring: Scoring) -> None:
+    def step(self, step: int, flat: dict[str, float], began: float, drained: float, scoring: Scoring) -> None:
         """Adds the times of a step, which began at `began` (unix seconds), to its figures, and records them.
 
+        `drained`: seconds for which the run's last step waited for the scorer; they are no part of its time.
         Orchestration time is the time in which no actor generated, trained, scored or stepped an environment.
         """
         ended = time.time()
@@ -93,12 +94,13 @@ class Journal:
         busy = union_seconds(clip_intervals(spans, began, ended))
         self._spans.clear()
         beside = flat.get("seconds/validation", 0.0) + flat.get("seconds/probe", 0.0)
-        flat["seconds/step"] = ended - began - beside
+        flat["seconds/step"] = ended - began - beside - drained
         flat["seconds/orchestration"] = ended - began - busy
         flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
         flat["total_steps"] = float(self.steps)
         flat |= self.carried
         flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITS.items()}
+        flat["wait/coordinator/scorer"] = drained
         self.carried, self.recorded = {}, ended
         self._put(step, flat)
 

@@ -63,6 +63,10 @@ class LoopState:
     """The state of the warning for a gamed criterion."""
     probing: int | None = None
     """The step whose reading of the fixed probe was under way; a run resumed from it reads it again."""
+    carried: dict[str, float] = field(default_factory=dict)
+    """Figures that the next step reports."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Scorings by outcome that no step has counted yet."""
     fixed_tasks: dict[str, str] = field(default_factory=dict)
     """What the fixed tasks of the validation and of the probe are (`with_tasks`); empty in older releases."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,14 @@ from actors.archive.store import ArchiveError
 from cluster.config import load
 from cluster.control.party_errors import Died, Failed, Refused
 from cluster.errors import UserError
+from cluster.loop.coordinator import Coordinator
+from cluster.loop.persistence.archiving import Archiving
 from cluster.loop.run import _check_scorer
 from cluster.loop.scoring import Scoring
 from cluster.metrics import REGISTRY
-from tests.fakes.parties import FakeArchive
+from cluster.runs.ending import EndCause, Ending
+from tests.fakes.parties import FakeArchive, World
+from tests.fakes.run import check, drive, settings
 
 
 def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
@@ -301,3 +306,46 @@ def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_s
 def test_a_line_that_holds_a_scoring_alone_is_no_record_of_a_step() -> None:
     whole, alone = {"step": 9, "seconds/step": 1.0, "scorer/step": 9.0}, {"step": 9, "scorer/step": 5.0}
     assert [is_of_step(line) for line in (whole, alone, {"step": 0, "total_steps": 9.0})] == [True, False, False]
+
+
+def test_no_scoring_is_left_out_of_the_counts_by_a_stop(tmp_path: Path) -> None:
+    """Found by a reviewer: what was counted between the last record and a stop was lost with the process."""
+    pace = {"scorer.score": 7.0}
+    world = World(settings(tmp_path, "loop.steps=6"), pace=lambda kind: pace.get(kind, 1.0))
+    archive = FakeArchive()
+    for last in (2, 4, 6):
+
+        def stop(coordinator: Coordinator, last: int = last) -> None:
+            def told(text: str) -> None:
+                if last < 6 and text.startswith(f"step {last:4d}/"):
+                    coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM"))
+
+            coordinator.say = coordinator.journal.say = told
+
+        check(drive(world, archive, stop, resume=last > 2), world, archive)
+    done = sum(row.get("scorer/done", 0.0) for row in archive.figures.values())
+    assert done == world.calls["scorer.score"] > 0
+
+
+def test_the_time_of_a_publication_holds_no_other_wait(tmp_path: Path) -> None:
+    world = World(settings(tmp_path, "scorer.enabled=false"), rewards=lambda ticket, index: float(index % 2))
+    archive = FakeArchive()
+
+    def now() -> float:
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return 0.0
+
+    async def slow(self: Archiving, *args: Any) -> None:
+        await asyncio.sleep(40.0)
+        await whole(self, *args)
+
+    whole = Archiving.begin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Archiving, "begin", slow)
+        patch.setattr(time, "time", now)
+        check(drive(world, archive), world, archive)
+    rows = [row for step, row in archive.figures.items() if step]
+    assert all(row["seconds/archive"] == row["wait/coordinator/archive"] == 40.0 for row in rows)
+    assert all(0 < row["seconds/publish"] < 40.0 for row in rows)

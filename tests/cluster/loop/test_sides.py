@@ -404,13 +404,19 @@ def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
         time.sleep(0.02)
         journal.worked("learner", began, began + 0.01)
         flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5}
-        journal.step(step, flat, began, scoring)
+        journal.step(step, flat, began, 0.0, scoring)
         assert flat["seconds/orchestration"] == pytest.approx(flat["seconds/step"] - 0.01, abs=1e-3)
         began = journal.recorded
         journal.carried["seconds/checkpoint"] = float(step)
-    archive.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sum(row["seconds/step"] for row in rows) == pytest.approx(began - start)
     assert [row.get("seconds/checkpoint") for row in rows] == [None, 1.0, 2.0]
     assert totals["tokens/sampled"] == 30.0 and len(lines) == 3
     assert journal.last["seconds/checkpoint"] == 2.0
+    now = time.time()
+    journal.worked("scorer", now - 4.0, now)  # the wait at the run's end
+    flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5}
+    journal.step(4, flat, now - 5.0, 4.0, scoring)
+    assert flat["seconds/step"] == pytest.approx(1.0, abs=0.1) == flat["seconds/orchestration"]
+    assert flat["wait/coordinator/scorer"] == 4.0
+    archive.close()
