@@ -64,6 +64,9 @@ class Episode:
         self._plan: list[str] = []
         self._turns = 0
         self._done = True
+        self._success = False
+        self._paid = False
+        """Whether the episode has ended and was paid its reward noise, as one without room in its context never is."""
         self.task_key = ""
         """Digest of the task's content; known after `start`, as is `task_kind`."""
         self.task_kind: str | None = None
@@ -73,7 +76,7 @@ class Episode:
         self._observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
         self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self._max_actions
-        self._plan, self._turns, self._done = [], 0, False
+        self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
         return [
             {"role": "system", "content": system_message(self._env, self._config)},
             {"role": "user", "content": self._turn_message(None)},
@@ -84,11 +87,11 @@ class Episode:
         if self._done:
             raise RuntimeError(f"turn {self._turns + 1} was played in an episode that is not running")
         parsed = parse(text, self._max_actions, self._env.read_action)
-        reward, played, success, ending = self._play(parsed)
+        reward, played, ending = self._play(parsed)
         self._plan += parsed.actions
         self._turns += 1
         self._actions_left -= played
-        self._done = ending is not None or self._turns >= self._max_turns
+        self._done = self._paid = ending is not None or self._turns >= self._max_turns
         valid = parsed.valid and not hit_token_limit
         return TurnOutcome(
             reward=reward + (self._reward_noise.draw(self._noise_seed) if self._done else 0.0),
@@ -97,7 +100,7 @@ class Episode:
             format_reason="cut at the token limit" if hit_token_limit else parsed.reason,
             num_actions=played,
             done=self._done,
-            success=success,
+            success=self._done and self._success,
             truncated=self._done and ending != "terminated",
             bootstrap_last_state=ending == "truncated" and self._turns < self._max_turns,
             next_message=None if self._done else self._message(reward),
@@ -111,19 +114,19 @@ class Episode:
     def replay(self, noise_seed: int) -> Replay:
         """A replay of the actions so far under that noise, in the same environment; the episode itself is over then."""
         self._done = True
-        noise = self._reward_noise.draw(noise_seed)
+        noise = self._reward_noise.draw(noise_seed) if self._paid else 0.0
         return Replay(self._env, self._seed, self.task_key, tuple(self._plan), noise_seed, noise)
 
-    def _play(self, parsed: ParsedTurn) -> tuple[float, int, bool, Ending | None]:
-        """(reward, number of executed actions, success, the environment's ending); actions after the end are
-        dropped."""
+    def _play(self, parsed: ParsedTurn) -> tuple[float, int, Ending | None]:
+        """(reward, number of executed actions, the environment's ending); actions after the end are dropped."""
         reward, played = 0.0, 0
         for action in parsed.actions:
             self._observation, step_reward, terminated, truncated, info = self._env.step(action)
             reward, played = reward + finite_reward(step_reward), played + 1
+            self._success = bool(_told(info, "success", "step"))
             if terminated or truncated:
-                return reward, played, bool(_told(info, "success", "step")), "terminated" if terminated else "truncated"
-        return reward, played, False, None
+                return reward, played, "terminated" if terminated else "truncated"
+        return reward, played, None
 
     def _message(self, reward: float) -> Message:
         return {"role": "user", "content": self._turn_message(reward)}

@@ -1,8 +1,12 @@
 """The characters that an observation may contain."""
 
-_RANGES = ((0x20, 0x7F), (0xA1, 0x250), (0x370, 0x400), (0x2010, 0x2028), (0x20A0, 0x20C0), (0x2190, 0x2300))
+_RANGES = (
+    *((0x20, 0x7F), (0xA1, 0x250), (0x370, 0x530), (0x1E00, 0x1F00), (0x2010, 0x2028), (0x2030, 0x205F)),
+    *((0x2070, 0x209D), (0x20A0, 0x20C0), (0x2100, 0x230C)),
+)
 PRINTABLE = "\n" + "".join(chr(c) for first, end in _RANGES for c in range(first, end) if chr(c).isprintable())
-"""ASCII, Latin, Greek, dashes and quotes, currencies, arrows and operators."""
+"""ASCII, Latin with Vietnamese, Greek, Cyrillic, dashes, quotes and primes, raised and lowered digits, currencies,
+letter-like signs and fractions, arrows, operators, floor and ceiling."""
 _PRINTABLE = frozenset(PRINTABLE)
 
 

@@ -68,8 +68,11 @@ class Ranked:
         return Ranked(weights / weights.sum(), self.num_groups)
 
     def quantiles(self, low: float, high: float) -> tuple[float, float]:
-        """The `low` and `high` quantile of the scores."""
-        bottom, top = np.quantile(self.scores, [low, high])
+        """The `low` and `high` quantile of the scores, linear between two of them. A position that is a score's but for
+        rounding is that score's, so that a group at an end of a band is in it."""
+        ordered = np.sort(self.scores)
+        places = np.round((len(ordered) - 1) * np.array([low, high]), 9)
+        bottom, top = np.interp(places, np.arange(len(ordered)), ordered)
         return float(bottom), float(top)
 
 

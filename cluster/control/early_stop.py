@@ -18,8 +18,8 @@ class EarlyStop:
     """The two rules of appendix B.2.
 
     (i) The mean reward variance is below 10% of its mean over the first 10 steps for 5 steps in a row (`ragen`: the
-    mean standard deviation, 10 steps in a row). (ii) Validation success is below `collapse_threshold` at 5 validations
-    in a row. `off` counts as well, but never stops the run.
+    mean standard deviation, 10 steps in a row); steps of which every group was refused do not count. (ii) Validation
+    success is below `collapse_threshold` at 5 validations in a row. `off` counts as well, but never stops the run.
     """
 
     kind: str

@@ -388,7 +388,7 @@ class Coordinator:
             await asyncio.gather(*window.plays)
             final = not self.config.filter.refill or rounds >= self.config.filter.max_refill_rounds
             asked = time.time()
-            decision = await self.filtering.close(window.step, final, self.config.loop.prompts, self.steering.rho)
+            decision = await self.filtering.close(window.step, final, window.first, self.steering.rho)
             window.seconds_filter += time.time() - asked
             if final or decision.wanted == 0:
                 break

@@ -107,7 +107,10 @@ class Question(Environment):
         name = random.Random(f"data set {seed}").choice(self._names)
         level = self._level(seed)
         for dataset, index in self._candidates(name, level, seed):
-            entry = dataset[index]
+            try:
+                entry = dataset[index]
+            except Exception:  # some data sets fail at some entries, e.g. by a division by 0; the next one is drawn
+                continue
             shown = legible(str(entry["question"]), MAX_QUESTION)
             key = task_key_of(f"ReasoningGym {name}", shown)
             if len(entry["question"]) <= MAX_QUESTION and split_of(key) == self.split:

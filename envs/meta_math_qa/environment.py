@@ -72,9 +72,12 @@ def generated(seed: int, split: Split, options: MetaMathQAOptions) -> Question:
     """The generated question of `seed`: problems are drawn until one belongs to `split`."""
     for draw in range(MAX_DRAWS):
         problem = generate(f"MetaMathQA {seed} {draw}", options.largest)
-        key = task_key_of("MetaMathQA", problem.question)
-        if split_of(key) == split:
-            return Question(problem.question, problem.answer, ", ".join(problem.steps), problem.schema, key)
+        worked = ", ".join(problem.steps)
+        # the split follows from the arithmetic alone: the same numbers told of other people are no new problem
+        if split_of(task_key_of("MetaMathQA", f"{problem.schema} {worked}")) == split:
+            return Question(
+                problem.question, problem.answer, worked, problem.schema, task_key_of("MetaMathQA", problem.question)
+            )
     raise no_task("MetaMathQA", options)
 
 

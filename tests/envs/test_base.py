@@ -86,6 +86,8 @@ def test_the_format_takes_the_environments_own_numbers_unless_it_is_given_some(n
 def test_text_becomes_printable_and_is_cut():
     assert printable("a\tb\x00\ud800é→😀c", 8) == "a b??é→?"
     assert printable("line\nnext", 99) == "line\nnext"
+    published = "1 ≤ n ≤ 10⁹, a₁, ⌊n/2⌋, f′(x), ½, Nguyễn Phú Trọng, Пушкин"
+    assert printable(published, 99) == published
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -101,6 +101,16 @@ def test_an_episode_must_be_started():
         Episode(make("FrozenLake"), 0, 0, CONFIG).act("")
 
 
+@pytest.mark.parametrize("solved", [True, False])
+def test_the_success_of_the_last_step_counts_at_the_turn_limit_too(monkeypatch, solved: bool) -> None:
+    """Found by a reviewer: an environment that does not end where it is solved never succeeded."""
+    env, episode = start()
+    monkeypatch.setattr(env, "step", lambda action: ("P", 0.0, False, False, {"success": solved}))
+    *running, last = [episode.act(well_formed("go", ["Up"] if turn < 4 else [])) for turn in range(5)]
+    assert not any(outcome.success for outcome in running) and not any(outcome.done for outcome in running)
+    assert last.done and last.num_actions == 0 and last.success is solved
+
+
 def test_an_environment_that_truncates_ends_the_episode_as_truncated(monkeypatch):
     env, episode = start()
     monkeypatch.setattr(env, "step", lambda action: ("P", 0.0, False, True, {"success": False, "action_valid": True}))

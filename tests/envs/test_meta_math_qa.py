@@ -18,10 +18,9 @@ from envs.config import EnvironmentConfig
 from envs.episode import Episode
 from envs.format import well_formed
 from envs.meta_math_qa.answers import Judge, plain, verdict
-from envs.meta_math_qa.environment import MetaMathQA, MetaMathQAOptions, answers, shuffled
+from envs.meta_math_qa.environment import MetaMathQA, MetaMathQAOptions, answers, generated, shuffled
 from envs.meta_math_qa.problems import SCHEMAS, Draw, generate
 from envs.registry import make, resolved
-from envs.splits import split_of
 
 HOSTILE_PARTS = (
     *("1", "9", "72", "0.5", "99", "x", "y", "n", "+", "-", "*", "/", "^", "^{", "}", "{", "(", ")", "[", "]", "!"),
@@ -110,7 +109,6 @@ def test_ten_thousand_contents_a_split_and_none_in_both():
             env.reset(seed=seed)
             keys[split].add(env.task_key())
         assert len(keys[split]) >= 10_000
-        assert all(split_of(key) == split for key in keys[split])
     assert not keys["train"] & keys["validation"]
 
 
@@ -366,3 +364,16 @@ def hostile_env() -> MetaMathQA:
     if not _ENVS:
         _ENVS.append(MetaMathQA(**MetaMathQAOptions().model_dump()))
     return _ENVS[0]
+
+
+@pytest.mark.parametrize("largest", [12, 100])
+def test_no_validation_problem_is_a_training_problem_told_of_other_people(largest: int) -> None:
+    """Found by a reviewer: the split was decided by the text, so that 43% had the arithmetic of a training problem."""
+    made = {
+        split: {
+            (question.source, question.worked)
+            for question in (generated(seed, split, MetaMathQAOptions(largest=largest)) for seed in range(600))
+        }
+        for split in ("train", "validation")
+    }
+    assert len(made["validation"]) > 100 and not made["train"] & made["validation"]

@@ -222,6 +222,9 @@ def test_band_keeps_between_two_quantiles_and_counts_from_the_top_for_the_smalle
     assert kept(scores, config("band", band=(0.25, 0.75))) == (1, 2, 3)
     assert kept(scores, config("band", band=(0.0, 0.25))) == (0, 1)
     assert kept(scores, config("band", band=(0.0, 0.25), keep="smallest")) == (3, 4)
+    many = [0.001 * (score + 1) for score in range(51)]  # 50 * 0.58 is 28.999999999999996
+    assert len(kept(many, config("band", band=(0.0, 0.58)))) == 30
+    assert len(kept(many, config("band", band=(0.0, 0.42), keep="smallest"))) == 22
 
 
 def test_softmax_depends_on_the_reward_scale_and_linear_does_not() -> None:

@@ -81,6 +81,13 @@ def test_an_answer_at_which_the_scorer_fails_is_wrong_and_fails_no_trajectory() 
     assert env.step("squelch")[1:] == (0.0, True, False, {"success": False})
 
 
+def test_an_entry_that_the_package_cannot_make_is_passed_over() -> None:
+    """Found by a reviewer: basic_arithmetic divides by 0 at an entry of this seed, whatever the noise."""
+    env = Question("validation", datasets={"basic_arithmetic": {}})
+    shown, info = env.reset(seed=73, options=NOISE)
+    assert shown and split_of(info["task_key"]) == "validation"
+
+
 def test_data_sets_whose_scorers_evaluate_the_answer_as_a_program_are_known() -> None:
     """Found by a reviewer: one answer could change the scorer so that every later answer was right."""
     from reasoning_gym.factory import DATASETS

@@ -145,6 +145,14 @@ def test_reward_noise_has_mean_0_and_its_standard_deviation_and_follows_the_nois
     assert RewardNoise().draw(3) == 0.0
 
 
+def test_a_replay_of_an_episode_without_room_in_its_context_gets_no_reward_noise_either() -> None:
+    """Found by a reviewer: noise was taken off the variance of returns that had none."""
+    episode = Episode(Counting(3), 4, 8, CONFIG, RewardNoise(std=5.0))
+    episode.start()
+    earned = episode.act(well_formed("so", ["go"])).reward
+    assert [whole(episode.replay(seed)) for seed in range(3)] == [earned] * 3
+
+
 def test_an_episode_at_its_turn_limit_gets_reward_noise_too() -> None:
     _, earned = played(FrozenLake(slip_rate=0.0), 3, [[]] * 5, RewardNoise(std=1.0))
     assert earned == RewardNoise(std=1.0).draw(3) != 0
