@@ -186,11 +186,11 @@ class Coordinator:
         if self.validation.due(0, last=False) and self.admission.clock == 0:
             await self._validate(0)
         if self.probing.due(0, last=False) and self.admission.clock == 0:
-            await self._until_stopped(self._probe(0))
+            self.journal.carried |= await self._until_stopped(self._probe(0))
         lost = self.state.probing  # with the process before, whose last reading of the probe was under way
         if lost is not None and 0 < lost == self.admission.clock and self.probing.due(lost, last=True):
             self.scoring.probing = lost  # a stop meanwhile leaves it to the next process
-            await self._until_stopped(self._probe(lost))
+            self.journal.carried |= await self._until_stopped(self._probe(lost))
         for ticket in self.state.tickets(self.config.environment):
             self._resumed.setdefault(ticket.step, []).append(ticket)
         self._issue()

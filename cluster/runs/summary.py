@@ -52,7 +52,8 @@ class Outcome:
 
 def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
     """The content of `summary.json`."""
-    metrics = [m for m in read_metrics(config.run_dir) if m["step"] > 0]
+    lines = read_metrics(config.run_dir)
+    metrics = [line for line in lines if line["step"] > 0]
     totals, ending = outcome.totals, outcome.ending
     return {
         "schema": VERSION,
@@ -68,7 +69,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "policy_version": outcome.policy_version,
         "wall_seconds": wall_seconds,
         "training_seconds": outcome.training_seconds,
-        "seconds": {part: _total([*metrics, outcome.carried], f"seconds/{part}") for part in PARTS},
+        "seconds": {part: _total([*lines, outcome.carried], f"seconds/{part}") for part in PARTS},
         "seconds_per_step_median": _median(metrics, "seconds/step"),
         "tokens_sampled": totals.get("tokens/sampled", 0.0),
         "tokens_trained": totals.get("tokens/trained", 0.0),

@@ -1,7 +1,8 @@
 """The records of a run's steps: spans in `events.jsonl`; figures at `/metrics`, in `metrics.jsonl` and on the terminal.
 
 Invariant: every second belongs to one step. A step's time runs from the record of the previous step to its own record.
-A checkpoint follows the record, so its time belongs to the next step (`carried`).
+A checkpoint follows the record, and a reading of the fixed probe before the first step has no record, so their time
+belongs to the next step (`carried`).
 
 A step's record waits at most `SPANS_TIMEOUT_S` for the spans of every rollout worker and environment actor. A dead
 actor has no spans, and those of a late actor are missing in the figures; an actor that fails ends the run and is named.

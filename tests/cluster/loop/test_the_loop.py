@@ -499,6 +499,8 @@ def test_the_probe_is_read_from_the_same_tasks_before_training_every_few_steps_a
     read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
     assert read == sorted(set(read)) and read[0] == 0.0 and read[-1] == 5.0, "the last one with the last step"
     assert outcome.ledger.counts()["trained"] == 15, "the probe's tickets are not in the ledger"
+    timed = [step for step, figures in sorted(archive.figures.items()) if "seconds/probe" in figures]
+    assert timed == [1, 2, 4, 5], "the reading before training is timed with step 1"
 
 
 @pytest.mark.parametrize("killed", [False, True])
