@@ -155,7 +155,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_step_part_seconds",
             "gauge",
-            "Wall seconds of each part of the last step; parts may overlap",
+            "Wall seconds of each part of a step when it last happened; parts may overlap",
             "seconds/{part}",
             ("part",),
             product(PARTS),

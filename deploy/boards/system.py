@@ -17,7 +17,7 @@ TIME = Row(
     (
         Panel(
             "Seconds by part",
-            "Seconds of the last step by part; parts may overlap if staleness is allowed.",
+            "Seconds of each part of a step when it last happened; parts may overlap if staleness is allowed.",
             (_q("squelch_step_part_seconds", "{{part}}"),),
             unit="s",
             low=0,
