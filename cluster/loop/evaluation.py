@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def _weights(
             step = steps[-1]
     elif checkpoint == "last":
         step = steps[-1]
-    elif checkpoint.isdigit() and int(checkpoint) in steps:
+    elif re.fullmatch("[0-9]{1,9}", checkpoint) and int(checkpoint) in steps:
         step = int(checkpoint)
     else:
         raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}")

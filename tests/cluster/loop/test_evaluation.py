@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import load
+from cluster.errors import UserError
 from cluster.loop import evaluation
 from cluster.loop.persistence.state import LoopState
 
@@ -24,3 +25,11 @@ def test_the_best_weights_are_those_of_the_best_validation(
     folder, step = evaluation._weights(load("frozenlake"), tmp_path, "best", said.append, lambda key: None)
     assert step == played and played.removeprefix("step ") in str(folder)
     assert len(said) == (best != 20), "what is not the best checkpoint is told"
+
+
+@pytest.mark.parametrize("checkpoint", ["²", "٢٠", "-20", "20 ", "", "9" * 5000])
+def test_a_checkpoint_that_is_no_step_is_refused(tmp_path: Path, monkeypatch, checkpoint: str) -> None:
+    """Found by a reviewer: a superscript digit ended in a traceback."""
+    monkeypatch.setattr(evaluation, "checkpoints", lambda run_dir: [(20, tmp_path / "checkpoints/step-20")])
+    with pytest.raises(UserError, match=r"has best, last, initial and steps \[20\]"):
+        evaluation._weights(load("frozenlake"), tmp_path, checkpoint, lambda text: None, lambda key: None)
