@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 
 from actors.config import FilterConfig
+from actors.filter.noise_metrics import noise_figures
 from actors.play.metrics import trajectory_figures
 from actors.records import Task, Ticket
 from cluster.loop.tickets.window import Window
@@ -19,8 +20,11 @@ def test_what_a_step_exports_of_its_groups_is_what_the_filter_says(rows: list, c
     summaries, decision = decide(rows, config)
     tickets = [Ticket(s.group_id, 3, Task("E", 0), s.group_size, 0) for s in summaries]
     groups = {s.group_id: SimpleNamespace(summary=s) for s in summaries}
-    exported = Window(3, 0.0, tickets, groups=groups).figures(decision)
-    assert not trajectory_figures(summaries).keys() & decision.metrics.keys(), "one figure has one definition"
-    for key, value in decision.metrics.items():
+    exported = Window(3, 0.0, len(tickets), tickets, groups=groups).figures(decision)
+    parts = (trajectory_figures(summaries), noise_figures(summaries), decision.metrics)
+    expected = parts[0] | parts[1] | parts[2]
+    assert len(expected) == sum(map(len, parts)), "one figure has one definition"
+    assert exported.keys() == expected.keys()
+    for key, value in expected.items():
         assert exported[key] == value or (math.isnan(exported[key]) and math.isnan(value))
     assert all(REGISTRY.series_of(key) for key in exported)
