@@ -157,13 +157,19 @@ class Archive:
         self._events.append({"actor": actor, "name": name, "start": start, "end": max(start, end), **facts})
 
     def truncate_after(self, step: int) -> None:
-        """Deletes all groups, scores and metrics after `step`, because a resumed run repeats those steps."""
-        kept = [line for line in read_metrics(self.run_dir) if line["step"] <= step]
+        """Deletes all groups, scores and metrics after `step`, because a resumed run repeats those steps. Without later
+        lines `metrics.jsonl` is not touched: its time decides whether `summary.json` is current."""
+        lines = read_metrics(self.run_dir)
+        kept = [line for line in lines if line["step"] <= step]
+        if len(kept) < len(lines):
+            self._rewrite_metrics(kept)
+        self._truncate_groups(step)
+
+    def _rewrite_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self._metrics.close()
         with writing(self.run_dir / METRICS), whole_file(self.run_dir / METRICS) as file:
-            file.writelines(_line(record) for record in kept)
+            file.writelines(_line(record) for record in lines)
         self._metrics = _LineFile(self.run_dir / METRICS)
-        self._truncate_groups(step)
 
     def _truncate_groups(self, step: int) -> None:
         with writing(self.store.where(GROUPS)):

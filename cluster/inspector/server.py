@@ -64,7 +64,7 @@ def _prometheus(
         return nullcontext(None if given is None else Prometheus(given))
     from cluster.grafana.recorded import prometheus_over
 
-    live = folder.current_summary() is None
+    live = folder.driven() is not False and folder.current_summary() is None
     return prometheus_over(folder.metrics(), folder.settings(), folder.name, live, say)
 
 

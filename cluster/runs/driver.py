@@ -2,6 +2,9 @@
 
 The lock (`flock` on the file `.driver`) ends with the process, however that ends. It also holds between hosts where the
 file system passes locks on, as NFS 4 does. A run with a `store` has a lease there besides (`runs.in_store.lease`).
+
+Readers of a run test the lock (`is_driven`) by holding it shared for an instant. A driver that starts at that instant
+tries again, for at most `ATTEMPTS * PAUSE_S` seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +22,28 @@ from cluster.errors import UserError
 FILE = ".driver"
 _MOST = 200
 """Bytes of the holder's words that are shown."""
+ATTEMPTS, PAUSE_S = 10, 0.02
+"""How often a driver tries to get the lock, and the seconds between two attempts."""
+
+
+def is_driven(folder: Path) -> bool | None:
+    """Whether a process drives the run of this folder at this moment. Writes nothing and does not wait.
+
+    None if that cannot be judged: there is no lock file (the run is of an older release), the file cannot be read, the
+    file system has no locks, or the last driver was on another host, whose locks may not be visible here.
+    """
+    path = folder / FILE
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return None
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            holder = file.read(_MOST).decode(errors="replace")
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False if holder.partition(" on ")[2].strip() == socket.gethostname() else None
 
 
 class Driver:
@@ -41,7 +68,7 @@ class Driver:
         except OSError as error:
             raise UserError(f"{path}: cannot be written, so the run cannot be made this process's ({error})") from error
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(opened)
         except BlockingIOError:
             holder = os.pread(opened, _MOST, 0).decode(errors="replace").strip() or "another process"
             os.close(opened)
@@ -58,3 +85,13 @@ class Driver:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _lock(opened: int) -> None:
+    """Takes the lock. Raises BlockingIOError if another process keeps it for longer than a reader's test takes."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(PAUSE_S)
+    return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,8 @@ says, and have the shape that `cluster.runs.shapes` says.
     tokenizer.json                     tokenizer         from the start; older runs have it in checkpoints alone
     gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
-    summary.json                       summary           after the run's end; older than the metrics after a resume
+    summary.json                       summary           after the run's end; of an earlier process after a resume
+    .driver                            driven            from the start; neither in stores nor in older runs
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from actors.archive import reader
 from actors.archive.store import LocalStore, Stat, Store, as_store, reading
 from cluster.errors import UserError, bad_files_are_the_users
+from cluster.runs import driver
 from envs.untrusted.files import MIB, is_folder, read_bounded
 from envs.untrusted.text import MAX_RECIPE, parse_object
 
@@ -169,11 +171,18 @@ class RunFolder:
             return checked_summary(self._json(SUMMARY), self.store.where(SUMMARY))
 
     def current_summary(self) -> dict[str, Any] | None:
-        """The summary; None if there is none, or if the metrics are newer because the run was resumed afterwards."""
+        """The summary; None if there is none, or if the run was resumed afterwards: the metrics are newer, or a process
+        drives the run that began after the summary was written."""
         written, measured = self._stat(SUMMARY), self.metrics_stamp()
         if written is None or (measured is not None and measured.modified_ns > written.modified_ns):
             return None
-        return self.summary()
+        began = self._stat(driver.FILE) if self.driven() else None
+        return None if began is not None and began.modified_ns > written.modified_ns else self.summary()
+
+    def driven(self) -> bool | None:
+        """Whether a process drives the run at this moment; None if that cannot be judged (`cluster.runs.driver`), as of
+        a run in a store."""
+        return driver.is_driven(self.store.folder) if isinstance(self.store, LocalStore) else None
 
     def _json(self, key: str) -> dict[str, Any]:
         where = self.store.where(key)

@@ -1,6 +1,6 @@
 """The status of a run at one moment, computed from its folder. Pure; imports neither Ray nor torch.
 
-A summary that is older than the metrics is ignored, because the run was resumed.
+A summary of an earlier process is ignored, because the run was resumed (`RunFolder.current_summary`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class RunStatus:
 
     run: str
     state: str
-    """`starting`, `running`, `finished`, or `stopped`."""
+    """`starting`, `running`, `finished`, `stopped`, or `ended`: no process drives the run, and the last one left no
+    summary, because it failed or was killed. If it cannot be judged whether a process drives the run, the state of a
+    run that ended so remains `running`, or `starting` before its first line."""
     stopped: str | None
     """The reason if the run ended before its last step."""
     step: int
@@ -80,11 +82,25 @@ class RunStatus:
 
 def read_status(folder: RunFolder, now: float) -> RunStatus:
     """The status of a run at `now` (unix seconds)."""
-    return status_of(folder.name, folder.metrics(), folder.current_summary(), folder.last_event(), now)
+    return status_with(folder, folder.metrics(), now)
 
 
-def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line | None, now: float) -> RunStatus:
-    """The status of a run from the lines of `metrics.jsonl`, a current `summary.json` and the last span."""
+def status_with(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus:
+    """The status of a run at `now` (unix seconds), of which the lines of `metrics.jsonl` have been read."""
+    driven = folder.driven()  # before the summary, which a process writes before it gives up the lock
+    return status_of(folder.name, lines, folder.current_summary(), folder.last_event(), now, driven)
+
+
+def status_of(
+    run: str,
+    lines: Sequence[Line],
+    summary: Line | None,
+    event: Line | None,
+    now: float,
+    driven: bool | None = None,
+) -> RunStatus:
+    """The status of a run from the lines of `metrics.jsonl`, a current `summary.json` and the last span. `driven`:
+    whether a process drives the run; None if that cannot be judged."""
     steps = [line for line in lines if line["step"] > 0]
     last: Line = steps[-1] if steps else {"step": 0}
     total = int(next((line["total_steps"] for line in reversed(lines) if line.get("total_steps")), 0))
@@ -92,15 +108,16 @@ def status_of(run: str, lines: Sequence[Line], summary: Line | None, event: Line
     validated = [line for line in lines if line.get("validation/success") is not None]
     checked: Line = validated[-1] if validated else {}
     scored = last_scoring(lines)
+    state = _state(lines, summary, driven)
     return RunStatus(
         run=run,
-        state=_state(lines, summary),
+        state=state,
         stopped=one_line(summary["stopped"]) if summary and summary.get("stopped") else None,
         step=last["step"],
         total_steps=total,
-        seconds_since_step=now - lines[-1]["time"] if lines else None,
+        seconds_since_step=max(0.0, now - lines[-1]["time"]) if lines else None,
         seconds_per_step=pace,
-        seconds_left=None if pace is None or summary else pace * (total - last["step"]),
+        seconds_left=max(0.0, pace * (total - last["step"])) if pace is not None and state == "running" else None,
         tokens_per_second=last.get("tokens/per_second"),
         success=last.get("success"),
         validation_success=checked.get("validation/success"),
@@ -184,9 +201,11 @@ def _regime(lines: Sequence[Line]) -> str | None:
     return next((name for line in reversed(lines) for key, name in keys.items() if line.get(key) == 1), None)
 
 
-def _state(lines: Sequence[Line], summary: Line | None) -> str:
+def _state(lines: Sequence[Line], summary: Line | None, driven: bool | None) -> str:
     if summary is not None:
         return "finished" if summary.get("finished") else "stopped"
+    if driven is False:
+        return "ended"
     return "running" if lines else "starting"
 
 

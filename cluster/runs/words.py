@@ -10,6 +10,10 @@ from cluster.runs.status import Line, RunStatus, dependence, duration
 
 SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"
+LATE_STEPS = 5
+"""Number of usual steps without a new one after which the age of the last step is shown."""
+UNTIMED_LATE_S = 60.0
+"""Seconds after which the age is shown if no step has been timed yet."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +155,23 @@ def _throughput(status: RunStatus) -> str:
     return f"{_number(status.tokens_per_second, '.0f')} tokens/s  {_number(status.seconds_per_step, '.2f')} s/step"
 
 
+def is_late(status: RunStatus) -> bool:
+    """Whether a run that seems to be running has made no step for longer than a few steps take."""
+    age, pace = status.seconds_since_step, status.seconds_per_step
+    if status.state != "running" or age is None:
+        return False
+    return age > (UNTIMED_LATE_S if pace is None else LATE_STEPS * pace)
+
+
 def headline(status: RunStatus) -> str:
-    """The view's title, e.g. `frozenlake: running, step 12/60, 3 min 20 s left`."""
+    """The view's title, e.g. `frozenlake: running, step 12/60, 3 min 20 s left`. It tells the age of the last step of a
+    run that is late or ended without a summary."""
     parts = [status.state if not status.stopped else f"{status.state} ({status.stopped})"]
     parts.append(f"step {status.step}/{status.total_steps or '?'}")
     if status.seconds_left:
         parts.append(f"{duration(status.seconds_left)} left")
+    if status.seconds_since_step is not None and (status.state == "ended" or is_late(status)):
+        parts.append(f"last step {duration(status.seconds_since_step)} ago")
     return f"{status.run}: {', '.join(parts)}"
 
 

@@ -4,7 +4,8 @@ Invariants:
 
 - The run needs no connection to the watcher, and may be on another machine that shares the folder.
 - Nothing waits for the watcher. It waits at most `START_TIMEOUT_S` for the run's first step and `SILENCE_TIMEOUT_S` for
-  each further step; then its error names the run. It ends when the run ends, or at Ctrl-C.
+  each further step; then its error names the run. It ends when the run ends, also if that failed or was killed (as far
+  as `cluster.runs.driver` can judge that), or at Ctrl-C.
 
 This module imports neither Ray nor torch.
 """
@@ -29,8 +30,8 @@ from actors.archive.store import Stat, Store
 from cluster.commands.arguments import add_run_place, place_of
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import RunFolder
-from cluster.runs.status import Line, RunStatus, duration, status_of
-from cluster.runs.words import figures, headline, sparkline, step_text
+from cluster.runs.status import Line, RunStatus, duration, status_with
+from cluster.runs.words import figures, headline, is_late, sparkline, step_text
 from cluster.terminal import one_line
 from envs.untrusted.memory import memory_of_at_most
 
@@ -59,7 +60,8 @@ def view(status: RunStatus, lines: Sequence[Line]) -> RenderableType:
         spark = sparkline(figure.history, figure.low, figure.high)
         table.add_row(Text(figure.name, style="bold"), Text(one_line(figure.value)), Text(spark, style="cyan"))
     progress.add_row(ProgressBar(total=max(status.total_steps, 1), completed=status.step))
-    style = "red" if status.stopped else "green" if status.state == "finished" else "blue"
+    failed = status.stopped or status.state == "ended"
+    style = "red" if failed else "green" if status.state == "finished" else "blue"
     return Panel(Group(progress, table), title=Text(one_line(headline(status))), border_style=style)
 
 
@@ -86,21 +88,24 @@ def watch(
 
 
 class _LinePrinter:
-    """Prints one line for each step that is new since the last call."""
+    """Prints one line for each step that is new since the last call, and the headline when the state changes or the
+    next step becomes late."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._shown = -1
         self._state = ""
+        self._late = False
 
     def __call__(self, status: RunStatus, lines: Sequence[Line]) -> None:
         for line in lines:
             if line["step"] > self._shown:
                 self._shown = line["step"]
                 self._say(step_text(line))
-        if status.state != self._state:
-            self._state = status.state
+        late = is_late(status)
+        if status.state != self._state or (late and not self._late):
             self._say(headline(status))
+        self._state, self._late = status.state, late
 
     def _say(self, text: str) -> None:
         self._console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
@@ -121,9 +126,9 @@ def _follow(
         if stamp != seen:
             with bad_files_are_the_users(), memory_of_at_most(folder.store.where()):
                 seen, lines, waited = stamp, folder.metrics(), 0.0
-        now = status_of(folder.name, lines, folder.current_summary(), folder.last_event(), time.time())
+        now = status_with(folder, lines, time.time())
         show(now, lines)
-        if now.state in ("finished", "stopped"):
+        if now.state in ("finished", "stopped", "ended"):
             return
         _bound(folder, now, waited)
         sleep(interval_s)

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -246,6 +247,20 @@ def test_truncating_forgets_later_steps_and_appending_goes_on(tmp_path: Path) ->
     archive.metrics(3, {"success": 0.9})
     assert [(r["step"], r["success"]) for r in read_metrics(tmp_path)] == [(1, 0.1), (2, 0.2), (3, 0.9)]
     assert set(read_groups(tmp_path)["step"].to_pylist()) == {1, 2}
+
+
+def test_truncating_does_not_touch_the_metrics_if_no_line_is_later(tmp_path: Path) -> None:
+    """Found by a reviewer: a resume that failed had made the run's summary older than its metrics."""
+    archive = Archive(tmp_path)
+    for step in (1, 2):
+        write(archive, step)
+        archive.metrics(step, {"success": 0.5})
+    before = os.stat(tmp_path / "metrics.jsonl")
+    archive.truncate_after(2)
+    after = os.stat(tmp_path / "metrics.jsonl")
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    archive.metrics(3, {"success": 0.5})
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
 
 
 def test_finish_writes_the_lines_as_parquet_with_nulls_where_a_step_lacks_a_key(tmp_path: Path) -> None:

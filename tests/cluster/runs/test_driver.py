@@ -2,14 +2,17 @@
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from cluster.errors import UserError
-from cluster.runs.driver import FILE, Driver
+from cluster.runs.driver import FILE, Driver, is_driven
 
 
 def quiet(_: str) -> None:
@@ -35,8 +38,10 @@ def test_the_lock_of_a_killed_process_ends_with_it(tmp_path: Path) -> None:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"process {other.pid} on"):
             Driver(tmp_path).hold(quiet)
+        assert is_driven(tmp_path) is True
         other.kill()
         other.wait()
+        assert is_driven(tmp_path) is False
         own = Driver(tmp_path)
         own.hold(quiet)
         own.close()
@@ -59,3 +64,44 @@ def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouche
     with pytest.raises(UserError, match=r"\.driver: cannot be written"):
         Driver(tmp_path).hold(quiet)
     assert kept.read_text() == "mine"
+
+
+def test_a_reader_learns_whether_a_process_drives_the_run_and_leaves_the_lock_free(tmp_path: Path) -> None:
+    assert is_driven(tmp_path) is None, "a run of an older release has no lock file"
+    own = Driver(tmp_path)
+    own.hold(quiet)
+    assert is_driven(tmp_path) is True
+    own.close()
+    assert is_driven(tmp_path) is False
+    own.hold(quiet)
+    own.close()
+
+
+def test_a_lock_that_cannot_be_judged_says_nothing_of_the_driver(tmp_path: Path, monkeypatch) -> None:
+    for text in ("", f"process 7 on not-{socket.gethostname()}\n"):
+        (tmp_path / FILE).write_text(text)
+        assert is_driven(tmp_path) is None, "a driver on another host may hold a lock that is not seen here"
+    (tmp_path / FILE).unlink()
+    os.mkfifo(tmp_path / FILE)
+    assert is_driven(tmp_path) is None
+    (tmp_path / FILE).unlink()
+    Driver(tmp_path).hold(quiet)
+
+    def none(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    assert is_driven(tmp_path) is None
+
+
+def test_a_driver_starts_although_a_reader_tests_the_lock_at_that_moment(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    with open(tmp_path / FILE, "rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        free = threading.Timer(0.05, fcntl.flock, (reader, fcntl.LOCK_UN))
+        free.start()
+        own, began = Driver(tmp_path), time.monotonic()
+        own.hold(quiet)
+        assert time.monotonic() - began >= 0.04
+        own.close()
+        free.join()

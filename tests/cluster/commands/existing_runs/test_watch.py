@@ -1,10 +1,11 @@
-"""Status and live view read a run's folder and say what is so: starting, running, stopped, finished, or late."""
+"""Status and live view read a run's folder and tell its state: starting, running, stopped, finished, ended, or late."""
 
 import io
 import itertools
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cluster.errors import UserError
 from cluster.inspector.figures import Figures
 from cluster.runs import status as statuses
 from cluster.runs import words
+from cluster.runs.driver import Driver
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import duration, seconds_per_step
 from cluster.runs.words import SPARKS, sparkline, step_text
@@ -142,6 +144,78 @@ def test_a_summary_older_than_the_metrics_is_of_an_earlier_process(tmp_path: Pat
     assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
     os.utime(tmp_path / "summary.json", (1, 1))
     assert statuses.read_status(RunFolder(tmp_path), NOW).state == "running"
+
+
+def drive(folder: Path) -> Driver:
+    """A driver that holds the folder."""
+    driver = Driver(folder)
+    driver.hold(lambda _: None)
+    return driver
+
+
+def test_a_run_that_was_killed_has_ended_and_no_time_is_left(tmp_path: Path) -> None:
+    """Found by a reviewer: a dead run was shown as "running, 15 s left" for ever."""
+    driver = drive(tmp_path)
+    some_run(tmp_path, 4)
+    now = statuses.read_status(RunFolder(tmp_path), NOW)
+    assert (now.state, now.seconds_left) == ("running", pytest.approx(18.0))
+    driver.close()
+    now = statuses.read_status(RunFolder(tmp_path), NOW)
+    assert (now.state, now.stopped, now.seconds_left) == ("ended", None, None)
+    assert words.headline(now) == f"{tmp_path.name}: ended, step 4/10, last step 1 min 28 s ago"
+    assert "ended, step 4/10" in follow(tmp_path, False, lambda _: pytest.fail("the run is over"))
+    shown = Figures(RunFolder(tmp_path))
+    shown.refresh()
+    assert shown.status(NOW).state == "ended"
+
+
+def test_a_run_that_failed_before_its_first_line_has_ended(tmp_path: Path) -> None:
+    driver = drive(tmp_path)
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "starting"
+    driver.close()
+    assert "ended, step 0/?" in status(tmp_path)
+
+
+def test_a_run_that_is_late_shows_the_age_of_its_last_step(tmp_path: Path) -> None:
+    some_run(tmp_path, 4)  # a step takes 3 s, and the last was at NOW - 88
+    ages = {NOW - 80: "left", NOW - 60: "left, last step 28 s ago"}
+    for now, end in ages.items():
+        assert words.headline(statuses.read_status(RunFolder(tmp_path), now)).endswith(end)
+    lines = follow(tmp_path, False, playing(tmp_path, Archive(tmp_path), 4)).splitlines()
+    assert sum("last step" in line for line in lines) == 1
+
+
+def test_a_run_whose_steps_are_not_timed_yet_shows_the_age_of_its_first_line_after_a_minute(tmp_path: Path) -> None:
+    some_run(tmp_path, 0)
+    assert words.headline(statuses.read_status(RunFolder(tmp_path), NOW - 50)).endswith("step 0/10")
+    assert words.headline(statuses.read_status(RunFolder(tmp_path), NOW)).endswith("last step 1 min 40 s ago")
+
+
+def test_no_time_shown_is_negative(tmp_path: Path) -> None:
+    some_run(tmp_path, 4).metrics(12, step_figures(12), at=NOW)
+    now = statuses.read_status(RunFolder(tmp_path), NOW - 5)
+    assert (now.seconds_left, now.seconds_since_step) == (0.0, 0.0), "loop.steps was lowered, a clock was set back"
+
+
+def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    """Found by a reviewer: a failed resume turned "stopped" into "running"."""
+    archive = some_run(tmp_path, 4)
+    finish(tmp_path, finished=False, stopped="SIGTERM")
+    time.sleep(0.02)  # coarser than the clock of the file system
+    driver = drive(tmp_path)
+    archive.truncate_after(4)
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "running", "the summary is of the process before"
+    driver.close()
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "stopped"
+
+
+def test_a_summary_counts_while_its_process_still_uploads(tmp_path: Path) -> None:
+    driver = drive(tmp_path)
+    time.sleep(0.02)
+    some_run(tmp_path, 4)
+    finish(tmp_path)
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
+    driver.close()
 
 
 def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
