@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the status."""
     with bad_files_are_the_users(), memory_of_at_most(str(options.run_dir)):
-        text = status(place_of(options.run_dir), as_json=options.json)
+        place = place_of(options.run_dir)
+        RunFolder(place).settings()  # a damaged config.yaml is named here, as the other commands do
+        text = status(place, as_json=options.json)
     say(text)
     return 0
 

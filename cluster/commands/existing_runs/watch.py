@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Shows the run until it ends."""
-    watch(place_of(options.run_dir))
+    place = place_of(options.run_dir)
+    RunFolder(place).settings()  # a damaged config.yaml is named here, as the other commands do
+    watch(place)
     return 0
 
 

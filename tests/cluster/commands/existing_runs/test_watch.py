@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from actors.archive.writer import Archive
+from cluster.cli import main
 from cluster.commands.existing_runs.status import status
 from cluster.commands.existing_runs.watch import watch
 from cluster.errors import UserError
@@ -216,6 +217,15 @@ def test_a_summary_counts_while_its_process_still_uploads(tmp_path: Path) -> Non
     finish(tmp_path)
     assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
     driver.close()
+
+
+@pytest.mark.parametrize("command", ["status", "watch"])
+def test_a_configuration_that_is_broken_is_named(tmp_path: Path, capsys, command: str) -> None:
+    """Found by a reviewer: `squelch status` showed such a run as "starting, step 0/?"."""
+    (tmp_path / "config.yaml").write_text("name: [")
+    assert main([command, str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"{tmp_path / 'config.yaml'} is not YAML" in shown.err
 
 
 def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
