@@ -99,7 +99,7 @@ class Journal:
         flat["seconds/orchestration"] = ended - began - busy
         flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
         flat["total_steps"] = float(self.steps)
-        flat |= self.carried
+        flat |= {key: value + flat.get(key, 0.0) for key, value in self.carried.items()}
         flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITS.items()}
         flat["wait/coordinator/scorer"] = drained
         self.carried, self.recorded = {}, ended
