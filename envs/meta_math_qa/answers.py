@@ -43,16 +43,29 @@ REMEMBERED = 4096
 """Number of cached verdicts, so that equal answers of a group's trajectories are compared once."""
 
 _WORDS = re.compile(r"[^\W\d_]{3,}(?:[\s'-]+[^\W\d_]+)*")
-_NO_UNIT = (
-    r"percent|pct|pi|or|and|sqrt|dozen|hundred|thousand|million|billion|trillion|quadrillion|squared|cubed|factorial"
-    r"|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths"
+_NUMBER_WORDS = (
+    r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
 )
-"""Words right after a number that change its value. ("25 meters squared" is 25 of a unit.)"""
-_UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_NO_UNIT})\b)(?:[a-z]{{2,}}+\.?\s*+)+$", re.IGNORECASE)
+_FIRST_NO_UNIT = r"or|and|to|score|squared|cubed|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths"
+"""Words that change the value of a number right before them only. ("25 meters squared" is 25 of a unit.)"""
+_NO_UNIT = (
+    rf"(?:{_NUMBER_WORDS}|percent|pct|pi|sqrt|dozen|hundred|thousand|million|billion|trillion|quadrillion|factorial|half"
+    r"|plus|minus|over|not|is|times(?! (?:as|more|per|each|every|in)\b|$))\b"
+)
+"""Words that change the value wherever they follow. ("12 times" counts; "12 times itself" does not.)"""
+_UNIT_WORD = rf"(?!{_NO_UNIT})[a-z]{{2,}}+(?:/(?!{_NO_UNIT})[a-z]++)*+"
+_UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_FIRST_NO_UNIT})\b)(?:{_UNIT_WORD}\.?\s*+)++$", re.IGNORECASE)
+_LENGTH = r"(?:\s+m|\s*(?:[cdkm]m|in|ft|yd|mi|inch(?:es)?|feet|foot|(?:centi|kilo)?met(?:er|re)s?|yards?|miles?))"
+_POWER_UNIT = re.compile(rf"([-+]?[\d.,/]+)(?:{_LENGTH}\^(?:[23]|\{{[23]\}})|\s+m/s(?:\^2|\^\{{2\}})?)", re.IGNORECASE)
+"""A number of a unit with an exponent. After terms of other kinds, "m^2" is the square of a variable."""
 _CENTS = re.compile(r"\.\d\d ?cents?\W*$", re.IGNORECASE)
 """A price in dollars that is called cents."""
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
-_VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
+_VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹]+[⁄/][₀-₉])")
+_SUPERSCRIPT = re.compile(r"(?<=[\w)\]}])(?<![⁰¹²³⁴-⁹⁺⁻ⁿⁱ])([⁰¹²³⁴-⁹⁺⁻ⁿⁱ]++)(?![⁄/][₀-₉])")
+_SUBSCRIPT = re.compile(r"(?<=[\w)\]}])(?<![₀-₉])([₀-₉]++)")
+_ROOT = re.compile(r"√ ?(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[^\W\d_]))")
 _GROUPED = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _MIXED = re.compile(r"(-?\d+) +(\d+)/(\d+)")
 _SYMBOLS = str.maketrans(
@@ -93,12 +106,16 @@ def plain(answer: str) -> str | None:
     """
     if len(answer) > MAX_LENGTH:
         return None
-    text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", answer)).translate(_SYMBOLS).replace("\\$", "$")
+    # First, because NFKC turns 3² into 32.
+    text = _SUBSCRIPT.sub(r"_{\1}", _SUPERSCRIPT.sub(r"^{\1}", _VULGAR.sub(" ", answer)))
+    text = unicodedata.normalize("NFKC", _ROOT.sub(r"\\sqrt{\1\2}", text)).translate(_SYMBOLS).replace("\\$", "$")
     text = " ".join("".join(str(unicodedata.decimal(c, c)) for c in text).split())
     text = re.sub(r"^(?:the (?:final )?answer is:?|answer:)\s*", "", text, flags=re.IGNORECASE)
     text = re.sub(r"^\$(.*)\$$", r"\1", text.rstrip(" .")).removeprefix("$").strip()
     text = _TEXT.sub(r"\1", text).strip()
     text = "\\pi" if text == "pi" else _UNIT.sub("", text) or text
+    if measured := _POWER_UNIT.fullmatch(text):
+        text = measured[1]
     if _GROUPED.fullmatch(text):
         text = text.replace(" ", "")
     if mixed := _MIXED.fullmatch(text):

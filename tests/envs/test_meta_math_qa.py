@@ -260,6 +260,47 @@ def test_a_word_that_changes_a_value_is_no_unit(answer: str, truth: str, expecte
 
 
 @pytest.mark.parametrize(
+    ("answer", "truth", "expected"),
+    [
+        *(("3²", "32", "different"), ("3²", "9", "equal"), ("√144", "12", "equal"), ("√144", "44", "different")),
+        *(("x²+1", "x^2+1", "equal"), ("x⁻¹", "1/x", "equal"), ("2ⁿ", "2^n", "equal"), ("(x+1)²", "(x+1)^2", "equal")),
+        *(("√2.25", "1.5", "equal"), ("2√3", "\\sqrt{12}", "equal"), ("√(144)", "12", "equal")),
+        *(("¹/₂", "0.5", "equal"), ("5¹⁄₂", "5.5", "equal"), ("5¹⁄₂", "51/2", "different")),
+        *(("12₈", "128", "different"), ("12₈", "12_8", "equal")),
+        *((answer, "108", "equal") for answer in ("108 m²", "108 m^2", "108cm^{2}", "108\\text{ m}^2", "108 m/s²")),
+        *(("x + 5 m²", "x + 5", "different"), ("5x²", "5", "different")),
+    ],
+)
+def test_a_raised_or_lowered_digit_is_no_plain_digit(answer: str, truth: str, expected: str) -> None:
+    assert verdict(answer, truth) == expected
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        *(
+            (tail, "different")
+            for tail in (
+                *("minus one", "plus one", "times ten", "times itself", "half", "score", "to thirteen", "not"),
+                *("is wrong", "apples minus one", "cm is wrong", "degrees below zero", "over two", "or thirteen"),
+            )
+        ),
+        *((tail, "equal") for tail in ("miles/hour", "km/h", "m/s", "kg/person/day", "times", "times as many")),
+        *((tail, "equal") for tail in ("ways to choose", "squares", "square inches", "apples or pears")),
+    ],
+)
+def test_each_word_after_a_number_can_change_it_and_units_may_be_compound(tail: str, expected: str) -> None:
+    assert verdict(f"12 {tail}", "12") == expected
+
+
+def test_long_tails_are_read_in_little_time() -> None:
+    for text in ("1" + " ab" * 60 + "!", "1 " + "ab/cd" * 39 + "!", "√(" * 99, "1" + "²" * 199, "1 " + "m^2" * 60):
+        started = time.process_time()
+        plain(text)
+        assert time.process_time() - started < 0.5
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         "9^9^9^9",
