@@ -2,12 +2,15 @@
 
     Sum      "12 / 6 = 2", "12 / 6 makes 2", "3 times 4 is not 7", "2 * 3 + 1 = 6 + 1 = 7": both sides have one value
     Uses     the numbers of a sum are given ones, or results of sums before it
-    Given    "the numbers are 6, 9 and 12", "from 6 9 12": they are among the given ones
+    Given    "the numbers are 6, 9 and 12", "from 6 9 12": they are given ones, or results of sums before them
     Target   "the target is 7", "i want 7", "i need to make 7", and "that is the target" after a sum
 
-All other text is ignored, and so are sums of decimals or of negative numbers. A value that is reached in words
-("divide 12 by 6 to get 2") is no claim, but later sums may use it. The text is read once, from left to right;
-expressions are read by the grammar of `envs.countdown.expressions` and never evaluated as code.
+After a stated target, another value that is wanted is a step on the way ("to reach 7 from 9, I need to make 2"), and no
+claim.
+
+All other text is ignored, and so are sums of decimals or of negative numbers, and quotients with a remainder. A value
+that is reached in words ("divide 12 by 6 to get 2") is no claim, but later sums may use it. The text is read once, from
+left to right; expressions are read by the grammar of `envs.countdown.expressions` and never evaluated as code.
 """
 
 from __future__ import annotations
@@ -26,14 +29,20 @@ _SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")
 _CROSS = re.compile(r"(?<=[\d)]) ?[x×] ?(?=[\d(])")
 _EQUALS = r"(?: ?(?:!=|==?|≠) ?| (?:is not equal to|is equal to|is not|is|equals|makes|gives) )"
 _TERM = r"\({0,8}\d{1,12}\){0,8}"
-_START = r"(?<![\d.^(+*/-])(?<![-+*/^] )"
+_START = r"(?<![\d.^(+*/-])(?<![-+*/^] )(?<!\bminus )(?<!\bplus )(?<!\btimes )(?<!\bdivided by )(?<!\bmultiplied by )"
 """Not within an expression whose beginning is not read: "x + 6 + 9", "2^3 + 1", "2.5 * 2 + 2"."""
 _SIDE = rf"(?:{_START}{_TERM}(?: ?[-+*/] ?{_TERM}){{0,12}}(?:\.\d{{1,6}})?|-\d{{1,12}}(?:\.\d{{1,6}})?)"
 _MORE = r"(?:more|less|fewer|greater|larger|bigger|higher|smaller|lower|away|off|too|short|over|under|above|below)\b"
 """After a number: it is a difference, and no value of a sum."""
+_REST = (
+    rf"(?:\(?(?:with )?(?:an? )?(?:remainder|rem\b|r ?\d)|(?:and|with) \d{{1,12}} (?:left|remaining|over)\b"
+    rf"|(?:and )?\d{{1,12}} ?/ ?\d{{1,12}}(?!\d| ?[-+*/=]|{_EQUALS}))"
+)
+"""After a whole number: it is only a part of a quotient, as in "1 remainder 3" and "1 1/3"."""
 _NOT = r"(?<!\bnot )(?<!n't )(?<!\bcannot )"
-_MARKS = re.compile(r"(?m)^[ \t]*[-*•] |(?<![\d)])\*\*|\*\*(?![\d(])|(?<=[a-z]{2}) [-–](?= [\d(])")
-"""Points of a list, bold text, and a dash after a word, which are no signs of arithmetic."""
+_VALUES = "".join(rf"(?<!\b{word})" for word in ("target", "goal", "result", "total", "sum", "it", "that", "this"))
+_MARKS = re.compile(rf"(?m)^[ \t]*[-*•] |(?<![\d)])\*\*|\*\*(?![\d(])|(?<=[a-z]{{2}}){_VALUES} [-–](?= [\d(])")
+"""Points of a list, bold text, and a dash after a word that stands for no value, which are no signs of arithmetic."""
 _LIST = r"\d{1,6}(?!\d)(?:(?:,? and|,)? \d{1,6}(?!\d)){1,9}"
 _MAKE = r"(?:make|reach|get|hit)"
 _WANTED = (
@@ -42,9 +51,9 @@ _WANTED = (
 )
 """Words before a value that is to be reached. "To get 2" after something else says what was reached."""
 _WORDS = re.compile(
-    rf"(?P<sum>{_SIDE}(?:{_EQUALS}{_SIDE})+)(?!\d|\.\d| {_MORE})"
+    rf"(?P<sum>{_SIDE}(?:{_EQUALS}{_SIDE})+)(?!\d|\.\d| {_MORE}| {_REST})"
     rf"|(?P<given>\b(?:numbers?(?: are)?:?|from|with|have|using|use) (?P<list>{_LIST})(?! ?[-+*/]))"
-    rf"|(?P<target>\b(?:target(?: is| of| =|:)?|want|{_WANTED}) (?P<value>\d{{1,12}})(?! ?[-+*/(\d]))"
+    rf"|(?P<target>\b(?:(?P<named>target)(?: is| of| =|:)?|want|{_WANTED}) (?P<value>\d{{1,12}})(?! ?[-+*/(\d]))"
     rf"|{_NOT}\b(?:{_MAKE}|makes|gets|gives|giving|leaves|leaving) (?P<made>\d{{1,12}})(?! ?[-+*/(\d])"
     r"|(?P<reached>\b(?:that|this|which|it) is (?P<denied>not )?the target\b)"
 )
@@ -88,13 +97,14 @@ class Uses:
 
 @dataclass(frozen=True)
 class Given:
-    """Numbers that are said to be given."""
+    """Numbers that are said to be given, and the results of the sums before them."""
 
     numbers: tuple[int, ...]
+    results: Counter[int]
 
     def holds(self, puzzle: Puzzle) -> bool:
-        """Whether they are among the given ones, as often as they are named."""
-        return Counter(self.numbers) <= puzzle.numbers
+        """Whether each number is a given one or a result, as often as it is there."""
+        return Counter(self.numbers) <= puzzle.numbers + self.results
 
 
 @dataclass(frozen=True)
@@ -134,13 +144,17 @@ class CountdownJudge:
         text = re.sub(r"\( ", "(", re.sub(r" \)", ")", text))
         found: list[Claim] = []
         results: list[Fraction] = []
+        stated: set[Fraction] = set()  # the values that were claimed to be the target
         for match in _WORDS.finditer(text):
             if match["sum"]:
                 found += _sums(match["sum"], results)
             elif match["given"]:
-                found.append(Given(tuple(_numbers(match["list"]))))
+                found.append(Given(tuple(_numbers(match["list"])), _whole(results)))
             elif match["target"]:
-                found.append(Target(Fraction(match["value"])))
+                value = Fraction(match["value"])
+                if match["named"] or not stated or value in stated:
+                    found.append(Target(value))
+                    stated.add(value)
             elif match["made"]:
                 results.append(Fraction(match["made"]))
             elif results:  # without a result before it, "that" is nothing
@@ -156,7 +170,7 @@ def _sums(text: str, results: list[Fraction]) -> list[Claim]:
     """The claims of one chain of equations; its last value joins `results`."""
     pieces = re.split(rf"({_EQUALS})", text)
     sides, signs = [_side(piece) for piece in pieces[::2]], pieces[1::2]
-    earlier = Counter(int(value) for value in results if value.denominator == 1)
+    earlier = _whole(results)
     found: list[Claim] = []
     for (value, numbers, tolerance), (other, more, other_tolerance), sign in zip(sides, sides[1:], signs, strict=False):
         if len(numbers) < 2 and len(more) < 2:
@@ -168,6 +182,10 @@ def _sums(text: str, results: list[Fraction]) -> list[Claim]:
         if (last := sides[-1][0]) is not None:
             results.append(last)
     return found
+
+
+def _whole(results: Iterable[Fraction]) -> Counter[int]:
+    return Counter(int(value) for value in results if value.denominator == 1)
 
 
 def _side(text: str) -> tuple[Fraction | None, list[int], Fraction]:

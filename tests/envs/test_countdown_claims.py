@@ -87,6 +87,18 @@ def test_a_stated_sum_is_true_as_arithmetic_is(a: int, b: int, error: int, data)
         ("9 - 12 = -3. -3 + 6 = 3", [True, True]),
         ("12 - 6 = 6. 9 - 6 = 3. 6 + 6 = 12", [True, True, True, True, True, True]),
         ("12 - 9 = 3. 3 + 3 = 6", [True, True, True, False]),
+        ("6 + 9 = 15. Now I have 15 and 12.", [True, True, True]),
+        ("6 + 9 = 15. Now I have 14 and 12.", [True, True, False]),
+        ("12 / 6 = 2. Now I have 9 and 2 left. 9 - 2 = 7.", [True] * 5),
+        ("To reach 7 from 9, I need to make 2 from 6 and 12.", [True, True]),
+        ("I want to make 7. First make 2: 12 / 6 = 2.", [True, True, True]),
+        ("I want to make 7. The target is 8. So I have to reach 7.", [True, False, True]),
+        ("target - 9 = -2", []),
+        ("The target minus 9 + 2 = 0", []),
+        ("12 / 9 = 1 remainder 3", []),
+        ("12 / 9 = 1 with a remainder of 3, 12 / 9 = 1 (remainder 3) and 12 / 9 = 1 r 3.", []),
+        ("12 / 9 = 1 1/3. 12 / 9 is 1 and 1/3.", []),
+        ("12 / 6 = 2 and 9 / 3 = 3", [True, True, True, False]),
     ],
 )
 def test_each_claim_is_judged_on_its_own(text: str, held: list[bool]) -> None:
