@@ -130,6 +130,84 @@ def test_english_is_read_sentence_by_sentence(text: str, held: list[bool]) -> No
     assert verdicts(JUDGE, LAKE, text) == held
 
 
+WORKED = "Row 0: _ O _ _\nRow 1: _ _ _ G\nRow 2: _ P O _\nRow 3: _ _ _ _"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("The goal is 1 row above me and 2 columns to the right.", [True]),
+        ("The goal is 2 columns right of me and 1 row above me.", [True]),
+        ("The goal is 2 columns to the right and it is 1 row up.", [True]),
+        ("I am one row below the goal and two columns left of it.", [True]),
+        ("I am one row below the goal and two columns left.", [True]),
+        ("I am one row below the goal and one column left of it.", [False]),
+        ("I am 2 columns left of the goal and it is 1 row up.", []),
+        ("The goal is less than 2 rows up", []),
+        ("The goal is at most 1 row above me", []),
+        ("The goal is 1 or 2 rows up.", []),
+        ("The goal is 2 columns to the right and at least 1 row up.", []),
+        ("The goal is to the right of the start.", []),
+        ("The hole is at (2,2), and the goal is 1 row above it.", [True]),
+        ("The goal is 1 row up, then 2 columns to the right", [True]),
+        ("The goal is 1 row above me and to the right.", [True]),
+        ("The goal is near (2,2).", []),
+        ("The goal is 2 rows up and 1 row down.", []),
+    ],
+)
+def test_an_offset_in_two_parts_is_one_claim_and_a_range_is_none(text: str, held: list[bool]) -> None:
+    assert verdicts(JUDGE, WORKED, text) == held
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("(2,2) is a hole and (1,1) is safe.", [True]),
+        ("Row 2, column 2 is a hole and row 1, column 1 is ice.", [True]),
+        ("There is a hole at (2,2), but row 1 is free.", [True]),
+        ("(2,2) is a hole, but (3,1) is not.", [True]),
+        ("The cell (1,1) is not a hole, and (0,1) is a hole.", [True, True]),
+        ("(1,1) is not a hole, (1,2) is not a hole, and (2,2) is a hole.", [True, True, True]),
+        ("(0,1) and (2,2) are holes.", [True, True]),
+        ("(0,1) and (3,2) are holes.", [True, False]),
+        ("The goal is at (1,3), and (0,1) and (2,2) are holes.", [True, True, True]),
+        ("Above me is a hole, and (2,2) isn't the goal.", [True, True]),
+        ("The hole at (2,2) is near, and the hole at (0,1) is far.", [True, True]),
+        ("The hole to my right is near.", [True]),
+        ("If (1,1) is a hole I go left.", []),
+        ("Neither (0,1) nor (2,2) is a hole.", []),
+        ("(2,2) is either a hole or ice.", []),
+        ("Row 2 is the goal row", []),
+        ("(1,1) is hole-free.", []),
+        ("There is a hole at (2,2) and at (1,3) is the goal.", [True, True]),
+        ("There is a hole to my right and below me is ice.", [True]),
+        ("Row 3 has no holes.", [True]),
+        ("To my right is a hole.", [True]),
+    ],
+)
+def test_a_place_that_begins_a_clause_belongs_to_the_noun_after_its_verb(text: str, held: list[bool]) -> None:
+    assert verdicts(JUDGE, WORKED, text) == held
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("None of the holes is at (2,2).", [False]),
+        ("Neither hole is at (2,2).", [False]),
+        ("The goal is neither at (1,3) nor at (0,0).", [False, True]),
+        ("The goal is neither in row 0 nor in row 2.", [True, True]),
+        ("None of the holes is in row 3.", [True]),
+        ("The hole is nowhere in row 3.", [True]),
+        ("Neither the goal nor the hole is at (2,2).", []),
+        ("The goal is nowhere near (1,3).", []),
+        ("None of the holes is in row 3, but one is in row 2.", [True, True]),
+        ("There are holes at (0,1), none at (1,1).", [True, True]),
+    ],
+)
+def test_neither_none_and_nowhere_are_denials(text: str, held: list[bool]) -> None:
+    assert verdicts(JUDGE, WORKED, text) == held
+
+
 def test_an_offset_can_be_seen_from_another_thing_than_the_player() -> None:
     assert verdicts(PUSHING, ROOM, "The box is 1 row down and the target is to the left of the box.") == [True, True]
     assert verdicts(PUSHING, ROOM, "The target is 1 column to the right of the box.") == [False]
@@ -165,8 +243,27 @@ def test_only_the_last_board_counts() -> None:
     assert JUDGE.without_boards(f"State:\n{LAKE}\nActions left: 3") == "State:\nActions left: 3"
 
 
+REPEATED = [
+    text * 4_000
+    for text in (
+        "(1,1) and ",
+        "(1,1) ",
+        "1 row above me and ",
+        "goal 1 row up and ",
+        "neither of the ",
+        "(1,1) is a hole and ",
+    )
+]
+
+
 def test_a_long_text_is_read_in_little_time() -> None:
     rng = random.Random(0)
     words = ["goal", "row", "1", "2", ",", "column", "(", ")", "to", "the", "left", "rows", "up", "and", "is", "no"]
-    for text in (" ".join(rng.choice(words) for _ in range(20_000)), "(" * 20_000, "row 1 " * 5_000, "goal " * 20_000):
+    for text in (
+        " ".join(rng.choice(words) for _ in range(20_000)),
+        "(" * 20_000,
+        "row 1 " * 5_000,
+        "goal " * 20_000,
+        *REPEATED,
+    ):
         JUDGE.claims(text)
