@@ -161,7 +161,7 @@ class UploadConfig(Settings):
     """How the files of a run are copied to `store` while it runs (docs/cluster.md)."""
 
     every_s: float = Field(30.0, gt=0)
-    """Seconds between two uploads of whatever has changed: closed archive parts, figures, events, checkpoints."""
+    """Seconds between two uploads of whatever is new: closed archive parts, figures, events, checkpoints."""
     give_up_after_s: float = Field(900.0, gt=0)
     """Seconds for which the store may refuse, or not answer; then the run ends after the step in training. Every file
     is on the driver's disk."""

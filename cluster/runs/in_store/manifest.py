@@ -1,7 +1,9 @@
 """The manifests of a run in a store: each lists the files of one consistent state of the run. Pure.
 
     manifests/000000042.json                  manifest 42; the newest is the state of the run
-    files/groups/step-000012.g3-17.parquet    a file, as the driver of generation 3 has sent it, its 17th
+    pages/page.g3-16.json                     a part of its list of files (`cluster.runs.in_store.listing`)
+    files/groups/step-000012.g3-17.parquet    a file, as the driver of generation 3 has sent it, its 17th upload
+    files/metrics.g3-18.jsonl                 a piece of a file that is appended to
     lease/                                    who may write (`cluster.runs.in_store.lease`)
 
 Invariants:
@@ -13,91 +15,110 @@ Invariants:
   (`Superseded`): whoever takes a run over writes the next manifest first, and after that the other can change nothing.
 - Files that neither the newest manifest nor the one before it names are deleted, so that a reader has time to finish.
 - A manifest may come from somebody else: its keys stay inside a run's folder, and what it names is verified.
+
+Schema 1, which older runs have, lists every file whole and has no pages; it is read, and continued in schema 2.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from actors.archive.bucket import StoreUrlError, open_store
 from actors.archive.store import LocalStore, Stat, Store
 from cluster.errors import UserError, bad_files_are_the_users
+from cluster.runs.in_store.listing import MAX_BYTES, Changes, Page, Piece, StoredFile, difference, files_of, pieces_of
 from envs.settings import Settings
-from envs.untrusted.files import MIB, Unreadable, read_bounded
+from envs.untrusted.files import MIB, Unreadable, read_bounded, reason
 from envs.untrusted.text import parse_object
 
-SCHEMA = 1
-MANIFESTS, FILES = "manifests", "files"
-MAX_BYTES = 256 * MIB
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SCHEMA = 2
+MANIFESTS = "manifests"
 CHUNK_BYTES = 8 << 20
+BUFFER_BYTES = 1 << 20
 READ_ATTEMPTS = 5
 """Number of times that a reader looks for the newest manifest, while a driver replaces it."""
 _NUMBER = re.compile(rf"{MANIFESTS}/([0-9]{{9}})\.json")
-_OBJECT = re.compile(rf"{FILES}/[^\x00-\x1f]{{1,900}}")
-_GENERATION = re.compile(r"\.g([0-9]{1,9})-[0-9]{1,12}(?=\.|$)")
 
 
 class Superseded(UserError):
     """Another driver has taken the run over."""
 
 
-class StoredFile(Settings):
-    """One file of a run. `name`: its key in the store."""
+class _Head(Settings):
+    """What manifests of every schema say."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    size: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    modified_ns: int = Field(ge=0)
-
-    @field_validator("name")
-    @classmethod
-    def _inside(cls, name: str) -> str:
-        if not _OBJECT.fullmatch(name) or ".." in name.split("/"):
-            raise ValueError(f"{name!r} is no file of a run's store")
-        return name
-
-
-class Manifest(Settings):
-    """One consistent state of a run. `folder`: an id of the local folder that it was sent from; `files`: by key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    schema_version: int = SCHEMA
     number: int = Field(0, ge=0)
     generation: int = Field(0, ge=0)
     owner: str = Field("", max_length=300)
     folder: str = Field("", max_length=64)
-    files: dict[str, StoredFile] = Field(default_factory=dict)
 
-    @field_validator("files")
-    @classmethod
-    def _keys(cls, files: dict[str, StoredFile]) -> dict[str, StoredFile]:
-        for key in files:
-            parts = PurePosixPath(key).parts
-            if not parts or key != "/".join(parts) or any(part.startswith(".") for part in parts) or "\x00" in key:
-                raise ValueError(f"{key!r} is no file of a run's folder")
-        return files
+
+class _Content(_Head):
+    """The content of a manifest's file."""
+
+    schema_version: Literal[2] = SCHEMA
+    pages: tuple[Page, ...] = ()
+    changes: Changes = Field(default_factory=Changes)
+
+
+class _Content1(_Head):
+    """The content of a manifest's file of schema 1. `files`: name, size, digest and time by key."""
+
+    schema_version: Literal[1] = 1
+    files: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One consistent state of a run. `folder`: an id of the local folder that it was sent from; `files`: by key;
+    `pages`: the files of the store that hold most of the list, with their content."""
+
+    number: int = 0
+    generation: int = 0
+    owner: str = ""
+    folder: str = ""
+    files: dict[str, StoredFile] = field(default_factory=dict)
+    pages: tuple[tuple[Page, Changes], ...] = ()
 
     def names(self) -> set[str]:
-        """The keys in the store of all files."""
-        return {file.name for file in self.files.values()}
+        """The keys in the store of all that belongs to this state."""
+        return {*pieces_of(self.files), *(page.name for page, _ in self.pages)}
+
+    def changes(self, num_pages: int | None = None) -> Changes:
+        """The changes since the first `num_pages` pages, or since all."""
+        return difference(listed(changes for _, changes in self.pages[:num_pages]), pieces_of(self.files))
 
 
-def object_name(key: str, generation: int, sequence: int) -> str:
-    """The key in the store of an upload of a run's file; the suffix stays, so that other programs know the format."""
-    path = PurePosixPath(key)
-    return f"{FILES}/{path.with_name(f'{path.stem}.g{generation}-{sequence}{path.suffix}')}"
+def listed(changes: Iterable[Changes]) -> dict[str, Piece]:
+    """The pieces, by name, after changes one after the other."""
+    pieces = dict[str, Piece]()
+    for each in changes:
+        each.apply(pieces)
+    return pieces
+
+
+def encoded(changes: Changes) -> dict[str, Any]:
+    """Changes as JSON, without what is as usual."""
+    return changes.model_dump(exclude_defaults=True)
+
+
+def packed(content: dict[str, Any]) -> bytes:
+    """JSON without spaces."""
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def manifest_key(number: int) -> str:
@@ -119,38 +140,84 @@ def newest(store: Store) -> Manifest:
         OSError: the store cannot be read.
     """
     for _ in range(READ_ATTEMPTS):
-        found = numbers(store)
-        if not found:
-            return Manifest()
-        try:
-            return _read(store, found[-1])
-        except FileNotFoundError:  # replaced by a newer one meanwhile
-            continue
+        with bad_files_are_the_users():
+            if not (found := numbers(store)):
+                return Manifest()
+            try:
+                return _read(store, found[-1])
+            except FileNotFoundError as error:
+                if numbers(store)[-1:] == found[-1:]:  # else it was replaced by a newer one meanwhile
+                    where = store.where(manifest_key(found[-1]))
+                    raise Unreadable(f"{where} names a part that is missing ({reason(error)})") from error
     raise OSError(f"{store.where()}: its manifests change faster than they can be read")
 
 
 def _read(store: Store, number: int) -> Manifest:
     where = store.where(manifest_key(number))
-    with bad_files_are_the_users(), store.get(manifest_key(number)) as file:
+    with store.get(manifest_key(number)) as file:
         found = parse_object(read_bounded(file, MAX_BYTES, where), where)
-        if found.get("schema_version", SCHEMA) != SCHEMA:
-            raise Unreadable(
-                f"{where} has schema {found['schema_version']!r}, and this Squelch reads {SCHEMA}; update it"
-            )
-        try:
-            manifest = Manifest.model_validate(found)
-        except ValidationError as error:
-            raise Unreadable(f"{where} is no manifest ({error.errors()[0]['msg']})") from error
+    with _checking(where, "manifest"):
+        manifest = _decoded(store, found, where)
     if manifest.number != number:
         raise UserError(f"{where} says that it is manifest {manifest.number}; the store was changed by hand")
     return manifest
 
 
+def _decoded(store: Store, found: dict[str, Any], where: str) -> Manifest:
+    version = found.get("schema_version", 1)
+    if version == 1:
+        content1 = _Content1.model_validate(found)
+        pieces = [Piece.model_validate({**file, "key": key}) for key, file in content1.files.items()]
+        return Manifest(content1.number, content1.generation, content1.owner, content1.folder, files_of(pieces))
+    if version != SCHEMA:
+        raise Unreadable(f"{where} has schema {version!r}, and this Squelch reads {SCHEMA}; update it")
+    content = _Content.model_validate(found)
+    if sum(page.size for page in content.pages) > MAX_BYTES:
+        raise Unreadable(f"{where} has a list of files that is larger than {MAX_BYTES // MIB} MiB")
+    pages = tuple((page, _page(store, page)) for page in content.pages)
+    files = files_of(listed([*(changes for _, changes in pages), content.changes]).values())
+    return Manifest(content.number, content.generation, content.owner, content.folder, files, pages)
+
+
+def _page(store: Store, page: Page) -> Changes:
+    where = store.where(page.name)
+    with store.get(page.name) as file:
+        data = read_bounded(file, page.size, where)
+    if hashlib.sha256(data).hexdigest() != page.sha256:
+        raise Unreadable(_damaged(store, page.name))
+    with _checking(where, "list of files"):
+        return Changes.model_validate(parse_object(data, where))
+
+
+@contextmanager
+def _checking(where: str, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise Unreadable(f"{where} is no {kind} ({error.errors()[0]['msg']})") from error
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise Unreadable(f"{where} is no {kind} ({error})") from error
+
+
+def _damaged(store: Store, name: str) -> str:
+    return f"{store.where(name)} is not the file that the manifest names: it is damaged"
+
+
 def commit(store: Store, manifest: Manifest) -> Manifest:
     """Makes a manifest the newest. Returns it, or what this driver has written under its number before, without getting
     the store's answer. Raises Superseded if another driver has written that number."""
-    data = json.dumps(manifest.model_dump()).encode()
-    if store.create(manifest_key(manifest.number), data):
+    content = {
+        "schema_version": SCHEMA,
+        "number": manifest.number,
+        "generation": manifest.generation,
+        "owner": manifest.owner,
+        "folder": manifest.folder,
+        "pages": [page.model_dump(exclude_defaults=True) for page, _ in manifest.pages],
+        "changes": encoded(manifest.changes()),
+    }
+    if store.create(manifest_key(manifest.number), packed(content)):
         return manifest
     other = newest(store)
     if (other.number, other.generation) != (manifest.number, manifest.generation):
@@ -161,12 +228,6 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     return other
 
 
-def generation_of(name: str) -> int:
-    """The generation of the driver that has sent a file of the store; 0 for a name of another form."""
-    found = _GENERATION.findall(PurePosixPath(name).name)
-    return int(found[-1]) if found else 0
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """The files of one manifest, as a store that can only be read."""
@@ -175,22 +236,25 @@ class Snapshot:
     manifest: Manifest
 
     def get(self, key: str) -> BinaryIO:
-        """As `Store.get`."""
+        """As `Store.get`. Whatever replaces pieces of a file replaces its last one, so that FileNotFoundError for that
+        one says that the driver has sent the file anew."""
         found = self.manifest.files.get(key)
         if found is None:
             raise FileNotFoundError(f"{self.where(key)} is not in the run's newest manifest")
-        return self.store.get(found.name)
+        last = self.store.get(found.pieces[-1].name)
+        return last if len(found.pieces) == 1 else io.BufferedReader(_Joined(self.store, found, last), BUFFER_BYTES)
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The bytes of a file. Raises UserError at the end if they are not those of the manifest."""
-        wanted, digest, size = self.manifest.files[key], hashlib.sha256(), 0
-        with self.get(key) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-                size += len(chunk)
-                yield chunk
-        if (size, digest.hexdigest()) != (wanted.size, wanted.sha256):
-            raise UserError(f"{self.store.where(wanted.name)} is not the file that the manifest names: it is damaged")
+        """The bytes of a file. Raises UserError after the first piece that is not the manifest's."""
+        for piece in self.manifest.files[key].pieces:
+            digest, size = hashlib.sha256(), 0
+            with self.store.get(piece.name) as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    yield chunk
+            if (size, digest.hexdigest()) != (piece.size, piece.sha256):
+                raise UserError(_damaged(self.store, piece.name))
 
     def list(self, prefix: str = "") -> list[str]:
         """As `Store.list`."""
@@ -216,6 +280,50 @@ class Snapshot:
     def delete(self, key: str) -> None:
         """Refused, as `put`."""
         self.put(key)
+
+
+class _Joined(io.RawIOBase):
+    """The pieces of a file as one. One of them is open at a time; `last` is, from the beginning."""
+
+    def __init__(self, store: Store, stored: StoredFile, last: BinaryIO) -> None:
+        super().__init__()
+        self._store, self._stored, self._at = store, stored, 0
+        self._piece, self._file = stored.pieces[-1], last
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        if self._at >= self._stored.size:
+            return 0
+        if not self._piece.start <= self._at < self._piece.end:
+            self._open(next(piece for piece in self._stored.pieces if self._at < piece.end))
+        self._file.seek(self._at - self._piece.start)
+        data = self._file.read(min(memoryview(buffer).nbytes, self._piece.end - self._at))
+        if not data:
+            raise OSError(_damaged(self._store, self._piece.name))
+        memoryview(buffer)[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _open(self, piece: Piece) -> None:
+        self._file.close()
+        self._file, self._piece = self._store.get(piece.name), piece
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def find_run(url: str) -> Snapshot:

@@ -7,8 +7,11 @@ What a scan finds is one state of the run: checkpoints are listed first, and a c
 archived groups of its steps, so that these are on the disk by then. Later lines and parts do no harm, because a resumed
 run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start again.
 
-Files that are appended to (`*.jsonl`) are sent up to their last line break. Names that begin with a dot, `log/`, links
-and whatever is no regular file are not sent.
+Files that are appended to (`*.jsonl`) are sent up to their last line break, and what was sent is not sent again: a
+piece holds the lines since the last upload, and pieces are merged (`cluster.runs.in_store.listing`). The local file
+must begin with the pieces that stay: after it was replaced, all of them are compared with it, else the last one. From
+the first one that differs, the file is sent anew. Other files that changed are sent whole. Names that begin with a dot,
+`log/`, links and whatever is no regular file are not sent.
 
 A part of `upload` that fails raises OSError, and the folder and the newest manifest are as they were; the next call
 goes on with what is left. Every request of a bucket is bounded (`actors.archive.bucket`); a mounted folder answers when
@@ -24,7 +27,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,19 +37,32 @@ from actors.archive.store import LocalStore, Store
 from actors.process.disk import partial_path, sync, whole_file, write_whole
 from cluster.errors import UserError
 from cluster.runs.folder import CHECKPOINTS
+from cluster.runs.in_store.listing import (
+    FILES,
+    PAGE_CHANGES,
+    PAGE_FAN,
+    PAGES,
+    PIECE_FAN,
+    Page,
+    Piece,
+    StoredFile,
+    generation_of,
+    merge,
+    object_name,
+    page_name,
+    pieces_of,
+)
 from cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
-    FILES,
     Manifest,
     Snapshot,
-    StoredFile,
     Superseded,
     commit,
-    generation_of,
+    encoded,
     manifest_key,
     newest,
     numbers,
-    object_name,
+    packed,
 )
 from envs.untrusted.files import read_bytes, reason
 from envs.untrusted.text import parse_object
@@ -54,13 +71,19 @@ log = logging.getLogger(__name__)
 MARK = ".store.json"
 """File of a run's folder with the id under which manifests know it. A copy of the folder elsewhere has another."""
 NOT_SENT = ("log/",)
+LINES = ".jsonl"
+"""Suffix of the files that are only appended to."""
 SCANS = 10
 """Number of scans of one upload; checkpoints change much less often."""
-TAIL_BYTES = 32 << 20
-"""Bytes, from the end, in which the last line break of a file of lines is looked for; a line has at most half as
-many."""
+TAIL_BYTES = (64 << 10, 32 << 20)
+"""Bytes, from the end, in which the last line break of a file of lines is looked for, first in few; a line has at most
+half as many as the last."""
 BUFFERED = 8
 """Chunks that may be accepted before the first has arrived; a bucket has fewer under way."""
+OWN_EVENTS_BYTES = 64 << 10
+"""Bytes of events of uploads that may wait for something else to send."""
+OWN_EVENT = b'{"actor": "store", '
+"""How the line of an event that reports an upload begins."""
 TAKE_OVERS = 20
 """Number of times that a new driver may find that the one before it has just written another manifest."""
 
@@ -95,9 +118,9 @@ class Mirror:
     _sent: dict[str, tuple[tuple[int, ...], StoredFile]] = field(default_factory=dict)
     """By key, the state of the local file when it was sent, and what was sent."""
     _before: set[str] = field(default_factory=set)
-    """Names of the files of the manifest before the newest."""
+    """Names of the files and pages of the manifest before the newest."""
     _stored: set[str] | None = None
-    """Names of files that the store may have; None before the first listing."""
+    """Names of files and pages that the store may have; None before the first listing."""
 
     # -- the folder and the store --------------------------------------------------------------------------------
 
@@ -171,7 +194,8 @@ class Mirror:
 
     def upload(self) -> tuple[int, int]:
         """Sends what has changed since the newest manifest and commits the next one; returns the number of files and
-        bytes sent. `events.jsonl` is not counted, because every upload that is counted adds an event to it.
+        bytes sent. `events.jsonl` is not counted, because every upload that is counted adds an event to it; if nothing
+        but such events is new, nothing is sent.
 
         Raises:
             OSError: the store or the disk failed; the newest manifest is as it was.
@@ -189,15 +213,18 @@ class Mirror:
     def _scanned(self) -> tuple[dict[str, StoredFile], int, int]:
         """One state of the folder, all sent; number of files and bytes that were sent for it."""
         count = num_bytes = 0
+        known = pieces_of(self.manifest.files)
         for _ in range(SCANS):
             before = self._checkpoints()
             files, key = dict[str, StoredFile](), ""
             try:
                 for key in self._keys():
+                    if key == EVENTS and self._only_own_events(files):
+                        return self.manifest.files, count, num_bytes
                     files[key], fresh = self._send(key)
-                    counted = fresh and key != EVENTS
-                    count += counted
-                    num_bytes += files[key].size * counted
+                    if fresh and key != EVENTS:
+                        count += 1
+                        num_bytes += sum(piece.size for piece in files[key].pieces if piece.name not in known)
             except FileNotFoundError:  # removed between the listing and the reading, or gone with the store
                 if not self.run_dir.is_dir() or (self.run_dir / key).is_file():
                     raise
@@ -206,12 +233,23 @@ class Mirror:
                 return files, count, num_bytes
         raise Unsettled(f"{self.run_dir} changed during each of {SCANS} scans")
 
+    def _only_own_events(self, others: dict[str, StoredFile]) -> bool:
+        """Whether the newest manifest has these files and all events but those that report uploads."""
+        known = self.manifest.files.get(EVENTS)
+        if known is None or {**others, EVENTS: known} != self.manifest.files:
+            return False
+        with (self.run_dir / EVENTS).open("rb") as file:
+            size = _length(EVENTS, file)
+            file.seek(known.size)
+            tail = file.read(min(max(0, size - known.size), OWN_EVENTS_BYTES + 1))
+        return 0 < len(tail) <= OWN_EVENTS_BYTES and all(line.startswith(OWN_EVENT) for line in tail.splitlines())
+
     def _keys(self) -> Iterator[str]:
-        """The keys to send, those of checkpoints first."""
+        """The keys to send: those of checkpoints first, the events last."""
         local = LocalStore(self.run_dir)
         yield from local.list(f"{CHECKPOINTS}/")
         whole = self.run_dir.resolve()
-        for key in local.list():
+        for key in sorted(local.list(), key=lambda key: key == EVENTS):
             if key.startswith((f"{CHECKPOINTS}/", *NOT_SENT)):
                 continue
             path = local.path(key)
@@ -230,46 +268,73 @@ class Mirror:
         state = _state(path)
         if key in self._sent and self._sent[key][0] == state:
             return self._sent[key][1], False
-        stored = self._same(key, path) or self._put(key, path, state)
+        with path.open("rb") as file:
+            stored = self._stored_as(key, file, state)
         self._sent[key] = state, stored
         return stored, stored != self.manifest.files.get(key)
 
-    def _same(self, key: str, path: Path) -> StoredFile | None:
-        """The newest manifest's file if it has the content of the local one: after a resume nothing is sent again."""
-        known = self.manifest.files.get(key)
-        with path.open("rb") as file:
-            if known is None or _length(key, file) != known.size:
-                return None
-            digest = hashlib.sha256()
-            for chunk in self._pieces(file, known.size):
-                digest.update(chunk)
-                self.moved()
-        return known if digest.hexdigest() == known.sha256 else None
+    def _stored_as(self, key: str, file: BinaryIO, state: tuple[int, ...]) -> StoredFile:
+        """Sends what the store does not have of a file: after a resume nothing is sent again."""
+        size, (sent, known) = _length(key, file), self._sent.get(key, ((), self.manifest.files.get(key)))
+        kept = self._unchanged(file, size, known, replaced=sent[:1] != state[:1]) if known else ()
+        at = kept[-1].end if kept else 0
+        if known and at == known.size == size:
+            return known
+        if kept and at == size:
+            return StoredFile(kept)
+        stay, level = merge([piece.level for piece in kept], PIECE_FAN)
+        start = kept[stay].start if stay < len(kept) else at
+        return StoredFile((*kept[:stay], self._put(key, file, (start, size), level, state[-1])))
 
-    def _put(self, key: str, path: Path, state: tuple[int, ...]) -> StoredFile:
-        self._sequence += 1
-        name, digest = object_name(key, self.generation, self._sequence), hashlib.sha256()
-        if self._stored is not None:
-            self._stored.add(name)
-        with path.open("rb") as file, self.store.put(name) as out:
-            size = _length(key, file)
-            for sent, chunk in enumerate(self._pieces(file, size)):
+    def _unchanged(self, file: BinaryIO, size: int, known: StoredFile, replaced: bool) -> tuple[Piece, ...]:
+        """The first pieces, as many as the local file, of which `size` bytes count, begins with. A file that is only
+        appended to may have more bytes than they; if it was not `replaced`, the last piece stands for those before."""
+        key = known.pieces[0].key
+        if size != known.size and not key.endswith(LINES):
+            return ()
+        pieces = tuple(piece for piece in known.pieces if piece.size > 0 and piece.end <= size)
+        if not replaced and size >= known.size and pieces and self._holds(file, pieces[-1]):
+            return pieces
+        return tuple(takewhile(lambda piece: self._holds(file, piece), pieces))
+
+    def _holds(self, file: BinaryIO, piece: Piece) -> bool:
+        """Whether the local file has the bytes of a piece."""
+        digest = hashlib.sha256()
+        for chunk in self._chunks(file, piece.start, piece.end):
+            digest.update(chunk)
+            self.moved()
+        return digest.hexdigest() == piece.sha256
+
+    def _put(self, key: str, file: BinaryIO, span: tuple[int, int], level: int, modified_ns: int) -> Piece:
+        """Sends a span of a file."""
+        name, digest = self._name(lambda sequence: object_name(key, self.generation, sequence)), hashlib.sha256()
+        with self.store.put(name) as out:
+            for sent, chunk in enumerate(self._chunks(file, *span)):
                 digest.update(chunk)
                 out.write(chunk)
                 if sent > BUFFERED:
                     self.moved()
         self.kept()
-        return StoredFile(name=name, size=size, sha256=digest.hexdigest(), modified_ns=state[-1])
+        size, sha256 = span[1] - span[0], digest.hexdigest()
+        return Piece(name=name, size=size, sha256=sha256, level=level, key=key, start=span[0], modified_ns=modified_ns)
 
-    def _pieces(self, file: BinaryIO, size: int) -> Iterator[bytes]:
-        """The first `size` bytes of a file."""
-        file.seek(0)
-        while size > 0:
+    def _name(self, numbered: Callable[[int], str]) -> str:
+        """A name that nothing in the store has."""
+        self._sequence += 1
+        name = numbered(self._sequence)
+        if self._stored is not None:
+            self._stored.add(name)
+        return name
+
+    def _chunks(self, file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of a file between two positions."""
+        file.seek(start)
+        while start < end:
             self._go_on()
-            chunk = file.read(min(size, CHUNK_BYTES))
+            chunk = file.read(min(end - start, CHUNK_BYTES))
             if not chunk:
                 raise OSError(f"{file.name} became shorter while it was read")
-            size -= len(chunk)
+            start += len(chunk)
             yield chunk
 
     def _go_on(self) -> None:
@@ -277,13 +342,26 @@ class Mirror:
             raise Stopped
 
     def _commit(self, changes: dict[str, Any]) -> None:
-        wanted = {**changes, "generation": self.generation, "owner": self.owner}
+        wanted: dict[str, Any] = {**changes, "generation": self.generation, "owner": self.owner}
         while True:
-            made = self.manifest.model_copy(update={**wanted, "number": self.manifest.number + 1})
+            made = self._with_pages(replace(self.manifest, **wanted, number=self.manifest.number + 1))
             there = commit(self.store, made)
             self._before, self.manifest = self.manifest.names(), there
             if there == made:
                 return
+
+    def _with_pages(self, made: Manifest) -> Manifest:
+        """The manifest with a further page if it has many changes since its last one."""
+        if len(made.changes()) <= PAGE_CHANGES:
+            return made
+        stay, level = merge([page.level for page, _ in made.pages], PAGE_FAN)
+        changes = made.changes(stay)
+        name, data = self._name(lambda sequence: page_name(self.generation, sequence)), packed(encoded(changes))
+        with self.store.put(name) as out:
+            out.write(data)
+        self.kept()
+        page = Page(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), level=level)
+        return replace(made, pages=(*made.pages[:stay], (page, changes)))
 
     # -- what is obsolete ----------------------------------------------------------------------------------------
 
@@ -305,7 +383,8 @@ class Mirror:
 
     def _earlier(self) -> set[str]:
         """Files of the store that this driver or one before it has sent; those of a later one are not its to delete."""
-        return {name for name in self.store.list(f"{FILES}/") if generation_of(name) <= self.generation}
+        found = (name for folder in (FILES, PAGES) for name in self.store.list(f"{folder}/"))
+        return {name for name in found if generation_of(name) <= self.generation}
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -317,12 +396,17 @@ def _state(path: Path) -> tuple[int, ...]:
 
 def _length(key: str, file: BinaryIO) -> int:
     """Bytes of a file that are sent: all, or up to the last line break."""
-    size = file.seek(0, os.SEEK_END)
-    if not key.endswith(".jsonl"):
+    size = start = file.seek(0, os.SEEK_END)
+    if not key.endswith(LINES):
         return size
-    start = max(0, size - TAIL_BYTES)
-    file.seek(start)
-    return start + file.read(size - start).rfind(b"\n") + 1
+    found = -1
+    for most in TAIL_BYTES:
+        start = max(0, size - most)
+        file.seek(start)
+        found = file.read(size - start).rfind(b"\n")
+        if found >= 0 or not start:
+            break
+    return start + found + 1
 
 
 def read_mark(run_dir: Path) -> str:

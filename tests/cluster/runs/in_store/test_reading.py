@@ -36,8 +36,8 @@ def test_a_run_in_a_store_is_followed_while_its_driver_replaces_files(
     run = RunFolder(place_of(url))
     before = run.metrics()
     lines = (folder / "metrics.jsonl").read_text()
-    for _ in range(3):  # files that the last two manifests do not name are deleted
-        lines += lines.splitlines(keepends=True)[-1]
+    for change in range(3):  # files that the last two manifests do not name are deleted
+        lines = " " * change + lines.lstrip() + lines.splitlines(keepends=True)[-1]
         (folder / "metrics.jsonl").write_text(lines)
         mirror.upload()
     assert len(run.metrics()) == len(before) + 3, "a file that is gone is looked up in the newest manifest"
@@ -93,7 +93,7 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
 
 def test_a_copy_of_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     mirror, url = sent(tmp_path, write_run(tmp_path, Made("a", steps=3)))
-    name = mirror.manifest.files["config.yaml"].name
+    name = mirror.manifest.files["config.yaml"].pieces[0].name
     (tmp_path / "store/a" / name).write_text("name: another\n")
     with local_copy(url) as copy, pytest.raises(UserError, match=r"config.*is not the file that the manifest names"):
         copy.fetch(lambda key: key == "config.yaml")
