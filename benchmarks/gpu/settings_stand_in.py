@@ -39,6 +39,11 @@ def model_validator(*, mode: str) -> Callable[[Any], Validator]:
     return lambda method: Validator(mode, method.__func__ if isinstance(method, classmethod) else method)
 
 
+def field_validator(*names: str, mode: str) -> Callable[[Any], Any]:
+    """Leaves out a validator of fields: types and bounds are not checked."""
+    return lambda method: method
+
+
 class BaseModel:
     """A model whose fields are the annotated names of its class and of the classes above it."""
 
@@ -117,5 +122,7 @@ def module() -> ModuleType:
         TypeAdapter=_unchecked,
         ValidationError=ValueError,
         model_validator=model_validator,
+        field_validator=field_validator,
+        ValidationInfo=None,
     )
     return found
