@@ -453,14 +453,13 @@ def settings_of(file: Path) -> dict[str, Any]:
     UserError if the file is none."""
     tree = read_settings(file.read_bytes(), str(file))
     try:
-        return flat(load(str(file)).model_dump(mode="json"))
+        return flat(validated(tree, [], str(file)).model_dump(mode="json"))
     except UserError:
         return flat(tree)
 
 
-def changes(before: RunConfig | dict[str, Any], after: RunConfig) -> list[str]:
-    """`key: old -> new` for every setting that differs. `before`: also as settings by dotted key."""
-    old = flat(before.model_dump(mode="json")) if isinstance(before, RunConfig) else before
+def changes(old: dict[str, Any], after: RunConfig) -> list[str]:
+    """`key: old -> new` for every setting that differs. `old`: settings by dotted key."""
     new = flat(after.model_dump(mode="json"))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)

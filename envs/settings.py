@@ -17,10 +17,10 @@ class Settings(BaseModel):
     @classmethod
     def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuses `true` and `false`, which pydantic reads as 1 and 0, for fields of numbers, also among several."""
-        kinds = _kinds(cls.model_fields[info.field_name].annotation) if info.field_name is not None else set()
-        if kinds & {int, float} and bool not in kinds:
-            values = value if isinstance(value, list | tuple) else [value]
-            if any(isinstance(one, bool) for one in values):
+        values = value if isinstance(value, list | tuple) else [value]
+        if info.field_name is not None and any(isinstance(one, bool) for one in values):
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            if kinds & {int, float} and bool not in kinds:
                 raise ValueError("must hold numbers" if tuple in kinds or list in kinds else "must be a number")
         return value
 

@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from actors.archive.store import LocalStore, Stat, Store, StoreUrlError, check_store
+from actors.archive.store import LocalStore, RangeReader, Stat, Store, StoreUrlError, check_store
 from envs.untrusted.files import Unreadable, reason, shortened
 
 if TYPE_CHECKING:
@@ -210,32 +210,12 @@ class _Sink(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-class _Ranges(io.RawIOBase):
+class _Ranges(RangeReader):
     """A file of a bucket, read range by range."""
 
     def __init__(self, bucket: Bucket, key: str, size: int) -> None:
-        super().__init__()
-        self._bucket, self._key, self._size, self._at = bucket, key, size, 0
+        super().__init__(size)
+        self._bucket, self._key = bucket, key
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        length = min(memoryview(buffer).nbytes, self._size - self._at)
-        if length <= 0:
-            return 0
-        data = self._bucket.read_range(self._key, self._at, length)
-        memoryview(buffer)[: len(memoryview(data))] = data
-        self._at += len(memoryview(data))
-        return len(memoryview(data))
+    def _read_at(self, position: int, length: int) -> Buffer:
+        return self._bucket.read_range(self._key, position, length)

@@ -8,16 +8,20 @@ of an object store: `actors.archive.bucket`, which also says which store a URL n
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from actors.process.disk import sync, whole_file
 from envs.untrusted.files import Unreadable, open_file, reason, state
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MAX_DEPTH = 8
 """Folders below a store's own that are listed; a run has four."""
@@ -210,3 +214,43 @@ def _explain(name: Path | str, error: OSError) -> str:
             "Free some space or point `runs_dir` at another disk, then resume the run."
         )
     return f"cannot write {name}: {error.strerror or error}. `runs_dir` must be a folder that this user may write to."
+
+
+class RangeReader(io.RawIOBase):
+    """A file of `size` bytes that is read from any position, range by range (`_read_at`)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """As `io.RawIOBase.tell`."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """As `io.RawIOBase.seek`; a position before the file becomes its beginning."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """As `io.RawIOBase.readinto`."""
+        length = min(memoryview(buffer).nbytes, self._size - self._at)
+        if length <= 0:
+            return 0
+        data = memoryview(self._read_at(self._at, length))
+        memoryview(buffer)[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read_at(self, position: int, length: int) -> Buffer:
+        """1 to `length` bytes from `position` on; `length` bytes are there. OSError if they cannot be read."""
+        raise NotImplementedError

@@ -79,6 +79,15 @@ def place_of(place: str) -> Path | Store:
     return Followed(find_run(place))
 
 
+def described_place(place: str) -> Path | Store:
+    """As `place_of`, of a run whose `config.yaml` can be read. UserError that names it if it is damaged."""
+    from cluster.runs.folder import RunFolder
+
+    found = place_of(place)
+    RunFolder(found).settings()
+    return found
+
+
 def natural(text: str) -> int:
     """Reads the value of a flag that takes a whole number of 0 or more; argparse names the flag in the error."""
     if not text.isdecimal():

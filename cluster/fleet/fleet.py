@@ -308,6 +308,11 @@ class Fleet:
         if not leaves:
             self.begin_join(member.name, self.allow_restart(member.name, cause))
 
+    def lose_late(self, failed: UpdateFailed, version: int) -> None:
+        """As `lose_worker`, for the workers that did not load a version."""
+        for member, error in failed.members:
+            self.lose_worker(member, f"version {version} was not loaded: {reason_of(error)}")
+
     def begin_join(self, name: str, wait_s: float = 0.0) -> None:
         """Starts a rollout worker after `wait_s`, which becomes healthy once it has the current weights."""
         self.creating[Kind.ROLLOUT].add(name)

@@ -20,7 +20,7 @@ from cluster.errors import bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.following import LineFollower
 from cluster.runs.shapes import check_metrics
-from cluster.runs.status import RECENT_STEPS, RunStatus, status_with
+from cluster.runs.status import RECENT_STEPS, RunStatus, status_of
 from cluster.runs.words import clipped
 
 MOST_POINTS = 2_000
@@ -158,7 +158,7 @@ class Figures:
         with self._lock:
             found = {line["step"]: line for line in (*self._marked.values(), *self._recent)}
         lines = [found[step] for step in sorted(found)]
-        return status_with(self.folder, lines, now)
+        return status_of(self.folder, lines, now)
 
     def columns(self, keys: Sequence[str]) -> list[list[float | None]]:
         """The columns of `keys`, each with at most `MOST_POINTS` values; None where a step has none."""

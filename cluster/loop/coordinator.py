@@ -99,7 +99,7 @@ class Coordinator:
         self.ledger = Ledger.restore(state.ledger)
         self.source = _training_tickets(config, state.cursor)
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
-        self.journal.carried = dict(state.carried)
+        self.journal.carry(state.carried)
         self.play = Play(config, fleet)
         self.archiving = Archiving(archive, fleet.parties.payloads, config.run_dir, say)
         watchdog = Watchdog(self.journal.event, recorder.set)
@@ -186,11 +186,11 @@ class Coordinator:
         if self.validation.due(0, last=False) and self.admission.clock == 0:
             await self._validate(0)
         if self.probing.due(0, last=False) and self.admission.clock == 0:
-            self.journal.carried |= await self._until_stopped(self._probe(0))
+            self.journal.carry(await self._until_stopped(self._probe(0)))
         lost = self.state.probing  # with the process before, whose last reading of the probe was under way
         if lost is not None and 0 < lost == self.admission.clock and self.probing.due(lost, last=True):
             self.scoring.probing = lost  # a stop meanwhile leaves it to the next process
-            self.journal.carried |= await self._until_stopped(self._probe(lost))
+            self.journal.carry(await self._until_stopped(self._probe(lost)))
         for ticket in self.state.tickets(self.config.environment):
             self._resumed.setdefault(ticket.step, []).append(ticket)
         self._issue()
@@ -296,7 +296,7 @@ class Coordinator:
         if due or moves or (leaves and not self._ready_to_move):
             started = time.time()
             await self._checkpoint(step, self._open_tickets())
-            self.journal.carried["seconds/checkpoint"] = time.time() - started
+            self.journal.carry({"seconds/checkpoint": time.time() - started})
         self._ready_to_move = leaves and not moves
         if moves:
             await self._move_learner()

@@ -44,7 +44,6 @@ from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import validation_tickets
 from cluster.control.parties import LEARNER, Parties
-from cluster.control.party_errors import reason_of
 from cluster.errors import UserError
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Supervisor, Watchdog
@@ -270,14 +269,11 @@ class Warming:
                 await self.fleet.update_workers(bundle)
                 return
             except UpdateFailed as failed:
-                for member, error in failed.members:
-                    self.fleet.lose_worker(member, f"version {bundle.version} was not loaded: {reason_of(error)}")
+                self.fleet.lose_late(failed, bundle.version)
 
     async def _groups(self) -> list[PlayedGroup]:
-        """Plays the tickets, as many at a time as the engines hold, because the time-outs of a trajectory count the
-        waiting in an engine's queue."""
-        slots = self.config.rollout.max_num_seqs * len(await self.fleet.need_worker())
-        places = asyncio.Semaphore(max(1, slots // self.warmup.samples))
+        """Plays the tickets, as many at a time as the engines hold."""
+        places = await self.play.places(self.warmup.samples)
 
         async def play(ticket: Ticket) -> PlayedGroup:
             async with places:

@@ -82,25 +82,13 @@ class RunStatus:
 
 def read_status(folder: RunFolder, now: float) -> RunStatus:
     """The status of a run at `now` (unix seconds)."""
-    return status_with(folder, folder.metrics(), now)
+    return status_of(folder, folder.metrics(), now)
 
 
-def status_with(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus:
+def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus:
     """The status of a run at `now` (unix seconds), of which the lines of `metrics.jsonl` have been read."""
     driven = folder.driven()  # before the summary, which a process writes before it gives up the lock
-    return status_of(folder.name, lines, folder.current_summary(), folder.last_event(), now, driven)
-
-
-def status_of(
-    run: str,
-    lines: Sequence[Line],
-    summary: Line | None,
-    event: Line | None,
-    now: float,
-    driven: bool | None = None,
-) -> RunStatus:
-    """The status of a run from the lines of `metrics.jsonl`, a current `summary.json` and the last span. `driven`:
-    whether a process drives the run; None if that cannot be judged."""
+    summary = folder.current_summary()
     steps = [line for line in lines if line["step"] > 0]
     last: Line = steps[-1] if steps else {"step": 0}
     total = int(next((line["total_steps"] for line in reversed(lines) if line.get("total_steps")), 0))
@@ -110,7 +98,7 @@ def status_of(
     scored = last_scoring(lines)
     state = _state(lines, summary, driven)
     return RunStatus(
-        run=run,
+        run=folder.name,
         state=state,
         stopped=one_line(summary["stopped"]) if summary and summary.get("stopped") else None,
         step=last["step"],
@@ -145,7 +133,7 @@ def status_of(
         members=_members(last),
         seconds={part: last[f"seconds/{part}"] for part in PARTS if last.get(f"seconds/{part}") is not None},
         ledger=_tickets(last),
-        last_event=_event_text(event, now),
+        last_event=_event_text(folder.last_event(), now),
     )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.scorer.share import as_chosen
-from cluster.config import RunConfig, changes, load, read_yaml
+from cluster.config import RunConfig, changes, flat, load, read_yaml
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.ending import is_complete
 from cluster.runs.folder import RunFolder
@@ -280,7 +280,7 @@ def _continued(cell: Cell, before: RunConfig) -> RunConfig:
 
 def _different(cell: Cell) -> list[str]:
     before = RunFolder(cell.folder).config()
-    found = changes(before, _continued(cell, before))
+    found = changes(flat(before.model_dump(mode="json")), _continued(cell, before))
     return [change for change in found if change.split(":")[0].split(".")[0] not in PLACEMENT]
 
 

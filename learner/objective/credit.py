@@ -115,17 +115,17 @@ def _groups(
     """Group advantages of the returns minus the KL costs of their tokens. The KL costs are summed over ranks, so that
     every rank has those of all rows."""
     place = {(row.group_id, row.index): k for k, row in enumerate(rows)}
-    paid = np.zeros(len(rows))
+    charged = np.zeros(len(rows))
     for batch, cost in zip(batches, costs, strict=True):
         ends = np.cumsum([row.num_sampled for row in batch.rows])[:-1]
         for row, part in zip(batch.rows, np.split(cost, ends) if batch.rows else [], strict=True):
-            paid[place[row.group_id, row.index]] += part.sum()
-    paid, returns = _summed(paid, device), np.array([row.rewards.sum() for row in rows])
+            charged[place[row.group_id, row.index]] += part.sum()
+    charged, returns = _summed(charged, device), np.array([row.rewards.sum() for row in rows])
     advantages = np.zeros(len(rows))
     ids = np.array([row.group_id for row in rows])
     for group_id in dict.fromkeys(ids.tolist()):
         members = ids == group_id
-        advantages[members] = group_advantages_with_costs(returns[members], paid[members], config.advantage)
+        advantages[members] = group_advantages_with_costs(returns[members], charged[members], config.advantage)
     return [
         _with(
             batch, _joined([np.full(r.num_sampled, advantages[place[r.group_id, r.index]]) for r in batch.rows]), None

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from actors.archive.store import Store
-from cluster.commands.arguments import add_run_place, place_of
+from cluster.commands.arguments import add_run_place, described_place
 from cluster.errors import bad_files_are_the_users
 from cluster.runs.folder import RunFolder
 from cluster.runs.status import read_status
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the status."""
     with bad_files_are_the_users(), memory_of_at_most(str(options.run_dir)):
-        place = place_of(options.run_dir)
-        RunFolder(place).settings()  # a damaged config.yaml is named here, as the other commands do
-        text = status(place, as_json=options.json)
+        text = status(described_place(options.run_dir), as_json=options.json)
     say(text)
     return 0
 

@@ -27,10 +27,10 @@ from rich.text import Text
 
 from actors.archive.reader import EVENTS, METRICS
 from actors.archive.store import Stat, Store
-from cluster.commands.arguments import add_run_place, place_of
+from cluster.commands.arguments import add_run_place, described_place
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import RunFolder
-from cluster.runs.status import Line, RunStatus, duration, status_with
+from cluster.runs.status import Line, RunStatus, duration, status_of
 from cluster.runs.words import figures, headline, is_late, sparkline, step_text
 from cluster.terminal import one_line
 from envs.untrusted.memory import memory_of_at_most
@@ -48,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Shows the run until it ends."""
-    place = place_of(options.run_dir)
-    RunFolder(place).settings()  # a damaged config.yaml is named here, as the other commands do
-    watch(place)
+    watch(described_place(options.run_dir))
     return 0
 
 
@@ -128,7 +126,7 @@ def _follow(
         if stamp != seen:
             with bad_files_are_the_users(), memory_of_at_most(folder.store.where()):
                 seen, lines, waited = stamp, folder.metrics(), 0.0
-        now = status_with(folder, lines, time.time())
+        now = status_of(folder, lines, time.time())
         show(now, lines)
         if now.state in ("finished", "stopped", "ended"):
             return

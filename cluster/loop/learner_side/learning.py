@@ -45,7 +45,7 @@ from actors.messages import StepReport, WeightBundle
 from actors.rollout.metrics import update_figures
 from cluster.config import RunConfig
 from cluster.control.parties import Payload
-from cluster.control.party_errors import Died, Failed, Refused, reason_of
+from cluster.control.party_errors import Died, Failed, Refused
 from cluster.fleet.delivery import SenderLost
 from cluster.fleet.fleet import Fleet, UpdateFailed
 from cluster.fleet.supervision import Watchdog
@@ -141,8 +141,7 @@ class Learning:
                 self.recovery.lose(error.cause)
             except UpdateFailed as failed:
                 if not await self._rank_died():
-                    for member, error in failed.members:
-                        self.fleet.lose_worker(member, f"version {bundle.version} was not loaded: {reason_of(error)}")
+                    self.fleet.lose_late(failed, bundle.version)
 
     async def publish_remade(self) -> dict[str, float]:
         """Publishes weights that were made again under the next higher version, until no loss comes between."""

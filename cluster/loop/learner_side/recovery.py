@@ -218,9 +218,7 @@ class Recovery:
         self.say(f"the learner is back after {ended - started:.1f} s: {ranks} ranks, {steps} steps again, {outcome}")
         facts = {"cause": cause, "ranks": ranks, "steps": steps, "same": not self.remade}
         self.journal.event(LEARNER, "recovered", started, ended, **facts)
-        carried = self.journal.carried
-        carried["seconds/recovery"] = carried.get("seconds/recovery", 0.0) + ended - started
-        carried["recovery/steps"] = carried.get("recovery/steps", 0.0) + steps
+        self.journal.carry({"seconds/recovery": ended - started, "recovery/steps": float(steps)})
 
 
 def _line(text: str) -> str:

@@ -11,7 +11,7 @@ actor has no spans, and those of a late actor are missing in the figures; an act
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.control.parties import Archive, MetricsSink
@@ -52,6 +52,11 @@ class Journal:
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         """Appends a span (unix seconds) to `events.jsonl`."""
         self.archive.event(actor, name, start, end, **facts)
+
+    def carry(self, figures: Mapping[str, float]) -> None:
+        """Adds figures to those that the next step reports."""
+        for key, value in figures.items():
+            self.carried[key] = self.carried.get(key, 0.0) + value
 
     def worked(self, actor: str, start: float, end: float) -> None:
         """Notes that an actor worked from `start` to `end`, so that this time is not counted as orchestration."""

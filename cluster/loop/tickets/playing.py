@@ -166,16 +166,14 @@ class Play:
         tickets. A failed trajectory counts as no success; `failures` says which failed.
 
         The tickets are played in lots of as many trajectories as a group has; a lot has the time of a group. As many
-        lots are played at a time as the engines hold, because the time-outs of a trajectory count the waiting in an
-        engine's queue; training groups that are already issued play beside them.
+        lots are played at a time as the engines hold (`places`); training groups that are already issued play beside
+        them.
 
         Raises:
             RuntimeError: a lot was not played in `loop.max_attempts` attempts.
         """
-        slots = self.config.rollout.max_num_seqs
-        size = min(self.config.sampling.group_size, slots)
-        workers = len(await self.fleet.need_worker())
-        places = asyncio.Semaphore(slots * workers // size)
+        size = min(self.config.sampling.group_size, self.config.rollout.max_num_seqs)
+        places = await self.places(size)
         lots = [asyncio.create_task(self._lot(tickets[i : i + size], places)) for i in range(0, len(tickets), size)]
         try:
             summaries = [summary for lot in await asyncio.gather(*lots) for summary in lot]
@@ -184,6 +182,12 @@ class Play:
                 lot.cancel()
             await asyncio.gather(*lots, return_exceptions=True)
         return np.array([bool(len(s.successes) and s.successes[0]) for s in summaries]), summaries
+
+    async def places(self, size: int) -> asyncio.Semaphore:
+        """Places for as many lots or groups of `size` trajectories as the engines hold, at least one: the time-outs of
+        a trajectory count the waiting in an engine's queue."""
+        slots = self.config.rollout.max_num_seqs * len(await self.fleet.need_worker())
+        return asyncio.Semaphore(max(1, slots // size))
 
     async def _lot(self, tickets: list[Ticket], places: asyncio.Semaphore) -> list[GroupSummary]:
         async def play(player: Player, worker: str) -> list[GroupSummary]:

@@ -28,20 +28,17 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from actors.archive.bucket import StoreUrlError, open_store
-from actors.archive.store import LocalStore, Stat, Store
+from actors.archive.store import LocalStore, RangeReader, Stat, Store
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.in_store.listing import MAX_BYTES, Changes, Page, Piece, StoredFile, difference, files_of, pieces_of
 from envs.settings import Settings
 from envs.untrusted.files import MIB, Unreadable, read_bounded, reason
 from envs.untrusted.text import parse_object
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 SCHEMA = 2
 MANIFESTS = "manifests"
@@ -282,40 +279,22 @@ class Snapshot:
         self.put(key)
 
 
-class _Joined(io.RawIOBase):
+class _Joined(RangeReader):
     """The pieces of a file as one. One of them is open at a time; `last` is, from the beginning."""
 
     def __init__(self, store: Store, stored: StoredFile, last: BinaryIO) -> None:
-        super().__init__()
-        self._store, self._stored, self._at = store, stored, 0
+        super().__init__(stored.size)
+        self._store, self._stored = store, stored
         self._piece, self._file = stored.pieces[-1], last
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stored.size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        if self._at >= self._stored.size:
-            return 0
-        if not self._piece.start <= self._at < self._piece.end:
-            self._open(next(piece for piece in self._stored.pieces if self._at < piece.end))
-        self._file.seek(self._at - self._piece.start)
-        data = self._file.read(min(memoryview(buffer).nbytes, self._piece.end - self._at))
+    def _read_at(self, position: int, length: int) -> bytes:
+        if not self._piece.start <= position < self._piece.end:
+            self._open(next(piece for piece in self._stored.pieces if position < piece.end))
+        self._file.seek(position - self._piece.start)
+        data = self._file.read(min(length, self._piece.end - position))
         if not data:
             raise OSError(_damaged(self._store, self._piece.name))
-        memoryview(buffer)[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+        return data
 
     def _open(self, piece: Piece) -> None:
         self._file.close()
