@@ -105,7 +105,7 @@ def _summary(path: Path) -> None:
     summary = folder.summary()
     is_complete(summary)
     cell_figures(path.parent)
-    status_of("run", [], summary, None, 2e9)
+    status_of(folder, [], 2e9)
 
 
 def read_all_rows(path: Path) -> None:
