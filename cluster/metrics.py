@@ -38,14 +38,14 @@ PARTS = (
     "recovery",
     "orchestration",
 )
-WAITS = (
-    ("coordinator", "environment"),
-    ("coordinator", "filter"),
-    ("coordinator", "learner"),
-    ("coordinator", "rollout"),
-    ("coordinator", "archive"),
-    ("coordinator", "scorer"),
-)
+WAITED_FOR = {
+    "rollout": "environment",
+    "filter": "filter",
+    "train": "learner",
+    "publish": "rollout",
+    "archive": "archive",
+}
+"""The party, or disk, for which the coordinator waits in each part of a step."""
 LEDGER_STATES = (
     "issued",
     "in_flight",
@@ -178,7 +178,7 @@ METRICS: Table = {
             "Seconds that one party waited for another",
             "wait/{waiter}/{waited_for}",
             ("waiter", "waited_for"),
-            WAITS,
+            tuple(("coordinator", party) for party in (*WAITED_FOR.values(), "scorer")),
             open=True,
             unit="seconds",
         ),

@@ -19,12 +19,11 @@ from cluster.control.party_errors import Died
 from cluster.fleet.fleet import UP, Fleet
 from cluster.fleet.waiting import outcomes
 from cluster.loop.scoring import Scoring
+from cluster.metrics import WAITED_FOR
 from cluster.runs.step_line import step_line
 from cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 SPANS_TIMEOUT_S = 30.0
-WAITS = {"rollout": "environment", "filter": "filter", "train": "learner", "publish": "rollout", "archive": "archive"}
-"""The party, or disk, for which the coordinator waits in each part of a step."""
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
 
@@ -105,7 +104,7 @@ class Journal:
         flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
         flat["total_steps"] = float(self.steps)
         flat |= {key: value + flat.get(key, 0.0) for key, value in self.carried.items()}
-        flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITS.items()}
+        flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITED_FOR.items()}
         flat["wait/coordinator/scorer"] = drained
         self.carried, self.recorded = {}, ended
         self._put(step, flat)
