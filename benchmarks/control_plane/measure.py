@@ -25,11 +25,11 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -47,6 +47,9 @@ from cluster.loop.persistence.state import LoopState
 from cluster.loop.tickets.playing import PlayedGroup
 from cluster.metrics import REGISTRY
 
+if TYPE_CHECKING:
+    from benchmarks.control_plane.ray_stand_ins import RayStandIns
+
 WORKERS = (10, 100, 1000)
 PROMPTS, GROUP_SIZE = 1000, 8
 DELAY_S, TRAIN_S = 0.2, 0.05
@@ -61,36 +64,27 @@ OVERRIDES = (
 )
 
 
-class TimedFiltering:
+class TimedFiltering(Filtering):
     """The coordinator's side of the filter, which also notes how long each decision follows its window's last group, or
     the end of the step before it if that is later."""
 
-    def __init__(self, filtering: Filtering) -> None:
-        self._filtering = filtering
+    def __init__(self, fleet: Fleet, played: Callable[[], list[PlayedGroup]], start_timeout_s: float) -> None:
+        super().__init__(fleet, None, played, start_timeout_s)
         self._last: dict[int, float] = {}
-        self.turn = 0.0
+        self.recorded_at = 0.0
         """When the last step was recorded."""
         self.waits: list[float] = []
         """Seconds, one per decision."""
 
-    @property
-    def state(self) -> Any:
-        """The filter's state at the last decision."""
-        return self._filtering.state
-
-    async def restore(self) -> None:
-        """As `Filtering.restore`."""
-        await self._filtering.restore()
-
     async def admit(self, groups: list[PlayedGroup]) -> None:
         """As `Filtering.admit`."""
         self._last |= {group.ticket.step: time.perf_counter() for group in groups}
-        await self._filtering.admit(groups)
+        await super().admit(groups)
 
     async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
         """As `Filtering.close`."""
-        decision = await self._filtering.close(step, final, target, rho)
-        self.waits.append(time.perf_counter() - max(self._last.pop(step), self.turn))
+        decision = await super().close(step, final, target, rho)
+        self.waits.append(time.perf_counter() - max(self._last.pop(step), self.recorded_at))
         return decision
 
 
@@ -138,11 +132,12 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         await fleet.start()
 
         def recorded(_: str) -> None:
-            timed.turn = time.perf_counter()
+            timed.recorded_at = time.perf_counter()
             memory.say(coordinator)
 
         coordinator = Coordinator(config, fleet, archive, recorder, LoopState(), recorded)
-        timed = coordinator.filtering = TimedFiltering(coordinator.filtering)
+        timed = TimedFiltering(fleet, coordinator._played, config.cluster.start_timeout_s)
+        coordinator.filtering = timed
         service, hosts = await parties.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()
@@ -172,7 +167,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
     }
 
 
-def stand_ins(config: RunConfig, over_ray: bool) -> Any:
+def stand_ins(config: RunConfig, over_ray: bool) -> ProcessStandIns | RayStandIns:
     """The parties; Ray is imported only if it carries the calls."""
     if over_ray:
         from benchmarks.control_plane.ray_stand_ins import RayStandIns

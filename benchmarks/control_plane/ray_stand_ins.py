@@ -13,7 +13,7 @@ from benchmarks.control_plane.hosts import Host
 from benchmarks.control_plane.stand_ins import HOSTS, SleepingLearner
 from cluster.config import RunConfig
 from cluster.control.parties import Learner, Player, Worker
-from cluster.fleet.ray_parties import RayParties, RayPlayer, RayWorker, answered
+from cluster.fleet.ray_parties import RayFilter, RayParties, RayPlayer, RayWorker, answered
 
 
 class RayHost(Host):
@@ -75,7 +75,7 @@ class RayStandIns(RayParties):
     def _host(self, name: str) -> Any:
         return self.hosts[int(name.rpartition("-")[2]) % len(self.hosts)]
 
-    def filter(self) -> Any:
+    def filter(self) -> RayFilter:
         """The filter service."""
         return self._service
 

@@ -25,15 +25,19 @@ import pyarrow as pa
 
 from actors.archive.rows import unpacked
 from actors.filter.decisions import StepDecision
-from actors.messages import StepReport, UpdateReport, WeightBundle
+from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
 from actors.process.progress import Progress
 from actors.process.spans import Span
 from actors.records import GroupSummary, Ticket
 from benchmarks.control_plane.channel import Caller, Client
 from benchmarks.control_plane.hosts import FilterHost, Host
 from cluster.config import RunConfig
-from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
+from cluster.control.parties import Desk, Filter, Learner, Payload, Player, Scorer, Worker
+from cluster.control.scaling import Kind
 from cluster.fleet.waiting import bounded
+from learner.batching import Row
+from learner.decomposition.alignment import HalfGram
+from learner.decomposition.statistics import Decomposition
 
 HOSTS = 2
 """Processes that answer for all environment actors and rollout workers."""
@@ -91,7 +95,19 @@ class StandInPlayer(_Member):
         raise NotImplementedError
 
 
-class StandInWorker(_Member):
+class Groupless:
+    """A rollout worker in no weight group: versions reach it through the object store."""
+
+    async def take_seat(self, seat: GroupSeat) -> None:
+        """The benchmark's configuration broadcasts no weights."""
+        raise NotImplementedError
+
+    async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
+        """The benchmark's configuration broadcasts no weights."""
+        raise NotImplementedError
+
+
+class StandInWorker(Groupless, _Member):
     """A rollout worker."""
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
@@ -154,7 +170,19 @@ class SleepingLearner:
         await asyncio.sleep(self.train_s)
         return StepReport(step, True, 1, len(ids), len(ids))
 
-    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Any:
+    async def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        """The benchmark's configuration has no warm-up."""
+        raise NotImplementedError
+
+    async def imitation_loss(self, rows: Sequence[Row]) -> float:
+        """The benchmark's configuration has no warm-up."""
+        raise NotImplementedError
+
+    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
+        """The benchmark's configuration never asks for it."""
+        raise NotImplementedError
+
+    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
         """The benchmark's configuration never asks for it."""
         raise NotImplementedError
 
@@ -162,13 +190,30 @@ class SleepingLearner:
         """A bundle without weights."""
         return WeightBundle(version, (), f"version-{version}", np.zeros(1, np.int32), np.zeros(0, np.float32))
 
+    async def open_group(self) -> tuple[str, int]:
+        """The benchmark's configuration broadcasts no weights."""
+        raise NotImplementedError
+
+    async def take_seat(self, seat: GroupSeat) -> str:
+        """The benchmark's configuration broadcasts no weights."""
+        raise NotImplementedError
+
+    async def send(self, dtype: str, timeout_s: float) -> str:
+        """The benchmark's configuration broadcasts no weights."""
+        raise NotImplementedError
+
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes the loop's state only."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "loop.json").write_text(json.dumps(loop))
 
-    async def load(self, path: Path) -> None:
-        """Nothing was saved."""
+    async def load(self, path: Path) -> dict[str, Any]:
+        """The benchmark resumes no run."""
+        raise NotImplementedError
+
+    async def export(self, path: Path) -> None:
+        """It has no policy."""
+        raise NotImplementedError
 
     async def stop(self) -> None:
         """Nothing runs."""
@@ -195,7 +240,35 @@ class StandInPayloads:
         return [unpacked(rows[ticket_id]) for _, ticket_id in payloads]
 
 
-class StandIns:
+class NoCluster:
+    """The part of `Parties` that is about the cluster, for parties that need none: there is always room, and no node is
+    added or taken away."""
+
+    def desk(self) -> Desk:
+        """Nobody scales the benchmark's run."""
+        raise NotImplementedError
+
+    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+        """Nothing is lacking."""
+        return ""
+
+    async def settled(self) -> None:
+        """No autoscaler was asked."""
+
+    async def leaving(self) -> Mapping[str, float]:
+        """No node is taken away."""
+        return {}
+
+    async def room_for_ranks(self) -> int:
+        """One rank has room."""
+        return 1
+
+    def room(self) -> str:
+        """Stand-ins need no resources."""
+        return ""
+
+
+class StandIns(NoCluster):
     """Creates stand-ins, of which the i-th of a kind belongs to host i, modulo their number. `connect` must be awaited
     first, and `end` ends the processes."""
 
@@ -236,14 +309,6 @@ class StandIns:
     def learner(self, ranks: int) -> Learner:
         """The learner that sleeps."""
         return SleepingLearner(self.train_s)
-
-    async def room_for_ranks(self) -> int:
-        """One rank has room."""
-        return 1
-
-    def room(self) -> str:
-        """Stand-ins need no resources."""
-        return ""
 
 
 class ProcessStandIns(StandIns):

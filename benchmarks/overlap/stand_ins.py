@@ -19,12 +19,13 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from actors.archive.rows import packed, unpacked
 from actors.messages import StepReport, UpdateReport, WeightBundle
 from actors.process.progress import IDLE, Progress
 from actors.process.spans import Span, Spans
 from actors.records import GroupSummary, Ticket
 from benchmarks.control_plane.hosts import FilterHost, Host
-from benchmarks.control_plane.stand_ins import SleepingLearner
+from benchmarks.control_plane.stand_ins import Groupless, NoCluster, SleepingLearner
 from cluster.config import RunConfig
 from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
 
@@ -58,7 +59,7 @@ class Immortal:
         """Nothing runs."""
 
 
-class PacedWorker(Immortal):
+class PacedWorker(Groupless, Immortal):
     """A rollout worker that samples one group at a time. While it loads weights it samples nothing."""
 
     def __init__(self, name: str, load_s: float) -> None:
@@ -160,18 +161,18 @@ class InProcessFilter(FilterHost, Immortal):
 
 
 class Rows:
-    """The rows themselves are the payloads."""
+    """The packed rows themselves are the payloads."""
 
-    def put(self, table: pa.Table) -> Payload:
-        """The table."""
-        return table
+    def put(self, table: pa.Table) -> pa.Buffer:
+        """The packed table."""
+        return packed(table)
 
-    async def fetch(self, payloads: list[Payload], timeout_s: float) -> list[pa.Table]:
+    async def fetch(self, payloads: list[pa.Buffer], timeout_s: float) -> list[pa.Table]:
         """The tables."""
-        return payloads
+        return [unpacked(rows) for rows in payloads]
 
 
-class PacedParties:
+class PacedParties(NoCluster):
     """Creates the stand-ins."""
 
     def __init__(self, config: RunConfig, times: Times) -> None:
@@ -198,11 +199,3 @@ class PacedParties:
     def learner(self, ranks: int) -> Learner:
         """The learner."""
         return PacedLearner(self.times)
-
-    async def room_for_ranks(self) -> int:
-        """One rank has room."""
-        return 1
-
-    def room(self) -> str:
-        """Stand-ins need no resources."""
-        return ""
