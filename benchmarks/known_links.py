@@ -29,6 +29,7 @@ from actors.diagnosis.known_links import (
     probe_channel,
     probe_information,
 )
+from actors.diagnosis.links import LinksReading
 from actors.diagnosis.uncertainty import wilson_interval
 from actors.scorer.share import OTHERS, REFERENCES
 from benchmarks.common import markdown_table, print_figures
@@ -108,7 +109,7 @@ def of_links(trials: int) -> list[dict[str, Any]]:
             for link, truth in TARGETS.items():
                 draws = [_draw(vars(one)[link]) for one in found]
                 rows.append(coverage(NAMES[link], name, (tasks, samples), draws, truth(channel) if truth else None))
-            ends = [(one.information.value, _low(one.information), _high(one.information_upper)) for one in found]
+            ends = [_both_forms(one) for one in found]
             rows.append(coverage("both forms", name, (tasks, samples), ends, channel.information()))
             rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
             if tasks > OTHERS + 1:
@@ -130,12 +131,10 @@ def of_few(trials: int, name: str, channel: LinkChannel, size: tuple[int, int]) 
     ]
 
 
-def _low(found: TaskMeans | None) -> float:
-    return _draw(found)[1]
-
-
-def _high(found: TaskMeans | None) -> float:
-    return _draw(found)[2]
+def _both_forms(reading: LinksReading) -> Draw:
+    """I(A;Z|X), from its own lower end to the upper end of the form that leaves the own reasoning out."""
+    (value, low, _), (_, _, high) = _draw(reading.information), _draw(reading.information_upper)
+    return value, low, high
 
 
 TARGETS: Mapping[str, Callable[[LinkChannel], float] | None] = {

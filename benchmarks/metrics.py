@@ -25,6 +25,7 @@ import psutil
 from actors.config import RecorderConfig
 from actors.metrics.exporter import Recorder
 from actors.metrics.loggers import Loggers, open_loggers
+from actors.metrics.specification import LabelValues
 from benchmarks.common import arguments, print_figures
 from cluster.control.membership import MemberState
 from cluster.metrics import REGISTRY
@@ -74,7 +75,7 @@ def measure(steps: int) -> dict[str, float]:
         growth = _growth_kib(recorder, steps, workers, players)
         flat = figures(steps, workers, players)
         names = (*workers, *players)
-        states = {(name, state.value): 0.0 for name in names for state in MemberState}
+        states: dict[LabelValues, float | None] = {(name, state.value): 0.0 for name in names for state in MemberState}
         recorder.replace("squelch_actor_state", states)
         text = _scrape(recorder)
         return {

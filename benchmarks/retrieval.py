@@ -21,10 +21,13 @@ from typing import Any
 
 from benchmarks.common import print_figures
 from benchmarks.environments.hostile_searches import hostile_searches
+from benchmarks.environments.own import demonstrator_of, own_environment
 from envs.base import TextEnv
 from envs.registry import make
 from envs.retrieval import open_index
 from envs.search_qa.world import World
+from envs.splits import SPLITS
+from envs.wording import DEFAULT_QUALITY
 
 PASSAGES, PRODUCTS = 100_000, 10_000
 FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a figure
@@ -32,7 +35,7 @@ VERBS = {"SearchQA": ("search", "answer"), "WebShop": ("search", "click")}
 TARGET = 300  # steps per second
 
 
-def play(env: TextEnv, next_action: Callable[[TextEnv], str], steps: int) -> tuple[float, float]:
+def play(env: TextEnv, next_action: Callable[[], str], steps: int) -> tuple[float, float]:
     """(steps per CPU second, share of episodes that succeed)."""
     seed, played, episodes, solved = FRESH_SEED, 0, 0, 0
     start = time.process_time()
@@ -41,7 +44,7 @@ def play(env: TextEnv, next_action: Callable[[TextEnv], str], steps: int) -> tup
         seed, episodes = seed + 1, episodes + 1
         for _ in range(env.max_turns):
             played += 1
-            _, _, terminated, _, info = env.step(next_action(env))
+            _, _, terminated, _, info = env.step(next_action())
             if terminated:
                 solved += info["success"]
                 break
@@ -74,10 +77,11 @@ def distinct(env: TextEnv, count: int) -> set[str]:
 
 def measure_environment(name: str, options: dict[str, Any], steps: int, hostile: int, tasks: int) -> dict[str, Any]:
     """All figures of one environment."""
-    env, rng = make(name, "train", options), random.Random(0)
-    rate, success = play(env, lambda e: e.demonstrate(rng)[1][0], steps)
-    solver_rate, solver_success = play(env, lambda e: (e.solution() or ["search[?]"])[0], steps)
-    train, validation = (distinct(make(name, split, options), tasks) for split in ("train", "validation"))
+    env, rng = own_environment(name, "train", options), random.Random(0)
+    demonstrator = demonstrator_of(env)
+    rate, success = play(env, lambda: demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0], steps)
+    solver_rate, solver_success = play(env, lambda: (env.solution() or ["search[?]"])[0], steps)
+    train, validation = (distinct(own_environment(name, split, options), tasks) for split in SPLITS)
     slowest, what = slowest_action(env, hostile)
     return {
         "environment": name,

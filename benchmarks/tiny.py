@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from actors.diagnosis.proxies import proxies_of_samples
@@ -96,6 +96,7 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
 def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedModel:
     """The policy after `NUM_STEPS` more steps of imitation on new demonstrations, at its last learning rate."""
     model, codec = tiny_eval.load(directory)
+    assert isinstance(model, Qwen2ForCausalLM), "the tiny policy is a Qwen2"
     recipe = recipe_for(environment.name)
     source = transcripts(environment, recipe.quality, tiny.DEMONSTRATION_SEED + CONTINUED_SEED)
     optimizer = training.Optimizer(model, recipe)

@@ -94,7 +94,7 @@ def arms(
 def algorithms() -> dict[str, Settings]:
     """The arms of Table 4's algorithms other than GRPO, each without and with the filter."""
     crossed = {f"{name}_{arm}": {**own, **BASE[arm]} for name, own in ALGORITHMS.items() for arm in BASE}
-    return crossed | DAPO
+    return {**crossed, **DAPO}
 
 
 def noise_arm(arm: str, level: float) -> str:

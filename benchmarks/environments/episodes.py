@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from benchmarks.environments.own import demonstrator_of, own_environment
 from envs.base import TextEnv
 from envs.config import FormatConfig
 from envs.episode import Episode, Message
 from envs.format import THINK_OPEN, well_formed
-from envs.registry import environment_names, make
+from envs.registry import environment_names
 from envs.wording import DemonstrationQuality, PromptName
 
 BEGIN, END = "<!-- episodes: begin -->", "<!-- episodes: end -->"
@@ -26,7 +27,7 @@ def episode_text(name: str, prompt: PromptName = "tiny") -> str:
     """The first validation episode that the demonstrator solves at its best quality, as the policy sees it."""
     last = ""
     for seed in range(MAX_SEED):
-        last, solved = play(make(name, "validation", None, prompt), seed)
+        last, solved = play(own_environment(name, "validation", None, prompt), seed)
         if solved:
             break
     return last
@@ -35,9 +36,10 @@ def episode_text(name: str, prompt: PromptName = "tiny") -> str:
 def play(env: TextEnv, seed: int) -> tuple[str, bool]:
     """Plays the episode of a seed; returns it as text, and whether it succeeded."""
     episode, rng = Episode(env, seed, 0, FormatConfig()), random.Random(seed)
+    demonstrator, quality = demonstrator_of(env), GOOD.model_copy(update={"max_actions": env.max_actions_per_turn})
     lines = [_message(message) for message in episode.start()]
     while True:
-        said = well_formed(*env.demonstrate(rng, GOOD.model_copy(update={"max_actions": env.max_actions_per_turn})))
+        said = well_formed(*demonstrator.demonstrate(rng, quality))
         outcome = episode.act(said)
         lines.append(f"[policy]\n{THINK_OPEN}{said}")
         if outcome.next_message is None:
@@ -57,7 +59,10 @@ def write_episodes(document: Path) -> None:
         raise ValueError(f"{document} holds no {BEGIN} and {END}, between which the episodes belong")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    episodes = [(name, "tiny") for name in environment_names()] + [(name, "natural") for name in NATURAL]
+    episodes: list[tuple[str, PromptName]] = [
+        *((name, "tiny") for name in environment_names()),
+        *((name, "natural") for name in NATURAL),
+    ]
     parts = [
         f"### {name}{'' if prompt == 'tiny' else ', natural'}\n\n````text\n{episode_text(name, prompt)}\n````\n"
         for name, prompt in episodes

@@ -19,9 +19,12 @@ from typing import Any
 
 from benchmarks.environments.episodes import write_episodes
 from benchmarks.environments.hostile_text import hostile_actions, hostile_texts
+from benchmarks.environments.own import demonstrator_of, own_environment
 from envs.base import TextEnv
 from envs.format import parse
-from envs.registry import environment_names, make
+from envs.registry import environment_names
+from envs.splits import Split
+from envs.wording import DEFAULT_QUALITY
 
 FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a figure
 STEPS_PER_EPISODE = 10
@@ -55,15 +58,15 @@ def stepping(name: str, count: int) -> dict[str, float]:
     The demonstrator may fill caches that the environment then uses, so a second figure, a lower bound, includes its
     time.
     """
-    env, rng, watch = make(name, options=STEP_OPTIONS.get(name)), random.Random(0), Stopwatch()
-    seed, played = FRESH_SEED, 0
+    env, rng, watch = own_environment(name, options=STEP_OPTIONS.get(name)), random.Random(0), Stopwatch()
+    demonstrator, seed, played = demonstrator_of(env), FRESH_SEED, 0
     begun, begun_cpu = time.perf_counter(), time.process_time()
     while played < count and time.perf_counter() - begun < SECONDS_PER_FIGURE:
         with watch:
             env.reset(seed=seed, options={"noise_seed": seed})
         seed += 1
         for _ in range(STEPS_PER_EPISODE):
-            action = rng.choice(env.actions) if env.actions else env.demonstrate(rng)[1][0]
+            action = rng.choice(env.actions) if env.actions else demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0]
             with watch:
                 ended = any(env.step(action)[2:4])
             played += 1
@@ -77,9 +80,9 @@ def stepping(name: str, count: int) -> dict[str, float]:
     }
 
 
-def draw_keys(name: str, split: str, count: int) -> tuple[set[str], int, float]:
+def draw_keys(name: str, split: Split, count: int) -> tuple[set[str], int, float]:
     """(digests of the distinct tasks drawn, number of tasks drawn, distinct tasks per second)."""
-    env = make(name, split)
+    env = own_environment(name, split)
     start = time.perf_counter()
     keys: set[str] = set()
     drawn = 0
@@ -94,7 +97,7 @@ def draw_keys(name: str, split: str, count: int) -> tuple[set[str], int, float]:
 
 def success_rate(name: str, policy: str, count: int) -> float:
     """Share of `count` validation tasks solved within the episode's limits on turns and actions."""
-    env, rng, solved = make(name, "validation"), random.Random(0), 0
+    env, rng, solved = own_environment(name, "validation"), random.Random(0), 0
     for seed in range(count):
         env.reset(seed=seed, options={"noise_seed": seed})
         solved += plays_to_success(env, policy, rng)
@@ -115,14 +118,17 @@ def turn_of(env: TextEnv, policy: str, rng: random.Random) -> list[str]:
     """The actions of the policy (random, solver, demonstrator) for one turn."""
     if policy == "random":
         return rng.choices(env.actions, k=env.max_actions_per_turn)
-    return (env.solution() or []) if policy == "solver" else env.demonstrate(rng)[1]
+    if policy == "solver":
+        return env.solution() or []
+    return demonstrator_of(env).demonstrate(rng, DEFAULT_QUALITY)[1]
 
 
 def attack(name: str, count: int) -> dict[str, Any]:
     """Sends hostile texts through the parser, and hostile actions through reading and reward (except programs)."""
-    env, rng = make(name), random.Random(0)
+    env, rng = own_environment(name), random.Random(0)
+    demonstrator = demonstrator_of(env)
     env.reset(seed=0)
-    known = list(env.actions) or [env.demonstrate(rng)[1][0] for _ in range(100)]
+    known = list(env.actions) or [demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0] for _ in range(100)]
     parsing = spent_on(hostile_texts(rng, count, known), lambda text: parse(text, 2, env.read_action).valid)
     figures = {f"hostile_texts{key}": value for key, value in parsing.items()}
     if name in PROGRAM_RUNNERS:
@@ -166,7 +172,7 @@ def measure(name: str, tasks: int) -> dict[str, Any]:
         "tasks_in_both_splits": len(train & validation),
     }
     count = 20 if name in PROGRAM_RUNNERS else min(tasks // 2, 1_000)
-    policies = ["random"] if make(name).actions else []
+    policies = ["random"] if own_environment(name).actions else []
     for policy in [*policies, "solver", "demonstrator"]:
         figures[f"success_{policy}"] = success_rate(name, policy, count)
     return figures | attack(name, 10 * tasks)

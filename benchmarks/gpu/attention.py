@@ -59,9 +59,9 @@ def differences(place: Place, name: str, dtype: torch.dtype, window: int) -> dic
     forest = packed_groups(2, 64, 13) if place.quick else packed_groups(2, 300, 45)
     layout = Layout.of(forest, torch.device(place.device))
     inputs = heads(place, name, forest.num_tokens, dtype, place.quick)
-    own = attention._on_cuda(*inputs, 0.2, layout, window).transpose(1, 2)
+    own = attention._on_cuda(*inputs, scale=0.2, layout=layout, window=window).transpose(1, 2)
     exact = [x.detach().float().requires_grad_() for x in inputs]
-    wanted = dense(*exact, 0.2, seen(layout, window))
+    wanted = dense(*exact, scale=0.2, mask=seen(layout, window))
     up = torch.randn_like(wanted).to(dtype)
     gradients = torch.autograd.grad(own, inputs, up)
     wanted_gradients = torch.autograd.grad(wanted, exact, up.float())
@@ -75,7 +75,7 @@ def times(place: Place) -> Iterator[dict[str, Any]]:
     first call compiles it, then the dense form, which needs far more memory."""
     forest = packed_groups(2, 64, 13) if place.quick else packed_groups(8, 256, 113)
     layout = Layout.of(forest, torch.device(place.device))
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in (QWEN, SMOLLM):
         inputs = heads(place, name, forest.num_tokens, torch.bfloat16, place.quick)
         operations = 14 * forest.pairs() * inputs[0].shape[1] * inputs[0].shape[3]
@@ -96,7 +96,7 @@ def times(place: Place) -> Iterator[dict[str, Any]]:
 
 def by_kernel(inputs: list[Tensor], layout: Layout) -> None:
     """Forward and backward pass by FlexAttention."""
-    found = attention._on_cuda(*inputs, 0.125, layout, 0)
+    found = attention._on_cuda(*inputs, scale=0.125, layout=layout, window=0)
     torch.autograd.grad(found, inputs, torch.ones_like(found))
 
 

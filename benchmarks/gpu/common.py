@@ -78,13 +78,15 @@ def shape_of(name: str, quick: bool) -> PreTrainedConfig:
     if not quick:
         return config
     head = 16
-    changes = {
+    shape: dict[str, Any] = config.to_dict() | {
         "vocab_size": 512,
         "hidden_size": head * config.num_attention_heads,
         "intermediate_size": 3 * head * config.num_attention_heads,
         "num_hidden_layers": 2,
+        "head_dim": head,
+        "layer_types": None,
     }
-    return type(config)(**{**config.to_dict(), **changes, "head_dim": head, "layer_types": None})
+    return type(config)(**shape)
 
 
 def write_model(config: PreTrainedConfig, folder: Path) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from actors.config import ScorerConfig
 from actors.model_size import model_size
@@ -29,7 +30,8 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     prompts, prompt, reasoning = (8, 40, 9) if place.quick else (64, 1000, 200)
     config = shape_of(QWEN, place.quick)
     place.forget_peak()
-    model = random_policy(config).to(place.device, torch.bfloat16)
+    policy: Any = random_policy(config)  # transformers' annotation of `to` is not that of a method
+    model: PreTrainedModel = policy.to(place.device, torch.bfloat16)
     scorer, operations = CrossScorer(model, TOKEN_BUDGET), Operations.of(model)
     columns = random_rows(prompts, prompt, config.vocab_size, 4)
     reasonings = random_rows(prompts * SAMPLES, reasoning, config.vocab_size, 5)

@@ -89,7 +89,7 @@ def measure(place: Place, shape: str, **others: Any) -> Iterator[dict[str, Any]]
     learner = settings(work, place.device, **others)
     trainer = Trainer(model, learner)
     yield {"shape": shape, "tokens": random_work.tokens_fed(trainer, groups, [0]), "rows": work.num_groups * GROUP_SIZE}
-    seconds = []
+    seconds, parts = [], {}  # of every step, and of the last one by part
     for step in range(WARM_UP + work.steps):
         start = time.perf_counter()
         report = trainer.train_step(step, groups)
@@ -98,7 +98,7 @@ def measure(place: Place, shape: str, **others: Any) -> Iterator[dict[str, Any]]
             raise RuntimeError(f"step {step} was refused: {report.refused}")
         if step == 0:
             yield {"first_step_s": seconds[0], "surprisal": report.metrics["entropy"]}
-    parts = {name: value for name, value in report.seconds.items() if value > 0}
+        parts = {name: value for name, value in report.seconds.items() if value > 0}
     yield speed(place, trainer, groups, statistics.median(seconds[WARM_UP:])) | {"seconds_by_part": parts}
     yield against_estimate(place, config, learner, work.tokens)
 

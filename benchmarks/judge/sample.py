@@ -15,6 +15,7 @@ from actors.messages import GenerationRequest
 from actors.play.codec import ChatCodec
 from actors.rollout.engine import VllmEngine
 from envs.config import FormatConfig
+from envs.contract import Demonstrator, require
 from envs.episode import Episode, Message
 from envs.format import THINK_CLOSE, THINK_OPEN, well_formed
 from envs.registry import make
@@ -63,10 +64,11 @@ async def _sampled(codec: ChatCodec, engine: VllmEngine, name: str, k: int) -> S
 def demonstrated(name: str) -> list[Message]:
     """The system message, and `SHOWN` demonstrated turns of other tasks."""
     env, rng = make(name, "train", {}, "natural"), random.Random(name)
+    demonstrator = require(name, env, Demonstrator, "demonstrated turns")
     messages: list[Message] = []
     for k in range(SHOWN):
         system, user = Episode(env, SHOWN_SEED + k, 0, FormatConfig()).start()
-        turn = THINK_OPEN + well_formed(*env.demonstrate(rng, TRUE_QUALITY))
+        turn = THINK_OPEN + well_formed(*demonstrator.demonstrate(rng, TRUE_QUALITY))
         messages += [*([] if messages else [system]), user, {"role": "assistant", "content": turn}]
     return messages
 

@@ -49,6 +49,7 @@ from learner import process_group
 from learner.batching import collate, to_rows
 from learner.config import LearnerConfig
 from learner.kernels.linear import product
+from learner.policy.model import local
 from learner.process_environment import ENVIRONMENT
 from learner.tensors import inputs_of
 from learner.trainer import Trainer
@@ -270,7 +271,7 @@ def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
 
 def vector(trainer: Trainer) -> torch.Tensor:
     """All parameters as one float64 vector."""
-    return torch.cat([p.to_local().detach().flatten().clone() for p in trainer.policy.parameters()]).double()
+    return torch.cat([local(p).detach().flatten().clone() for p in trainer.policy.parameters()]).double()
 
 
 def measure_scales(model: Path, groups: list, steps: int, max_grad_norm: float) -> dict[str, float]:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks import common
 from benchmarks.learner.random_work import Groups, random_groups, trajectory
 from cluster import config as runs
+from envs.contract import Demonstrator, require
 from envs.episode import Episode
 from envs.format import well_formed
 from envs.registry import make
@@ -43,6 +44,7 @@ def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) ->
     codec = write_tokenizer(folder, environment, 0, tiny)
     new_model(codec, tiny, 0).save_pretrained(folder)
     env = make(environment.name, "train", environment.options, environment.prompt)
+    demonstrator = require(environment.name, env, Demonstrator, "trajectories that it demonstrates")
     rng, groups = np.random.default_rng(0), []
     for task in range(num_groups):
         members = []
@@ -50,7 +52,7 @@ def demonstrated(recipe: str, num_groups: int, group_size: int, folder: Path) ->
             episode = Episode(env, task, int(rng.integers(2**31)), environment.format)
             opening, turns = episode.start(), []
             while not turns or turns[-1][1] is not None:
-                said = well_formed(*env.demonstrate(rng, tiny.quality))
+                said = well_formed(*demonstrator.demonstrate(rng, tiny.quality))
                 turns.append((said, episode.act(said).next_message))
             played = encode(codec, Transcript(opening, turns))
             members.append(trajectory(rng, member, played.token_ids, played.loss_mask))

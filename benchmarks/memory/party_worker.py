@@ -75,7 +75,7 @@ def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     config = ScorerConfig.model_validate(settings)
     gc.collect()
     before = status_gib("VmRSS")
-    model = load_model(folder, config)
+    model = load_model(str(folder), config)
     size = size_of(model)
     prompts, reasonings = (random_rows(count, tokens, size.vocabulary, 0) for count, tokens in ((8, 100), (64, 40)))
     CrossScorer(model, config.token_budget).matrix(prompts, reasonings)

@@ -194,7 +194,7 @@ def figures(
     work: Work, parameters: int, ready: dict[str, Any], steps: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Medians over the timed steps. `ratio`: Squelch's steps per minute over TRL's."""
-    sides = {
+    sides: dict[str, dict[str, Any]] = {
         side: {
             **{part: statistics.median(row[part] for row in rows) for part in PARTS},
             "steps_per_minute": 60 / statistics.median(row["step"] for row in rows),

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 FILE_NAME = "work.json"
 SEED = 20
@@ -42,7 +42,7 @@ class Work:
     checkpointing: bool = False
     kept: tuple[float, ...] = (1.0,)
     """Shares of the groups that Squelch trains on, by turns of its steps. TRL has no filter and trains on all."""
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of Squelch's rollout weights and of its training arithmetic."""
     store_mib: int = 200
 

@@ -245,7 +245,12 @@ def of_content(content: Mapping[str, Any]) -> Kept:
 def carried(run: Kept) -> Kept:
     """The run with its last validation repeated at its planned last step, if it ended before."""
     table = run.tables.get("validated")
-    if not run.ended or not table or table["step"][-1] >= run.horizon:
+    if not run.ended or not table:
+        return run
+    last = table["step"][-1]
+    if last is None:
+        raise ValueError("its last validation has no step")
+    if last >= run.horizon:
         return run
     longer = {key: [*values, run.horizon if key == "step" else values[-1]] for key, values in table.items()}
     return replace(run, tables={**run.tables, "validated": longer})

@@ -1,0 +1,26 @@
+"""Squelch's own environments with the methods that only they have: solutions, task keys, demonstrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.base import TextEnv
+from envs.contract import Demonstrator, require
+from envs.registry import make
+from envs.splits import Split
+from envs.wording import PromptName
+
+
+def own_environment(
+    name: str, split: Split = "train", options: dict[str, Any] | None = None, prompt: PromptName = "tiny"
+) -> TextEnv:
+    """As `make`; TypeError for a wrapper of a third-party environment."""
+    env = make(name, split, options, prompt)
+    if not isinstance(env, TextEnv):
+        raise TypeError(f"environment {name} is not one of Squelch's own (envs.registry.ENVIRONMENTS)")
+    return env
+
+
+def demonstrator_of(env: TextEnv) -> Demonstrator:
+    """The environment, typed as one that demonstrates how it is played."""
+    return require(env.name, env, Demonstrator, "a benchmark of its demonstrations")
