@@ -20,7 +20,7 @@ from actors.metrics.registry import Registry
 from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 from actors.play.metrics import FAILURES
 
-STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
 """Seconds; 3.5 is the documented bound on a step of the demo."""
 
 PARTS = (

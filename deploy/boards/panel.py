@@ -13,6 +13,9 @@ Kind = Literal["timeseries", "stat", "heatmap", "state-timeline", "xychart"]
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
 """Labels that Prometheus adds, and the label of a histogram's buckets."""
+NO_STEP = "no step ended recently"
+_WHOLE = 'part=~"step|validation|probe"'
+"""The parts that make up the whole time of a run."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,11 @@ def mean_of(name: str) -> str:
     return f"{series(f'{name}_sum')} / {series(f'{name}_count')}"
 
 
-def rate_query(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
-    """A query for a counter's rate per second."""
-    return Query(f"rate({series(name, **labels)}[$__rate_interval])", legend, empty_when=empty_when)
+def per_second(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
+    """A query for a counter's growth per second of the run's time, where the counter grows when a step ends. `rate`
+    divides by its window, which is shorter than a long step: it shows 0 between two ends and several times the truth
+    at each. Both sides of this quotient grow at the same scrapes, so that the length of a step does not matter."""
+    grown = f"increase({series(name, **labels)}[$__rate_interval])"
+    passed = f"increase({selector('squelch_part_seconds_total', INSTANCE, _WHOLE)}[$__rate_interval])"
+    expr = f"{grown} / on (instance, job) group_left () (sum by (instance, job) ({passed}) > 0)"
+    return Query(expr, legend, f"{empty_when}, or {NO_STEP}" if empty_when else NO_STEP)

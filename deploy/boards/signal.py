@@ -5,7 +5,7 @@ Pure: imports only the registry.
 
 from __future__ import annotations
 
-from deploy.boards.panel import Board, Panel, Query, Row, rate_query, series
+from deploy.boards.panel import Board, Panel, Query, Row, per_second, series
 from deploy.boards.panel import panel_query as _q
 
 NO_KINDS = "the environment declares no kinds of tasks"
@@ -92,10 +92,11 @@ NOISE = Row(
         ),
         Panel(
             "Seconds of replays",
-            "Seconds per second that replays wait for their environment, summed over trajectories, and failed replays.",
+            "Seconds that replays wait for their environment, summed over trajectories, and failed replays, both per "
+            "second of the run's time.",
             (
-                rate_query("squelch_replay_seconds_total", "seconds", NO_REPLAYS),
-                rate_query("squelch_replays_total", "failed replays", "no replay failed", outcome="failed"),
+                per_second("squelch_replay_seconds_total", "seconds", NO_REPLAYS),
+                per_second("squelch_replays_total", "failed replays", "no replay failed", outcome="failed"),
             ),
             low=0,
         ),

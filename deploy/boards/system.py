@@ -5,10 +5,9 @@ from __future__ import annotations
 from cluster.control.membership import MemberState
 from deploy.boards.panel import INSTANCE, Board, Panel, Query, Row, mean_of, one_of, series
 from deploy.boards.panel import panel_query as _q
-from deploy.boards.panel import rate_query as _rate
+from deploy.boards.panel import per_second as _per_second
 from deploy.boards.ray_and_vllm import RAY, VLLM
 
-_P90 = f"sum by (le) (rate({series('squelch_step_duration_seconds_bucket')}[$__rate_interval]))"
 STATES = tuple(state.value for state in MemberState)
 
 TIME = Row(
@@ -24,25 +23,25 @@ TIME = Row(
         ),
         Panel(
             "Share of wall time",
-            "Seconds of each part per second of wall time.",
-            (_rate("squelch_part_seconds_total", "{{part}}"),),
+            "Seconds of each part per second of the run's time, over the steps that ended last.",
+            (_per_second("squelch_part_seconds_total", "{{part}}"),),
             unit="percentunit",
             low=0,
         ),
         Panel(
             "Waiting times",
-            "Seconds per second that one party waited for another.",
-            (_rate("squelch_wait_seconds_total", "{{waiter}} for {{waited_for}}"),),
+            "Seconds that one party waited for another, per second of the run's time, over the steps that ended last.",
+            (_per_second("squelch_wait_seconds_total", "{{waiter}} for {{waited_for}}"),),
             unit="percentunit",
             low=0,
         ),
         Panel(
             "Step duration",
-            "Seconds of the last step, mean, and 90th percentile.",
+            "Seconds of the last step, and mean and 90th percentile of the steps so far.",
             (
                 _q("squelch_step_part_seconds", "last", part="step"),
                 Query(mean_of("squelch_step_duration_seconds"), "mean"),
-                Query(f"histogram_quantile(0.9, {_P90})", "90%", "no step ended recently"),
+                Query(f"histogram_quantile(0.9, {series('squelch_step_duration_seconds_bucket')})", "90%"),
             ),
             unit="s",
             low=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.boards.panel import Board, Panel, Query, Row, mean_of, series, stat
 from deploy.boards.panel import panel_query as _q
-from deploy.boards.panel import rate_query as _rate
+from deploy.boards.panel import per_second as _per_second
 
 NO_CRITIC = "the algorithm has no critic"
 _STEP, _PLANNED = series("squelch_step"), series("squelch_planned_steps")
@@ -95,8 +95,8 @@ LEARNING = Row(
         ),
         Panel(
             "Tokens",
-            "Tokens per second: sampled in the last step, and by kind over time.",
-            (_q("squelch_tokens_per_second", "sampled, last step"), _rate("squelch_tokens_total", "{{kind}}")),
+            "Tokens per second: sampled in the last step, and by kind over the steps that ended last.",
+            (_q("squelch_tokens_per_second", "sampled, last step"), _per_second("squelch_tokens_total", "{{kind}}")),
             low=0,
         ),
     ),

@@ -19,6 +19,9 @@ from cluster.cli import main
 from cluster.config import load
 from cluster.control.ledger import Ledger
 from cluster.control.membership import WORKER_MOVES, Membership
+from cluster.grafana.boards import shipped
+from cluster.grafana.prometheus import Span
+from cluster.grafana.recorded import prometheus_over
 from cluster.loop.pulse import Pulse, limits
 from cluster.metrics import REGISTRY
 from deploy import dashboards
@@ -31,6 +34,7 @@ from deploy.generated import ROOT, stale
 from tests.prometheus import (
     alerts,
     dashboard_queries,
+    need_prometheus,
     query,
     rules_without_input,
     running_prometheus,
@@ -198,6 +202,41 @@ def test_every_panel_says_what_it_shows() -> None:
     panels = [panel for board in BOARDS for row in board.rows for panel in row.panels]
     assert all(panel.help.endswith(".") for panel in panels)
     assert len({panel.title for panel in panels}) == len(panels)
+
+
+@pytest.mark.parametrize("step_s", [6.0, 60.0, 1500.0])
+def test_shares_of_time_hold_whatever_a_step_takes(step_s: float) -> None:
+    """Steps that end between two scrapes, between two windows of a rate, and between several of them."""
+    need_prometheus()
+    lines = [recorded_step(number, 1e9 + number * 1.5 * step_s, step_s) for number in range(1, 21)]
+    span = Span(lines[4]["time"], lines[-1]["time"])
+    with prometheus_over(lines, {}, "made-up") as prometheus:
+        drawn = {
+            (panel.title, target.name(found.labels)): found
+            for board in shipped().values()
+            for panel in board.panels
+            for target in panel.targets
+            if panel.title in ("Share of wall time", "Waiting times", "Tokens", "Step duration")
+            for found in prometheus.over(prometheus.chosen(".*", span).fill(target.expr), span)
+        }
+    for name, value in (
+        (("Share of wall time", "train"), 0.2),
+        (("Share of wall time", "validation"), 1 / 3),
+        (("Waiting times", "coordinator for environment"), 0.4),
+        (("Tokens", "sampled"), 100.0),
+        (("Step duration", "mean"), step_s),
+    ):
+        assert drawn[name].values == pytest.approx([value] * len(drawn[name].values), rel=0.01), name
+    assert all(found.labels["instance"] for found in drawn.values()), "runs must not be mixed"
+    assert all(value > 0.8 * step_s for value in drawn["Step duration", "90%"].values)
+
+
+def recorded_step(number: int, at: float, step_s: float) -> dict[str, float]:
+    """A step that takes `step_s`, and a validation of half as long."""
+    seconds = {"step": step_s, "train": 0.3 * step_s, "validation": 0.5 * step_s}
+    flat = {f"seconds/{part}": value for part, value in seconds.items()}
+    waits = {"wait/coordinator/environment": 0.6 * step_s}
+    return flat | waits | {"step": number, "time": at, "tokens/sampled": 150.0 * step_s}
 
 
 def values(url: str, expr: str) -> list[float]:
