@@ -106,7 +106,7 @@ class ValidationConfig(Settings):
     temperature: float = Field(0.5, gt=0)
     """Sampling temperature of validation."""
     collapse_threshold: float = Field(0.01, ge=0, le=1)
-    """Success below this raises the collapse flag."""
+    """Success below this, after a validation that was not, raises the collapse flag."""
     early_stop: Literal["off", "paper", "ragen"] = "off"
     """Rule that stops the run early (appendix B.2). `paper`: the mean reward variance is below 10% of its mean over the
     first 10 steps for 5 steps in a row, or validation success is below the collapse threshold 5 times in a row.

@@ -128,7 +128,11 @@ METRICS: Table = {
             ("bound",),
             product(("low", "high")),
         ),
-        gauge("squelch_collapsed", "collapsed", "1 once success fell below validation.collapse_threshold, else 0"),
+        gauge(
+            "squelch_collapsed",
+            "collapsed",
+            "1 while validation success is below validation.collapse_threshold and was above it before, else 0",
+        ),
     ),
     Section.FILTER: (
         gauge(

@@ -147,7 +147,7 @@ RULES = (
         f"{series('squelch_low_spread_streak')} >= 5",
         "0m",
         "critical",
-        "Reward variance is below 10% of its start for five steps",
+        "The spread of rewards has been below 10% of its start for five steps",
         "The groups' rewards hardly differ, so that the gradient of the task is lost in that of the regularisers. "
         "The paper stops a run here (validation.early_stop). Check success: near 1 the tasks are too easy, near 0 too "
         "hard.",

@@ -35,7 +35,7 @@ VARIANCE = Row(
         Panel(
             "Spread of rewards against the start",
             "Spread of rewards divided by its mean over the first 10 steps; steps in a row below 10% of it, of which 5 "
-            "are a collapse.",
+            "raise an alert.",
             (
                 _q("squelch_reward_spread_ratio", "relative spread", "the run has at most 10 steps"),
                 _q("squelch_low_spread_streak", "steps below 10%"),
