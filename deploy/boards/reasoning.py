@@ -249,7 +249,8 @@ REGIME = Row(
         Panel(
             "Regime",
             "mute: hardly any reasoning. template: it does not depend on its input. decorative: the answer does not "
-            "follow from it. private_code: it does, but the judge finds it untrue. grounded: none of these.",
+            "follow from it. private_code: it does, but the judge finds it untrue. grounded: none of these. "
+            "unknown: the figure that decides is not known.",
             (_q("squelch_reasoning_regime", "{{regime}}", scope="first_turn"),),
             kind="state-timeline",
         ),

@@ -189,6 +189,7 @@ def test_the_plane_and_the_heat_map_have_the_series_that_they_need() -> None:
     across, *up = [target["legendFormat"] for target in plane["targets"]]
     axes = [(line["x"]["matcher"]["options"], line["y"]["matcher"]["options"]) for line in plane["options"]["series"]]
     assert axes == [(across, regime) for regime in up] and tuple(up) == REGIMES
+    assert all(f"{regime}: " in panels["Regime"]["description"] for regime in REGIMES)
     heat = panels["Groups by reward variance"]["targets"]
     assert [target["format"] for target in heat] == ["heatmap"] and "'le'" in heat[0]["expr"]
 
