@@ -3,7 +3,8 @@ are handed over together; a call that hangs affects no other call.
 
 Invariants:
 
-- Each call's result, or its time-out, is delivered once, on the event loop.
+- Each call's result, or its time-out, is delivered once, on the event loop. Results of calls that one thread runs one
+  after another are delivered together; each call counts as progress when it ends.
 - A call that runs longer than `timeout_s` is given up, and its caller gets TimeoutError. Python cannot stop a thread,
   so the thread is abandoned: it ends if the call returns, and it does not keep the process alive. The calls queued
   behind it move to a new thread. Time is counted from the start of the call itself, not of the calls before it.
@@ -68,17 +69,23 @@ class _Batch:
     abandoned: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def work(self) -> bool:
-        """Run all calls; returns False if the batch was abandoned meanwhile."""
-        for index, call in enumerate(self.calls):
-            with self.lock:
-                if self.abandoned:
-                    return False
-                self.position, self.began = index, time.monotonic()
+    def work(self, ended: Callable[[], None]) -> bool:
+        """Run all calls, with `ended` after each; returns False if the batch was abandoned meanwhile."""
+        self._at(0)
+        for position, call in enumerate(self.calls, start=1):
             call.run()
+            if not self._at(position):
+                return False
+            ended()
+        return True
+
+    def _at(self, position: int) -> bool:
+        """Notes that the calls before `position` have ended; returns False if the batch was abandoned meanwhile."""
         with self.lock:
-            self.finished = not self.abandoned
-            return self.finished
+            if not self.abandoned:
+                self.position, self.began = position, time.monotonic()
+                self.finished = position == len(self.calls)
+            return not self.abandoned
 
 
 class StepPool:
@@ -115,10 +122,9 @@ class StepPool:
             return await future
         finally:
             self._under_way -= 1
-            self._marks.add()
 
     def progress(self) -> Progress:
-        """A mark for each call that ended; busy while one is under way."""
+        """A mark for each call that ended or was given up; busy while one is under way."""
         return self._marks.seen(self._under_way > 0)
 
     def close(self) -> None:
@@ -142,7 +148,7 @@ class StepPool:
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (batch := self._batches.get()) is not None:
             started = time.time()
-            whole = batch.work()
+            whole = batch.work(self._marks.add)
             self.spans.add(started, time.time())
             if not whole:
                 return
@@ -166,6 +172,7 @@ class StepPool:
 
     def _replace(self, loop: asyncio.AbstractEventLoop, batch: _Batch, late: int) -> None:
         self.num_abandoned += 1
+        self._marks.add()
         _deliver(batch.calls[:late])
         future = batch.calls[late].future
         if not future.done():

@@ -7,7 +7,7 @@
     environment actor    an environment call that ended
     filter service       none: its calls are short
 
-The thread that works adds marks, and another thread or task of the same process reads them, so that an actor can be
+The threads that work add marks, and another thread or task of the same process reads them, so that an actor can be
 asked for its progress in the middle of a call. On a GPU a learner's mark says that the work was queued; CUDA's launch
 queue holds about one micro-batch, so that marks run ahead of the device by no more than that. `waited_s` is read with
 them: time for which the process had no processor is not held against it.
@@ -15,6 +15,7 @@ them: time for which the process had no processor is not held against it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Marks:
 
     def __init__(self) -> None:
         self._count, self._last = 0, time.monotonic()
+        self._adding = threading.Lock()
         self._wait = ProcessorWait()
         self._intervals: deque[float] = deque(maxlen=KEPT)
 
@@ -58,10 +60,11 @@ class Marks:
         self._last = time.monotonic()
 
     def add(self) -> None:
-        """Marks the end of one part."""
-        now = time.monotonic()
-        self._intervals.append(now - self._last)
-        self._count, self._last = self._count + 1, now
+        """Marks the end of one part. Any thread may call this."""
+        with self._adding:
+            now = time.monotonic()
+            self._intervals.append(now - self._last)
+            self._count, self._last = self._count + 1, now
 
     def seen(self, busy: bool = True) -> Progress:
         """The progress so far."""

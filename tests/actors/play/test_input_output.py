@@ -193,6 +193,42 @@ def test_slow_neighbours_are_not_a_time_out():
     assert pool.num_abandoned == 0
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_each_call_that_ends_is_a_mark_also_while_its_neighbours_still_run(num_threads):
+    """Otherwise an actor whose calls are each in time counts as hung while it works through those of one tick."""
+    done, release = threading.Semaphore(0), threading.Event()
+    pool = StepPool(20.0, num_threads)
+
+    async def look() -> tuple[int, int]:
+        calls = [asyncio.ensure_future(pool.run(done.release)) for _ in range(2 * num_threads)]
+        calls += [asyncio.ensure_future(pool.run(lambda: release.wait(20))) for _ in range(num_threads)]
+        for _ in range(2 * num_threads):
+            assert await asyncio.to_thread(done.acquire, timeout=20)
+        async with asyncio.timeout(20):
+            while (before := pool.progress()).marks < 2 * num_threads:
+                await asyncio.sleep(0.01)
+        assert before.busy
+        release.set()
+        await asyncio.gather(*calls)
+        return before.marks, pool.progress().marks
+
+    try:
+        assert asyncio.run(look()) == (2 * num_threads, 3 * num_threads)
+    finally:
+        release.set()
+        pool.close()
+
+
+def test_a_call_that_is_given_up_is_one_mark():
+    release = threading.Event()
+    pool = StepPool(0.1)
+    try:
+        run(pool, lambda: release.wait(20), lambda: 1)
+        assert pool.progress().marks == 2
+    finally:
+        release.set()
+
+
 def test_a_successor_of_a_dead_actor_gets_no_completion_of_its_predecessor():
     """Found by a reviewer: both sent the id `T/0/0#1`, and the worker answered with the tokens of another prompt."""
     ids: list[tuple[str, str]] = []
