@@ -10,6 +10,8 @@ Invariants:
   of the attempt before, and giving these up must not touch the new ones.
 - Every request ends: with its completion, with a `GenerationFailed` that names the worker, or because its caller
   cancels it; the worker then stops sampling it.
+- After a poll that failed, later requests go under another client name. A worker that was frozen still answers the
+  poll that was given up once it runs again, and that answer must not take their completions with it.
 
 `generate` waits for its completion, for as long as its caller allows. The poll waits for the worker for at most
 `poll_s` plus `grace_s`.
@@ -53,8 +55,9 @@ class Port(Protocol):
 @dataclass
 class _Mailbox:
     """Requests of one worker: `pending` and `given_up` are sent at the end of the tick; `waiting` have a caller that
-    waits."""
+    waits. `client`: the name under which they are sent."""
 
+    client: str
     pending: list[GenerationRequest] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
     waiting: dict[str, asyncio.Future[Completion]] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class GenerationClient:
 
     async def generate(self, worker: str, request: GenerationRequest) -> Completion:
         """The sampled turn. Raises GenerationFailed if the worker cannot deliver it."""
-        mailbox = self._mailboxes.setdefault(worker, _Mailbox())
+        mailbox = self._mailboxes.setdefault(worker, _Mailbox(self._client))
         request = replace(request, request_id=f"{request.request_id}#{self._client}#{next(self._number)}")
         loop = asyncio.get_running_loop()
         if not mailbox.pending and not mailbox.given_up:
@@ -111,19 +114,23 @@ class GenerationClient:
         mailbox = self._mailboxes[worker]
         requests, mailbox.pending = mailbox.pending, []
         given_up, mailbox.given_up = mailbox.given_up, []
-        task = asyncio.create_task(self._send(worker, requests, given_up))
-        mailbox.sending.add(task)
-        task.add_done_callback(mailbox.sending.discard)
+        self._begin_sending(worker, requests, given_up)
         if requests and (mailbox.poll is None or mailbox.poll.done()):
             mailbox.poll = asyncio.create_task(self._receive(worker))
 
-    async def _send(self, worker: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
+    def _begin_sending(self, worker: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
+        mailbox = self._mailboxes[worker]
+        task = asyncio.create_task(self._send(worker, mailbox.client, requests, given_up))
+        mailbox.sending.add(task)
+        task.add_done_callback(mailbox.sending.discard)
+
+    async def _send(self, worker: str, client: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
         try:
             async with asyncio.timeout(self._grace_s):
                 if requests:
-                    await self._port(worker).submit(self._client, requests)
+                    await self._port(worker).submit(client, requests)
                 if given_up:
-                    await self._port(worker).abort(self._client, given_up)
+                    await self._port(worker).abort(client, given_up)
         except TimeoutError:
             reason = f"did not answer a submit call within {self._grace_s:g} s"
             self._fail(worker, [one.request_id for one in requests], reason)
@@ -137,12 +144,21 @@ class GenerationClient:
         try:
             while mailbox.waiting:
                 async with asyncio.timeout(bound):
-                    completions = await self._port(worker).collect(self._client, self._poll_s)
+                    completions = await self._port(worker).collect(mailbox.client, self._poll_s)
                 self._deliver(mailbox, completions)
         except TimeoutError:
-            self._fail(worker, list(mailbox.waiting), f"did not answer a collect call within {bound:g} s")
+            self._break_off(worker, f"did not answer a collect call within {bound:g} s")
         except Exception as error:  # every error of the other process is passed on to the callers
-            self._fail(worker, list(mailbox.waiting), _text(error))
+            self._break_off(worker, _text(error))
+
+    def _break_off(self, worker: str, reason: str) -> None:
+        """Fails every request of a worker whose poll failed, and goes on under another client name."""
+        mailbox = self._mailboxes[worker]
+        lost = list(mailbox.waiting)
+        self._fail(worker, lost, reason)
+        self._begin_sending(worker, [], [*mailbox.given_up, *lost])
+        mailbox.pending, mailbox.given_up = [], []
+        mailbox.client = f"{self._client}~{next(self._number)}"
 
     @staticmethod
     def _deliver(mailbox: _Mailbox, completions: list[Completion]) -> None:

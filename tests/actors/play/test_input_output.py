@@ -147,6 +147,49 @@ def test_giving_up_a_request_leaves_a_later_one_of_the_same_name_alone():
     assert worker.submitted == [["a"], ["a"]] and worker.aborted == ["a"]
 
 
+def test_what_answers_a_call_that_was_given_up_takes_nothing_from_later_requests():
+    """A worker that was frozen answers, once it runs again, also the collect calls that nobody waits for any more."""
+    late: list[asyncio.Task[list[Completion]]] = []
+
+    class Freezes(Worker):
+        """Keeps completions by client, and its first collect call stays with it after its caller has gone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.finished: dict[str, list[Completion]] = {}
+            self.runs = asyncio.Event()
+
+        async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+            self.finished.setdefault(client, [])
+            if self.runs.is_set():
+                await super().submit(client, requests)
+                asyncio.get_running_loop().call_later(0.02, lambda: self.finished[client].extend(self._ready))
+
+        async def collect(self, client: str, timeout_s: float) -> list[Completion]:
+            late.append(asyncio.create_task(self._take(client)))
+            return await asyncio.shield(late[-1])
+
+        async def _take(self, client: str) -> list[Completion]:
+            await self.runs.wait()
+            while not self.finished[client]:
+                await asyncio.sleep(0.001)
+            taken, self.finished[client] = self.finished[client], []
+            return taken
+
+    async def freeze_and_go_on():
+        worker = Freezes()
+        client = GenerationClient("env-0", {"w": worker}.__getitem__, poll_s=0.05, grace_s=0.05)
+        (failed,) = await gather(client, ["a"])
+        worker.runs.set()
+        (served,) = await gather(client, ["b"])
+        late[0].cancel()
+        return failed, served, worker.aborted
+
+    failed, served, aborted = asyncio.run(freeze_and_go_on())
+    assert "did not answer a collect call" in str(failed) and named(served.request_id) == "b"
+    assert aborted == ["a"]
+
+
 # --- step pool ---
 
 
