@@ -21,7 +21,7 @@ Invariants:
 | `update_weights` | chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
 | `take_seat` | the learner, all other workers | each one's own call | RuntimeError, the seat's `timeout_s` |
 | `receive_weights` | a broadcast, pause, load, probe | learner, engine | RuntimeError, `update_timeout_s` |
-| `health` | one token | engine | RuntimeError naming the worker |
+| `health` | one token, if no update holds it up | engine | RuntimeError naming the worker |
 """
 
 from __future__ import annotations
@@ -124,15 +124,21 @@ class Engine:
         await self.vllm.stop()
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
-        """Sample one token; returns {worker, version, seconds}. Raises RuntimeError if none comes in `timeout_s`."""
-        started = time.monotonic()
+        """Sample one token; returns {worker, version, seconds}.
+
+        Raises RuntimeError if none comes in `timeout_s`, unless an update of the weights holds it up: an update has a
+        bound of its own, and passes only if the engine answers.
+        """
+        started, updates = time.monotonic(), self._usage.updates
         try:
             async with asyncio.timeout(timeout_s):
                 self._require_serving()
                 await self._serving.wait()
                 await self.vllm.token()
         except TimeoutError:
-            raise RuntimeError(f"{self._name}: no token within {timeout_s:g} s") from None
+            self._require_serving()
+            if not self._updating.locked() and self._usage.updates == updates:
+                raise RuntimeError(f"{self._name}: no token within {timeout_s:g} s") from None
         return {"worker": self.name, "version": self.version, "seconds": time.monotonic() - started}
 
     def stats(self) -> dict[str, float]:
@@ -174,11 +180,10 @@ class Engine:
 
     def abort(self, client: str, request_ids: Iterable[str]) -> None:
         """Stop sampling for requests that their client no longer wants; it gets no completions for them."""
-        mailbox = self._mailboxes.get(client, _Mailbox())
-        for request_id in request_ids:
-            task = mailbox.tasks.pop(request_id, None)
-            if task is not None:
-                task.cancel()
+        mailbox, unwanted = self._mailboxes.get(client, _Mailbox()), set(request_ids)
+        for request_id in unwanted & mailbox.tasks.keys():
+            mailbox.tasks.pop(request_id).cancel()
+        mailbox.finished = deque(one for one in mailbox.finished if one.request_id not in unwanted)
 
     async def _until(self, mailbox: _Mailbox, condition: Callable[[], bool], deadline: float) -> None:
         """Wait for the condition or the deadline; raises RuntimeError if the worker can no longer serve."""
@@ -201,7 +206,8 @@ class Engine:
             await self._serving.wait()
             self.spans.begin()
             try:
-                mailbox.finished.append(await self._complete(request))
+                completion = await self._complete(request)
+                mailbox.finished.append(completion)  # the deque of now, which may be another than before
             finally:
                 self.spans.end()
         finally:
@@ -323,8 +329,9 @@ class Engine:
         self._unproven = f"{self._name}: {reason}"
         for mailbox in self._mailboxes.values():
             lost = [completion.request_id for completion in mailbox.finished] + list(mailbox.tasks)
-            for task in list(mailbox.tasks.values()):
+            for task in mailbox.tasks.values():
                 task.cancel()
+            mailbox.tasks.clear()  # a task that has not begun yet does not leave by itself
             mailbox.finished = deque(self._failed(request_id, self._unproven) for request_id in lost)
         self._wake_all()
 

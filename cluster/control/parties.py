@@ -84,7 +84,8 @@ class Worker(Single, Protocol):
         """As `update_weights`, with the weights that the learner sends in the weight group."""
 
     async def health(self, timeout_s: float) -> object:
-        """Generates one token, so that an answer proves that the engine works; Failed if none comes in `timeout_s`."""
+        """Generates one token, so that an answer proves that the engine works; Failed if none comes in `timeout_s`. A
+        worker that loads weights meanwhile answers without one."""
 
     async def take_spans(self) -> Sequence[Span]:
         """The spans since the last call, which are then forgotten."""

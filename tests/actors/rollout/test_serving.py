@@ -1,0 +1,144 @@
+"""What a rollout worker promises beside its engine, which a stand-in replaces: no vLLM is started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.config import RolloutConfig
+from actors.messages import Completion, GenerationRequest, WeightBundle
+from actors.process.progress import Marks
+from actors.rollout.engine import LoadTimes, TransferRefused
+from actors.rollout.worker import Engine
+
+PROBE = np.arange(3, dtype=np.int32)
+
+
+class StandIn:
+    """An engine's process: it samples, and loads weights, as soon as the test lets it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.marks = Marks()
+        self.samples, self.loads = asyncio.Event(), asyncio.Event()
+        self.refusal: Exception | None = None
+
+    def require_alive(self) -> None:
+        """It never dies."""
+
+    async def token(self) -> None:
+        await self.samples.wait()
+
+    async def complete(self, request: GenerationRequest) -> Completion:
+        await self.samples.wait()
+        return Completion(request.request_id, PROBE, np.zeros(3, np.float32), "stop", 0, 0)
+
+    async def load(self, bundle: WeightBundle, arrays: Any) -> LoadTimes:
+        await self.loads.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return LoadTimes(0.0, 0.0)
+
+    async def prompt_log_probs(self, ids: np.ndarray) -> np.ndarray:
+        return np.zeros(len(ids) - 1)
+
+
+def serving() -> tuple[Engine, StandIn]:
+    engine, stand_in = Engine("rollout-0", "no-folder", RolloutConfig(), []), StandIn()
+    engine.vllm = stand_in  # pyrefly: ignore[bad-assignment]
+    engine._serve()
+    return engine, stand_in
+
+
+def bundle(version: int) -> WeightBundle:
+    return WeightBundle(version, (), "", PROBE, np.zeros(2, np.float32))
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(name, PROBE, 4, 1.0, 1)
+
+
+@pytest.mark.parametrize("asked", ["before the update", "in the update"])
+def test_a_worker_that_loads_weights_for_longer_than_a_token_may_take_is_healthy(asked: str) -> None:
+    async def ask() -> dict[str, Any]:
+        engine, stand_in = serving()
+        health = asyncio.ensure_future(engine.health(0.1)) if asked == "before the update" else None
+        await asyncio.sleep(0)
+        update = asyncio.ensure_future(engine.update_weights(bundle(1), []))
+        await asyncio.sleep(0)
+        answer = await (health or engine.health(0.1))
+        stand_in.loads.set()
+        await update
+        return answer
+
+    assert asyncio.run(ask()).items() >= {"worker": "rollout-0", "version": 0}.items()
+
+
+def test_a_worker_whose_token_an_update_held_up_is_healthy() -> None:
+    async def ask() -> dict[str, Any]:
+        engine, stand_in = serving()
+        health = asyncio.ensure_future(engine.health(0.1))
+        await asyncio.sleep(0)
+        stand_in.loads.set()
+        await engine.update_weights(bundle(1), [])
+        return await health
+
+    assert asyncio.run(ask())["version"] == 1
+
+
+@pytest.mark.parametrize("refusal", [None, TransferRefused("checksum; nothing was loaded"), RuntimeError("damaged")])
+def test_a_worker_without_a_token_or_an_update_that_passed_is_not_healthy(refusal: Exception | None) -> None:
+    async def ask() -> None:
+        engine, stand_in = serving()
+        health = asyncio.ensure_future(engine.health(0.1))
+        await asyncio.sleep(0)
+        if refusal is not None:
+            stand_in.refusal = refusal
+            stand_in.loads.set()
+            with pytest.raises(RuntimeError):
+                await engine.update_weights(bundle(1), [])
+        with pytest.raises(RuntimeError, match=r"rollout-0: (no token within 0\.1 s|damaged)"):
+            await health
+
+    asyncio.run(ask())
+
+
+def test_a_request_whose_sampling_has_not_begun_when_weights_are_refused_leaves_nothing_behind() -> None:
+    async def refuse() -> tuple[list[Completion], int]:
+        engine, _ = serving()
+        engine.submit("c", [request("a")])
+        engine._refuse("damaged")
+        await asyncio.sleep(0)
+        engine._unproven = None
+        engine._serve()
+        return await engine.collect("c", 1.0), len(engine._mailboxes["c"].tasks)
+
+    (told,), left = asyncio.run(refuse())
+    assert told.request_id == "a" and "damaged" in (told.error or "") and left == 0
+
+
+def test_a_client_gets_no_completion_of_a_request_that_it_gave_up_after_its_end() -> None:
+    async def give_up() -> list[str]:
+        engine, stand_in = serving()
+        stand_in.samples.set()
+        engine.submit("c", [request("a"), request("b")])
+        await asyncio.sleep(0.01)
+        engine.abort("c", ["a"])
+        return [completion.request_id for completion in await engine.collect("c", 1.0)]
+
+    assert asyncio.run(give_up()) == ["b"]
+
+
+def test_giving_up_a_request_loses_no_completion_of_one_that_still_samples() -> None:
+    async def give_up() -> list[str]:
+        engine, stand_in = serving()
+        engine.submit("c", [request("a"), request("b")])
+        await asyncio.sleep(0)
+        engine.abort("c", ["a"])
+        stand_in.samples.set()
+        return [completion.request_id for completion in await engine.collect("c", 1.0)]
+
+    assert asyncio.run(give_up()) == ["b"]
