@@ -43,7 +43,7 @@ from cluster.control.party_errors import Died, Failed, Refused
 from cluster.control.scaling import Answer, Kind, Request
 from cluster.fleet import desk
 from cluster.fleet.demand import ROUNDING
-from cluster.fleet.placement import Placement, alive_nodes, may_grow
+from cluster.fleet.placement import Placement, Reservation, alive_nodes, may_grow
 from envs.retrieval.index import opened
 from learner.actor import LearnerGroup, RankLost
 from learner.batching import Row
@@ -116,14 +116,15 @@ class RayParties:
     def _worker(self, name: str) -> RayWorker:
         chosen = {"weight_transfer": self.config.weight_transfer}  # a worker does not know what the learner has
         rollout, place = self.config.rollout.model_copy(update=chosen), self.placement.worker(name)
-        shell = ray.remote(RolloutWorker).options(
-            num_cpus=rollout.num_cpus,
-            num_gpus=rollout.num_gpus,
-            max_concurrency=1000,
-            runtime_env=self._process(name),
-            **place.options[0],
-        )
-        return RayWorker(shell.remote(name, self._model(), rollout), place.release)
+        with _given_back_on_error(place):
+            shell = ray.remote(RolloutWorker).options(
+                num_cpus=rollout.num_cpus,
+                num_gpus=rollout.num_gpus,
+                max_concurrency=1000,
+                runtime_env=self._process(name),
+                **place.options[0],
+            )
+            return RayWorker(shell.remote(name, self._model(), rollout), place.release)
 
     def filter(self) -> RayFilter:
         """The filter service, which needs no CPU of its own."""
@@ -149,7 +150,8 @@ class RayParties:
         config, place = self.config, self.placement.learner(ranks)
         learner = config.learner.model_copy(update={"ranks": ranks})
         settings = (learner, config.seed, config.sampling.temperature, self.logs, place.options)
-        self._learner = RayLearner(LearnerGroup(self._model(), *settings), place.release)
+        with _given_back_on_error(place):
+            self._learner = RayLearner(LearnerGroup(self._model(), *settings), place.release)
         return self._learner
 
     def desk(self) -> RayDesk:
@@ -463,6 +465,16 @@ def _creation_of(name: str) -> Iterator[None]:
         yield
     except (RayError, RuntimeError, OSError) as error:
         raise Failed(f"{name} could not be created: {error}", error) from error
+
+
+@contextmanager
+def _given_back_on_error(place: Reservation) -> Iterator[None]:
+    """Gives the place of a party back that could not be created: nobody else knows of it."""
+    try:
+        yield
+    except BaseException:
+        place.release()
+        raise
 
 
 async def _ranks(method: Callable[..., T], *arguments: Any) -> T:

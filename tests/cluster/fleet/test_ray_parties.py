@@ -184,3 +184,21 @@ def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeyp
     assert "learner" not in asyncio.run(parties.leaving())
     monkeypatch.setattr(ray_parties.state, "get_draining_nodes", dict)
     assert asyncio.run(parties.leaving()) == {}
+
+
+@pytest.mark.parametrize("what", ["worker", "learner"])
+def test_a_party_that_cannot_be_created_keeps_no_place(tmp_path: Path, monkeypatch, what: str) -> None:
+    """Otherwise its bundles stay reserved until the run ends, and no successor finds room."""
+    parties = RayParties(load("frozenlake"), tmp_path, tmp_path)
+    released: list[str] = []
+    place = SimpleNamespace(options=[{}], release=lambda: released.append(what))
+    monkeypatch.setattr(parties, "placement", SimpleNamespace(worker=lambda _: place, learner=lambda _: place))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise RaySystemError("the object store is full")
+
+    monkeypatch.setattr(ray_parties, "offer", full)
+    monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [object(), object()])
+    with pytest.raises((Failed, RaySystemError), match="the object store is full"):
+        parties.worker("rollout-7") if what == "worker" else parties.learner(1)
+    assert released == [what]
