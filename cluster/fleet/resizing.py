@@ -116,6 +116,7 @@ class Resizing:
         if kind is Kind.ROLLOUT:
             self.fleet.begin_join(name)
         else:
+            self.fleet.creating[kind].add(name)  # the task begins later; the next look must not take the name again
             self._begin(self._bring_up(name))
 
     async def _bring_up(self, name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from cluster.control.membership import CutOff, Member, at_work
 from cluster.control.membership import MemberState as State
 from cluster.control.party_errors import Failed
-from cluster.control.scaling import Kind, Request
+from cluster.control.scaling import PREFIXES, Kind, Request
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.resizing import RESERVE_S
 from tests.cluster.fleet.test_fleet import bundle, states, world
@@ -185,6 +185,24 @@ def test_a_number_that_changes_before_a_member_has_come_leaves_no_member_too_man
         assert len(fleet.workers.present()) == len(fleet.players.present()) == 2
 
     run(world(tmp_path), steps)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_number_that_changes_twice_at_once_starts_each_member_once(tmp_path: Path, kind: Kind) -> None:
+    """Another member that comes up, for one, makes the fleet look for what is missing once more."""
+
+    async def steps(fleet: Fleet) -> None:
+        fleet.resizing.scale(Request(kind, 3))
+        fleet.resizing.converge(kind)
+        fleet.resizing.scale(Request(kind, 4))
+        await complete(fleet)
+        assert fleet.resizing.wanted[kind] == len(fleet.resizing.members(kind).present()) == 4
+        fleet.resizing.take_figures()
+
+    told = run(world(tmp_path), steps)
+    joined = sorted(actor for actor, name, _ in told if name == "joined")
+    assert joined == [f"{PREFIXES[kind]}-2", f"{PREFIXES[kind]}-3"]
+    assert "join_failed" not in [name for _, name, _ in told]
 
 
 def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
