@@ -65,6 +65,8 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("filter.epsilon=.inf", ["filter.epsilon", "finite"]),
         ("learner.optimizer.learning_rate=.nan", ["learner.optimizer.learning_rate", "finite"]),
         ("learner.optimizer.betas=[2, 3]", ["learner.optimizer.betas", "less than 1"]),
+        ("sampling.temperature=0.001", ["sampling.temperature", "greater than or equal to 0.01"]),
+        ("validation.temperature=0.001", ["validation.temperature", "greater than or equal to 0.01"]),
         ("filter=3", ["filter: is 3", "a block of settings"]),
         *((f"name={name}", ["name:", "pattern"]) for name in ('""', ".", "../x", "a/b")),
     ],
