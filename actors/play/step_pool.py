@@ -8,6 +8,7 @@ Invariants:
 - A call that runs longer than `timeout_s` is given up, and its caller gets TimeoutError. Python cannot stop a thread,
   so the thread is abandoned: it ends if the call returns, and it does not keep the process alive. The calls queued
   behind it move to a new thread. Time is counted from the start of the call itself, not of the calls before it.
+- A call whose caller has gone before it starts is not made.
 - Calls handed over together may run in any thread, one after another: they must not share state.
 
 A caller waits for its own call for at most `timeout_s` after the call has started.
@@ -42,7 +43,9 @@ class _Call:
     error: str | None = None
 
     def run(self) -> None:
-        """Runs the function, in a step thread."""
+        """Runs the function, in a step thread, unless its caller has gone meanwhile."""
+        if self.future.done():
+            return
         try:
             self.value = self.function()
         except BaseException as error:  # an environment's SystemExit must not end the thread silently

@@ -262,6 +262,29 @@ def test_each_call_that_ends_is_a_mark_also_while_its_neighbours_still_run(num_t
         pool.close()
 
 
+def test_a_call_whose_caller_has_gone_is_not_made():
+    """The calls of a trajectory that ran out of time would hold up those of others, one after another."""
+    made, release = [], threading.Event()
+    pool = StepPool(20.0)
+
+    async def give_up() -> str:
+        first = asyncio.ensure_future(pool.run(lambda: release.wait(20)))
+        gone = asyncio.ensure_future(pool.run(lambda: made.append("gone")))
+        last = asyncio.ensure_future(pool.run(lambda: "last"))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.sleep(0)
+        release.set()
+        await first
+        return await last
+
+    try:
+        assert asyncio.run(give_up()) == "last" and made == []
+    finally:
+        release.set()
+        pool.close()
+
+
 def test_a_call_that_is_given_up_is_one_mark():
     release = threading.Event()
     pool = StepPool(0.1)
