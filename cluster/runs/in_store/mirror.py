@@ -7,11 +7,14 @@ What a scan finds is one state of the run: checkpoints are listed first, and a c
 archived groups of its steps, so that these are on the disk by then. Later lines and parts do no harm, because a resumed
 run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start again.
 
-Files that are appended to (`*.jsonl`) are sent up to their last line break, and what was sent is not sent again: a
-piece holds the lines since the last upload, and pieces are merged (`cluster.runs.in_store.listing`). The local file
-must begin with the pieces that stay: after it was replaced, all of them are compared with it, else the last one. From
-the first one that differs, the file is sent anew. Other files that changed are sent whole. Names that begin with a dot,
-`log/`, links and whatever is no regular file are not sent.
+Of files that are appended to (`grows`) what was sent is not sent again: a piece holds the bytes since the last upload,
+and pieces are merged (`cluster.runs.in_store.listing`). Files of lines are sent up to their last line break. The local
+file must begin with the pieces that stay: after it was replaced, all of them are compared with it, else the last one.
+From the first one that differs, the file is sent anew. Other files that changed are sent whole. Names that begin with a
+dot, `log/`, links and whatever is no regular file are not sent; the folder `checkpoints` alone may be a link.
+
+The folder knows which manifest is its newest (`Mark`), and notes the number before it commits it. If the store has a
+later one, another folder has gone on with the run, perhaps a copy of this one, and this folder is refused.
 
 A part of `upload` that fails raises OSError, and the folder and the newest manifest are as they were; the next call
 goes on with what is left. Every request of a bucket is bounded (`actors.archive.bucket`); a mounted folder answers when
@@ -26,10 +29,10 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from actors.archive.reader import CONFIG, EVENTS
@@ -69,10 +72,12 @@ from envs.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
 MARK = ".store.json"
-"""File of a run's folder with the id under which manifests know it. A copy of the folder elsewhere has another."""
+"""File of a run's folder with its `Mark`."""
 NOT_SENT = ("log/",)
 LINES = ".jsonl"
-"""Suffix of the files that are only appended to."""
+"""Suffix of files of lines, which are only appended to."""
+LOGGED = (".tfevents.", ".wandb")
+"""Part of the name of TensorBoard's files, and suffix of those of W&B, which are only appended to as well."""
 SCANS = 10
 """Number of scans of one upload; checkpoints change much less often."""
 TAIL_BYTES = (64 << 10, 32 << 20)
@@ -96,6 +101,19 @@ class Unsettled(OSError):
     """The folder changed during every scan."""
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What a run's folder notes about its copy. `folder`: the id under which manifests know the folder; `number`: no
+    manifest that was sent from it has a higher one (None: noted by an older version)."""
+
+    folder: str = ""
+    number: int | None = None
+
+    def has_sent(self, manifest: Manifest) -> bool:
+        """Whether the manifest was sent from this folder."""
+        return self.folder == manifest.folder and (self.number is None or manifest.number <= self.number)
+
+
 @dataclass
 class Mirror:
     """A run's folder and its place in a store, for the driver that holds the lease of this generation."""
@@ -109,7 +127,7 @@ class Mirror:
     stop: Callable[[], bool] = lambda: False
     """Asked between chunks whether to stop."""
     moved: Callable[[], None] = lambda: None
-    """Told when the store has taken a part of a file, or need not."""
+    """Told when the store has taken a part of a file, or need not, or has deleted one."""
     kept: Callable[[], None] = lambda: None
     """Told when the store has taken a whole file."""
     manifest: Manifest = field(default_factory=Manifest)
@@ -133,7 +151,7 @@ class Mirror:
             OSError: the store cannot be read or written.
         """
         there = (self.run_dir / CONFIG).is_file()
-        folder = (read_mark(self.run_dir) if there else "") or uuid.uuid4().hex
+        folder = (read_mark(self.run_dir).folder if there else "") or uuid.uuid4().hex
         for _ in range(TAKE_OVERS):
             self.manifest = newest(self.store)
             self._check(self.manifest, resume)
@@ -153,7 +171,7 @@ class Mirror:
                 "name=NAME"
             )
         there = (self.run_dir / CONFIG).is_file()
-        if there and found.files and read_mark(self.run_dir) != found.folder:
+        if there and found.files and not read_mark(self.run_dir).has_sent(found):
             raise UserError(
                 f"{self.run_dir} is not the folder from which {self.store.where()} was written last "
                 f"({found.owner or 'another driver'} has gone on with the run elsewhere). Move {self.run_dir} away to "
@@ -161,9 +179,8 @@ class Mirror:
             )
 
     def mark(self) -> None:
-        """Writes the folder's id beside the run, so that a later driver on this host knows the folder for its own."""
-        if read_mark(self.run_dir) != self.manifest.folder:
-            write_whole(self.run_dir / MARK, json.dumps({"folder": self.manifest.folder}))
+        """Notes in the folder what its newest manifest is, so that a later driver knows the folder for its own."""
+        note(self.run_dir, self.manifest)
 
     def _restored(self) -> Path:
         """Copies the newest manifest's files into a folder beside the run's; returns it once it is complete."""
@@ -177,7 +194,7 @@ class Mirror:
                     file.write(chunk)
             os.utime(local.path(key), ns=(wanted.modified_ns, wanted.modified_ns))
             self._sent[key] = _state(local.path(key)), wanted
-        write_whole(partial / MARK, json.dumps({"folder": self.manifest.folder}))
+        note(partial, self.manifest)
         return partial
 
     def adopt(self, partial: Path) -> None:
@@ -247,13 +264,19 @@ class Mirror:
     def _keys(self) -> Iterator[str]:
         """The keys to send: those of checkpoints first, the events last."""
         local = LocalStore(self.run_dir)
-        yield from local.list(f"{CHECKPOINTS}/")
-        whole = self.run_dir.resolve()
-        for key in sorted(local.list(), key=lambda key: key == EVENTS):
-            if key.startswith((f"{CHECKPOINTS}/", *NOT_SENT)):
-                continue
-            path = local.path(key)
-            if key in self._sent or (path.is_file() and path.resolve() == whole / key):
+        yield from self._regular(CHECKPOINTS, local.list(f"{CHECKPOINTS}/"))
+        others = (key for key in local.list() if not key.startswith((f"{CHECKPOINTS}/", *NOT_SENT)))
+        yield from self._regular("", sorted(others, key=lambda key: key == EVENTS))
+
+    def _regular(self, inside: str, keys: Iterable[str]) -> Iterator[str]:
+        """The keys of regular files to which no link below the folder `inside` leads; also of files that were sent and
+        are gone by now."""
+        whole = (self.run_dir / inside).resolve()
+        for key in keys:
+            path = self.run_dir / key
+            if key in self._sent or (
+                path.is_file() and path.resolve() == whole / PurePosixPath(key).relative_to(inside)
+            ):
                 yield key
 
     def _checkpoints(self) -> dict[str, tuple[int, ...]]:
@@ -290,7 +313,7 @@ class Mirror:
         """The first pieces, as many as the local file, of which `size` bytes count, begins with. A file that is only
         appended to may have more bytes than they; if it was not `replaced`, the last piece stands for those before."""
         key = known.pieces[0].key
-        if size != known.size and not key.endswith(LINES):
+        if size != known.size and not grows(key):
             return ()
         pieces = tuple(piece for piece in known.pieces if piece.size > 0 and piece.end <= size)
         if not replaced and size >= known.size and pieces and self._holds(file, pieces[-1]):
@@ -345,6 +368,8 @@ class Mirror:
         wanted: dict[str, Any] = {**changes, "generation": self.generation, "owner": self.owner}
         while True:
             made = self._with_pages(replace(self.manifest, **wanted, number=self.manifest.number + 1))
+            if read_mark(self.run_dir).folder == made.folder:
+                note(self.run_dir, made)
             there = commit(self.store, made)
             self._before, self.manifest = self.manifest.names(), there
             if there == made:
@@ -373,11 +398,13 @@ class Mirror:
             for number in numbers(self.store):
                 if number < self.manifest.number - 1:
                     self.store.delete(manifest_key(number))
+                    self.moved()
             if self._stored is None:
                 self._stored = self._earlier()
             for name in self._stored - needed:
                 self.store.delete(name)
                 self._stored.discard(name)
+                self.moved()
         except OSError as error:
             log.warning("obsolete files stay in %s for now: %s", self.store.where(), reason(error))
 
@@ -409,7 +436,23 @@ def _length(key: str, file: BinaryIO) -> int:
     return start + found + 1
 
 
-def read_mark(run_dir: Path) -> str:
-    """The id of a run's folder; empty if it has none."""
+def grows(key: str) -> bool:
+    """Whether a file is only appended to while the run goes on."""
+    return key.endswith((LINES, LOGGED[1])) or LOGGED[0] in key.rpartition("/")[2]
+
+
+def read_mark(run_dir: Path) -> Mark:
+    """The mark of a run's folder; an empty one if it has none."""
     path = run_dir / MARK
-    return str(parse_object(read_bytes(path, 1 << 16), str(path)).get("folder", "")) if path.is_file() else ""
+    if not path.is_file():
+        return Mark()
+    found = parse_object(read_bytes(path, 1 << 16), str(path))
+    number = found.get("number")
+    return Mark(str(found.get("folder", "")), number if isinstance(number, int) else None)
+
+
+def note(run_dir: Path, manifest: Manifest) -> None:
+    """Notes in a run's folder that the manifest is its own; durable when this returns."""
+    before = read_mark(run_dir)
+    if before.number is None or not before.has_sent(manifest):
+        write_whole(run_dir / MARK, json.dumps({"folder": manifest.folder, "number": manifest.number}))
