@@ -32,7 +32,7 @@ from cluster.control.parties import Archive
 from cluster.errors import UserError
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.in_store.lease import Lease, acquire, this_process
-from cluster.runs.in_store.manifest import Superseded, answering, require_base, words
+from cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
 from cluster.runs.in_store.mirror import Mirror, Stopped
 
 SLOW_S = 60.0
@@ -267,7 +267,7 @@ def open_uploads(config: RunConfig, resume: bool, say: Callable[[str], None]) ->
     require_base(config.store)
     with answering(config.store):
         store, driver = open_store(config.store, name=config.name), this_process()
-        lease = acquire(store, config.upload.lease_s, driver, say).start()
+        lease = acquire(store, config.upload.lease_s, driver, say, above=newest(store).generation).start()
         try:
             mirror = Mirror(config.run_dir, store, lease.generation, driver.owner)
             _restore(mirror, resume, say)

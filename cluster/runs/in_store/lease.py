@@ -7,6 +7,8 @@ Invariants:
 - Generation g + 1 is taken by creating its file, which succeeds for one driver only (`Store.create`). No clock of
   another host is believed: a lease has run out when the driver that wants it has watched it for `seconds` seconds
   without a new beat.
+- A generation is higher than those of all leases and manifests that are there, also after leases were removed by hand.
+  So no two drivers send files under one name.
 - The owner of the newest generation is the driver. An owner that was away for too long finds a newer generation, and
   its next manifest is refused (`cluster.runs.in_store.manifest`), so that it can change nothing any more.
 
@@ -41,14 +43,17 @@ from envs.untrusted.text import parse_object
 log = logging.getLogger(__name__)
 FOLDER = "lease"
 MAX_BYTES = 64 << 10
+UNIX_S = 1e9
+"""Larger times of birth are Unix seconds: those of other systems than Linux, and of leases of older versions."""
 ATTEMPTS = 5
 """Number of times that a driver tries to take a lease that others want too."""
+_REMEDY = "remove the file if no driver works on this run"
 _KEY = re.compile(rf"{FOLDER}/([0-9]{{9}})\.json")
 
 
 @dataclass(frozen=True)
 class Driver:
-    """The process that wants a lease. `space`: where its process id counts; `born`: when it started, Unix seconds."""
+    """The process that wants a lease. `space`: where its process id counts; `born`: when it started, as `born_at`."""
 
     owner: str
     space: str
@@ -74,7 +79,14 @@ def this_process() -> Driver:
     """The current process as a driver."""
     pid, host = os.getpid(), socket.gethostname()
     space = "/".join([host, *(_fact(Path(name)) for name in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"))])
-    return Driver(f"process {pid} on {host}", space, pid, psutil.Process(pid).create_time())
+    return Driver(f"process {pid} on {host}", space, pid, born_at(pid))
+
+
+def born_at(pid: int) -> float:
+    """When a process started: on Linux seconds since the boot, which do not change when the host's clock is set, else
+    Unix seconds. Raises psutil.NoSuchProcess."""
+    created = psutil.Process(pid).create_time()
+    return created - psutil.boot_time() if psutil.LINUX else created
 
 
 def _fact(path: Path) -> str:
@@ -144,8 +156,12 @@ def acquire(
     driver: Driver,
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
+    above: int = 0,
 ) -> Lease:
     """Takes the lease; the caller starts and ends it.
+
+    Args:
+        above: the generation of the newest manifest; that of the lease is higher.
 
     Raises:
         UserError: another driver holds the lease; the message names it.
@@ -156,9 +172,10 @@ def acquire(
         newest = _newest(store)
         if newest:
             _await_end(store, newest, driver, say, sleep)
-        if store.create(key_of(newest + 1), _bytes(terms)):
+        generation = max(newest, above) + 1
+        if store.create(key_of(generation), _bytes(terms)):
             _forget(store, newest)
-            return Lease(store, newest + 1, terms)
+            return Lease(store, generation, terms)
     raise UserError(f"{store.where()}: other drivers take the lease at the same time; start only one")
 
 
@@ -188,9 +205,10 @@ def _died_here(held: Terms, driver: Driver) -> bool:
     if held.space != driver.space:
         return False
     try:
-        return abs(psutil.Process(held.pid).create_time() - held.born) > 1
+        born = born_at(held.pid)
     except psutil.NoSuchProcess:
         return True
+    return (born > UNIX_S) == (held.born > UNIX_S) and abs(born - held.born) > 1
 
 
 def key_of(generation: int) -> str:
@@ -205,7 +223,9 @@ def read(store: Store, generation: int) -> Terms:
         try:
             return Terms.model_validate(parse_object(read_bounded(file, MAX_BYTES, where), where))
         except ValidationError as error:
-            raise Unreadable(f"{where} is no lease ({error.errors()[0]['msg']}); remove the file") from error
+            raise Unreadable(f"{where} is no lease ({error.errors()[0]['msg']}); {_REMEDY}") from error
+        except Unreadable as error:
+            raise Unreadable(f"{error}; {_REMEDY}") from error
 
 
 def _newest(store: Store) -> int:

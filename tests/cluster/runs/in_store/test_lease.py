@@ -81,6 +81,28 @@ def test_the_lease_of_a_process_that_died_on_this_host_is_taken_at_once() -> Non
         take(store, me)  # this process lives
 
 
+def test_a_process_that_lives_keeps_its_lease_when_the_clock_of_its_host_is_set(monkeypatch) -> None:
+    store, me = Memory(), this_process()
+    take(store, me)
+    unset = psutil._pslinux.boot_time  # type: ignore[attr-defined]
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: unset() + 30.0)  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="nothing is there"):
+        take(store, this_process())
+    store = Memory()
+    take(store, Driver("of an older version", me.space, me.pid, 1.7e9))
+    with pytest.raises(AssertionError, match="nothing is there"):
+        take(store, me)
+
+
+def test_a_lease_that_was_removed_by_hand_gives_its_generation_to_nobody() -> None:
+    store = Memory({key_of(7): b"damaged"})
+    with pytest.raises(UserError, match=r"000000007\.json.*not JSON.*; remove the file if no driver works on this run"):
+        take(store)
+    del store.files[key_of(7)]
+    assert acquire(store, 60.0, ONE, lambda _: None, above=7).generation == 8
+    assert take(store, ONE, lambda _: None).generation == 9
+
+
 def test_a_store_that_fails_or_vanishes_is_a_warning_and_not_the_end(caplog) -> None:
     store = Memory()
     held = acquire(store, 0.3, ONE, lambda _: None).start()
