@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.archive.reader import is_of_step
 from actors.diagnosis.alarm import alarm_text
 from actors.diagnosis.metrics import REGIMES
 from cluster.metrics import LEDGER_STATES, PARTS
 from cluster.runs.folder import RunFolder
+from cluster.runs.shapes import LARGEST
 from cluster.terminal import one_line
 
 RECENT_STEPS = 20
@@ -89,7 +91,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
     """The status of a run at `now` (unix seconds), of which the lines of `metrics.jsonl` have been read."""
     driven = folder.driven()  # before the summary, which a process writes before it gives up the lock
     summary = folder.current_summary()
-    steps = [line for line in lines if line["step"] > 0]
+    steps = [line for line in lines if line["step"] > 0 and not is_scoring_alone(line)]
     last: Line = steps[-1] if steps else {"step": 0}
     total = int(next((line["total_steps"] for line in reversed(lines) if line.get("total_steps")), 0))
     pace = seconds_per_step([line["time"] for line in steps]) or last.get("seconds/step")
@@ -105,7 +107,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         total_steps=total,
         seconds_since_step=max(0.0, now - lines[-1]["time"]) if lines else None,
         seconds_per_step=pace,
-        seconds_left=max(0.0, pace * (total - last["step"])) if pace is not None and state == "running" else None,
+        seconds_left=_left(pace, total - last["step"]) if pace is not None and state == "running" else None,
         tokens_per_second=last.get("tokens/per_second"),
         success=last.get("success"),
         validation_success=checked.get("validation/success"),
@@ -135,6 +137,16 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         ledger=_tickets(last),
         last_event=_event_text(folder.last_event(), now),
     )
+
+
+def is_scoring_alone(line: Line) -> bool:
+    """Whether the line holds an earlier scoring alone; it has the number of the last step, whose record follows it."""
+    return line["step"] > 0 and line.get("scorer/step") is not None and not is_of_step(line)
+
+
+def _left(pace: float, steps: int) -> float:
+    """Seconds that so many steps take; finite, whatever the file says."""
+    return min(LARGEST, max(0.0, pace * steps))
 
 
 def dependence(line: Line) -> str | None:

@@ -101,9 +101,10 @@ def kind_words(kinds: Mapping[str, float]) -> str:
     if not kinds.get("starved"):
         return text
     starved = {key.removeprefix("kept/") for key, share in kinds.items() if key.startswith("kept/") and share == 0}
-    longest = max(sorted(starved), key=lambda kind: kinds.get(f"age/{kind}", 0.0), default=None)
+    ages = {kind: kinds[f"age/{kind}"] for kind in sorted(starved) if f"age/{kind}" in kinds}
+    longest = max(ages, key=lambda kind: ages[kind], default=None)
     told = f"  STARVED: {kinds['starved']:.0f}, success {_number(kinds.get('starved_success'), '.2f')}"
-    return text + told + ("" if longest is None else f"; {longest} for {kinds[f'age/{longest}']:.0f} steps")
+    return text + told + ("" if longest is None else f"; {longest} for {ages[longest]:.0f} steps")
 
 
 def _retrieval(status: RunStatus) -> str:

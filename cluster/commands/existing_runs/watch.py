@@ -30,7 +30,7 @@ from actors.archive.store import Stat, Store
 from cluster.commands.arguments import add_run_place, described_place
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import RunFolder
-from cluster.runs.status import Line, RunStatus, duration, status_of
+from cluster.runs.status import Line, RunStatus, duration, is_scoring_alone, status_of
 from cluster.runs.words import figures, headline, is_late, sparkline, step_text
 from cluster.terminal import one_line
 from envs.untrusted.memory import memory_of_at_most
@@ -99,7 +99,7 @@ class _LinePrinter:
 
     def __call__(self, status: RunStatus, lines: Sequence[Line]) -> None:
         for line in lines:
-            if line["step"] > self._shown:
+            if line["step"] > self._shown and not is_scoring_alone(line):
                 self._shown = line["step"]
                 self._say(step_text(line))
         late = is_late(status)

@@ -234,6 +234,14 @@ def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
         statuses.read_status(RunFolder(tmp_path), NOW)
 
 
+def test_figures_that_no_run_has_are_shown_and_end_nothing(tmp_path: Path) -> None:
+    lines = [{"step": step, "time": time} for step, time in ((1, 0.0), (2, 1e300))]
+    lines[-1] |= {"total_steps": 1e300, "kinds/starved": 1, "kinds/kept/a": 0, "kinds/kept/b": 0, "kinds/age/b": 2}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "STARVED: 1, success -; b for 2 steps" in status(tmp_path)
+    assert json.loads(status(tmp_path, as_json=True), parse_constant=pytest.fail)["seconds_left"] == 1e300
+
+
 def test_a_damaged_line_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("nonsense\n")
     for call in (status, watch):
@@ -328,6 +336,18 @@ def test_without_a_terminal_each_step_is_one_line_and_the_end_is_said(tmp_path: 
     assert [line.split(":")[0] for line in lines if line.startswith("step")] == [f"step {i}" for i in range(6)]
     assert "\x1b" not in "".join(lines)
     assert "finished, step 5/10" in lines[-1]
+
+
+def test_a_scoring_that_is_recorded_alone_hides_no_step(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 9)
+    archive.metrics(10, {"scorer/step": 8.0, "first_turn/retrieval_accuracy": 0.25}, at=NOW - 71)
+    before = status(tmp_path)
+    assert "step 9/10" in before and "training success     0.390" in before
+    archive.metrics(10, step_figures(10) | {"scorer/step": 9.0}, at=NOW - 70)
+    finish(tmp_path)
+    text = follow(tmp_path, False, pytest.fail).splitlines()
+    assert [line for line in text if line.startswith("step 10")] == ["step 10: success 0.400, kept mass 0.900, s 2.000"]
+    assert "step 10/10" in status(tmp_path)
 
 
 def test_on_a_terminal_the_last_frame_shows_the_finished_run(tmp_path: Path) -> None:
