@@ -17,6 +17,8 @@ from actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VE
 from envs.untrusted.files import Unreadable
 
 _OF_TOKENS = ("token_ids", "loss_mask", "log_probs")
+_OF_TRAJECTORIES = ("returns", "successes", "lengths", "num_turns")
+"""Lists of the index with one value for each trajectory."""
 _INSIDE = {"turns": TURN, "version_spans": VERSION_SPAN, "pictures": PICTURE}
 _HOLES = frozenset({"returns", "successes"})
 """Lists of the index with a null for each failed trajectory."""
@@ -41,6 +43,9 @@ def check_rows(table: pa.Table, where: str) -> None:
 def check_index(table: pa.Table, where: str, remedy: str) -> None:
     """Raises Unreadable, naming file and column, for rows that the index does not allow."""
     _check_nulls(table, INDEX, where, remedy)
+    for name in _OF_TRAJECTORIES:
+        if not pc.all(pc.equal(_lengths(table, name), table["num_trajectories"].combine_chunks())).as_py():
+            raise Unreadable(f"{where}: `{name}` and `num_trajectories` differ in a row; {remedy}")
 
 
 def _check_nulls(table: pa.Table, columns: Sequence[Column], where: str, remedy: str = "every row needs one") -> None:

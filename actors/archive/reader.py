@@ -250,9 +250,9 @@ def read_block(store: Store, key: str) -> pa.Table:
     from envs.untrusted.parquet import open_parquet, row_groups
 
     where = store.where(key)
-    remedy = "Delete it: it is rebuilt from the parts."
+    remedy = "delete it: it is rebuilt from the parts"
     with reading(where), store.get(key) as raw:
-        file = open_parquet(raw, where)
+        file = open_parquet(raw, where, remedy)
         _version(file.schema_arrow, where)
         with decoding(where, "is no group index", remedy):
             missing = sorted(set(INDEX_SCHEMA.names) - set(file.schema_arrow.names))

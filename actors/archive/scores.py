@@ -142,12 +142,14 @@ def read_scores(place: Place, step: int) -> dict[str, ScoreMatrix]:
     key = scores_key(step)
     where = store.where(key)
     with reading(where), store.get(key) as raw:
-        file = open_parquet(raw, where)
+        file = open_parquet(raw, where, _REMEDY)
         _check_version(file.schema_arrow, where)
         with decoding(where, "holds no score matrix", _REMEDY):
             table = pa.concat_tables(row_groups(file, where, SCORES_SCHEMA.names)).cast(SCORES_SCHEMA)
             if any(column.null_count for column in table.columns):
                 raise ValueError("it holds nulls")
+            if not np.isfinite(table["log_likelihood"].to_numpy()).all():
+                raise ValueError("a log-likelihood is not finite")
             scopes = pc.unique(table["scope"]).to_pylist()
             return {scope: _matrix(table.filter(pc.equal(table["scope"], scope))) for scope in scopes}
 

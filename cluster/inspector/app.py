@@ -39,7 +39,7 @@ def application(
     app = Starlette(
         routes=[
             Route("/", pages.group_list),
-            Route("/groups/{step:int}/{group_id:path}", pages.group),
+            Route("/groups/{step}/{group_id:path}", pages.group),
             Route("/compare", pages.compare),
             Route("/search", pages.search),
             Route("/scores", pages.scores),

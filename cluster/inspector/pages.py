@@ -78,7 +78,7 @@ class Pages:
 
     def group(self, request: Request) -> Response:
         """One group with its trajectories side by side."""
-        step, group_id = request.path_params["step"], request.path_params["group_id"]
+        step, group_id = self._whole(request.path_params["step"], "the step", 2**31), request.path_params["group_id"]
         query = Query.of(request.query_params)
         self.groups.refresh()
         view = group_view(self.folder.group(step, group_id), self.pieces, "whole" in request.query_params)
@@ -178,9 +178,12 @@ class Pages:
 
     @staticmethod
     def _number(request: Request, name: str, limit: int) -> int:
-        text = request.query_params.get(name, "")
+        return Pages._whole(request.query_params.get(name, ""), f"`{name}`", limit)
+
+    @staticmethod
+    def _whole(text: str, what: str, limit: int) -> int:
         if not (text.isdecimal() and len(text) < 10 and int(text) < limit):
-            raise UserError(f"`{name}` is {brief(text)} in the address; it must be a whole number below {limit}")
+            raise UserError(f"{what} is {brief(text)} in the address; it must be a whole number below {limit}")
         return int(text)
 
     # --- spans ---

@@ -29,12 +29,12 @@ _WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "D
 """Bytes that a decoded value takes at least, by physical type."""
 
 
-def open_parquet(source: BinaryIO | Path, where: str) -> pq.ParquetFile:
-    """The file, of which only the footer is read. Raises Unreadable if that is damaged, or if two columns have one
-    name. `source`: an open file, or the path of a regular file, which is memory-mapped."""
+def open_parquet(source: BinaryIO | Path, where: str, remedy: str = _REMEDY) -> pq.ParquetFile:
+    """The file, of which only the footer is read. Raises Unreadable if that is damaged, with the remedy, or if two
+    columns have one name. `source`: an open file, or the path of a regular file, which is memory-mapped."""
     import pyarrow.parquet as pq
 
-    with decoding(where, DAMAGED, _REMEDY):
+    with decoding(where, DAMAGED, remedy):
         mapped = isinstance(source, Path)
         file = pq.ParquetFile(source, memory_map=mapped, pre_buffer=False, arrow_extensions_enabled=False)
         names = list(file.schema_arrow.names)

@@ -190,6 +190,20 @@ def test_steps_that_the_index_lacks_are_read_from_their_parts(tmp_path: Path) ->
     assert set(read_index(tmp_path)["step"].to_pylist()) == {1, 2}
 
 
+@pytest.mark.parametrize("name", ["returns", "successes", "lengths", "num_turns", ""])
+def test_a_damaged_index_is_refused_by_name_with_what_to_do(tmp_path: Path, name: str) -> None:
+    archive_step(Archive(tmp_path), 1, 2)
+    path = tmp_path / "groups/index-000000.parquet"
+    block = pq.read_table(path)
+    if name:
+        at = block.schema.get_field_index(name)
+        pq.write_table(block.set_column(at, block.schema.field(at), pa.array([[]] * 2, block.schema.types[at])), path)
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ArchiveError, match=f"index-000000.parquet.*{name}.*; delete it: it is rebuilt from the parts"):
+        read_index(tmp_path)
+
+
 def test_the_index_of_many_groups_is_read_without_the_parts(tmp_path: Path) -> None:
     archive_step(Archive(tmp_path), 3, 2)
     (tmp_path / "groups" / "step-000003.parquet").write_bytes(b"no Parquet")

@@ -83,6 +83,7 @@ def test_scores_after_the_step_of_a_resume_are_deleted(tmp_path: Path) -> None:
         (lambda table: table.set_column(2, "prompt", pa.compute.multiply(table["prompt"], 2)), "gaps"),
         (lambda table: table.filter(pa.compute.invert(table["own"])), "its own prompt"),
         (lambda table: table.set_column(1, "sample", pa.array([2**30] * len(table), pa.int32())), "go from"),
+        (lambda table: table.set_column(3, "log_likelihood", pa.array([np.nan] * len(table), pa.float32())), "finite"),
         (lambda table: table.replace_schema_metadata({"squelch.schema": "99"}), "99"),
     ],
 )

@@ -126,6 +126,8 @@ def test_a_search_that_has_used_its_time_says_where_to_go_on(finished: Path) -> 
         ("/timeline/spans?from=nan&to=1", "`from` is"),
         ("/timeline/spans?from=5&to=1", "the smaller one"),
         ("/?page=%3Cscript%3E", "`page` is"),
+        (f"/groups/{'9' * 5000}/000001-000", "the step is"),
+        ("/groups/%3Cscript%3E/000001-000", "the step is"),
     ],
 )
 def test_a_wrong_address_is_answered_in_words(client: TestClient, path: str, said: str) -> None:
