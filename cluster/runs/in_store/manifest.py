@@ -25,7 +25,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
@@ -129,8 +129,11 @@ def numbers(store: Store) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def newest(store: Store) -> Manifest:
+def newest(store: Store, known: Manifest | None = None) -> Manifest:
     """The newest manifest; one without files if there is none.
+
+    Args:
+        known: a manifest that was read before: what it has in common with the newest is not read again.
 
     Raises:
         UserError: it is damaged, or of a newer version of Squelch.
@@ -140,8 +143,10 @@ def newest(store: Store) -> Manifest:
         with bad_files_are_the_users():
             if not (found := numbers(store)):
                 return Manifest()
+            if known is not None and known.number == found[-1]:
+                return known
             try:
-                return _read(store, found[-1])
+                return _read(store, found[-1], dict(known.pages if known else ()))
             except FileNotFoundError as error:
                 if numbers(store)[-1:] == found[-1:]:  # else it was replaced by a newer one meanwhile
                     where = store.where(manifest_key(found[-1]))
@@ -149,18 +154,18 @@ def newest(store: Store) -> Manifest:
     raise OSError(f"{store.where()}: its manifests change faster than they can be read")
 
 
-def _read(store: Store, number: int) -> Manifest:
+def _read(store: Store, number: int, known: Mapping[Page, Changes]) -> Manifest:
     where = store.where(manifest_key(number))
     with store.get(manifest_key(number)) as file:
         found = parse_object(read_bounded(file, MAX_BYTES, where), where)
     with _checking(where, "manifest"):
-        manifest = _decoded(store, found, where)
+        manifest = _decoded(store, found, where, known)
     if manifest.number != number:
         raise UserError(f"{where} says that it is manifest {manifest.number}; the store was changed by hand")
     return manifest
 
 
-def _decoded(store: Store, found: dict[str, Any], where: str) -> Manifest:
+def _decoded(store: Store, found: dict[str, Any], where: str, known: Mapping[Page, Changes]) -> Manifest:
     version = found.get("schema_version", 1)
     if version == 1:
         content1 = _Content1.model_validate(found)
@@ -171,7 +176,7 @@ def _decoded(store: Store, found: dict[str, Any], where: str) -> Manifest:
     content = _Content.model_validate(found)
     if sum(page.size for page in content.pages) > MAX_BYTES:
         raise Unreadable(f"{where} has a list of files that is larger than {MAX_BYTES // MIB} MiB")
-    pages = tuple((page, _page(store, page)) for page in content.pages)
+    pages = tuple((page, known[page] if page in known else _page(store, page)) for page in content.pages)
     files = files_of(listed([*(changes for _, changes in pages), content.changes]).values())
     return Manifest(content.number, content.generation, content.owner, content.folder, files, pages)
 

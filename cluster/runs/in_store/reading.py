@@ -22,15 +22,18 @@ FOLLOW_S = 5.0
 
 class Followed:
     """The files of a run's newest manifest, as a store that can only be read. Every method but `where` passes on the
-    OSError of a store that does not answer."""
+    OSError of a store that does not answer, or from which the run has vanished."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._seen = snapshot, time.monotonic()
 
     def _newest(self, at_once: bool = False) -> Snapshot:
         if at_once or time.monotonic() - self._seen > FOLLOW_S:
-            store = self._snapshot.store
-            self._snapshot, self._seen = Snapshot(store, newest(store)), time.monotonic()
+            store, before = self._snapshot.store, self._snapshot.manifest
+            found = newest(store, None if at_once else before)
+            if before.files and not found.files:
+                raise OSError(f"{store.where()} holds the run no more: is the store still there?")
+            self._snapshot, self._seen = Snapshot(store, found), time.monotonic()
         return self._snapshot
 
     def get(self, key: str) -> BinaryIO:

@@ -10,13 +10,17 @@ from rich.console import Console
 from actors.archive.store import LocalStore
 from cluster.cli import main
 from cluster.commands.arguments import place_of
+from cluster.commands.existing_runs.status import status
 from cluster.commands.existing_runs.watch import watch
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
 from cluster.runs.in_store import reading
+from cluster.runs.in_store.listing import PAGE_CHANGES, Piece, files_of
+from cluster.runs.in_store.manifest import Snapshot, manifest_key, newest
 from cluster.runs.in_store.mirror import Mirror
-from cluster.runs.in_store.reading import local_copy
+from cluster.runs.in_store.reading import Followed, local_copy
 from tests.cluster.report.synthetic import Made, write_run
+from tests.stores import Memory
 
 
 def sent(tmp_path: Path, folder: Path) -> tuple[Mirror, str]:
@@ -49,6 +53,45 @@ def test_a_run_in_a_store_is_followed_while_its_driver_replaces_files(
     for change in (run.store.put, run.store.delete, lambda key: run.store.create(key, b"")):
         with pytest.raises(PermissionError, match="written by its driver only"):
             change("config.yaml")
+
+
+def test_a_run_that_vanishes_with_its_store_is_no_run_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = sent(tmp_path, write_run(tmp_path, Made("a", steps=3)))
+    place = place_of(url)
+    monkeypatch.setattr(reading, "FOLLOW_S", -1.0)
+    assert "step 2" in status(place)
+    (tmp_path / "store").rename(tmp_path / "not mounted")
+    with pytest.raises(UserError, match="a holds the run no more: is the store still there"):
+        status(place)
+    (tmp_path / "not mounted").rename(tmp_path / "store")
+    assert "step 2" in status(place)
+
+
+def test_what_a_reader_has_read_of_the_list_of_files_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "FOLLOW_S", -1.0)
+    store, read = Memory(), list[str]()
+    mirror = Mirror(tmp_path, store, 1, "the driver")
+    pieces = [piece(number) for number in range(6 * PAGE_CHANGES)]
+    for count in range(PAGE_CHANGES // 2, len(pieces), PAGE_CHANGES // 2):
+        mirror._commit({"files": files_of(pieces[:count])})
+    get = store.get
+    store.get = lambda key: read.append(key) or get(key)  # type: ignore[method-assign, func-returns-value]
+    run = Followed(Snapshot(store, newest(store)))
+    known = {key for key in read if key.startswith("pages/")}
+    assert len(known) > 1
+    read.clear()
+    assert len(run.list()) == count and not read, "nothing is new"
+    mirror._commit({"files": files_of(pieces[: count + 1])})
+    assert len(run.list()) == count + 1 and read[0] == manifest_key(mirror.manifest.number)
+    assert not known.intersection(read)
+
+
+def piece(number: int) -> Piece:
+    return Piece(name=f"files/{number}.g1-{number}", key=str(number), size=0, sha256="0" * 64, modified_ns=0)
 
 
 @pytest.mark.slow
