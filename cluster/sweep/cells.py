@@ -101,6 +101,8 @@ class Sweep:
         self.plan, self.runner, self.parallel, self.say = plan, runner, parallel, say
         self.stopped_by = 0
         self.outcomes = {c.name: _finished(c.folder) or Outcome("pending") for c in plan.cells}
+        self._figures: dict[str, Figures] = {}
+        """Of the finished cells, by name, as far as they were read; they do not change any more."""
 
     @property
     def open_cells(self) -> list[Cell]:
@@ -176,8 +178,10 @@ class Sweep:
 
     def report(self) -> dict[str, Any]:
         """The content of `sweep.json`."""
-        plan = self.plan
-        figures = {c.name: cell_figures(c.folder) for c in plan.cells if self.outcomes[c.name].status == "finished"}
+        plan, figures = self.plan, self._figures
+        for cell in plan.cells:
+            if cell.name not in figures and self.outcomes[cell.name].status == "finished":
+                figures[cell.name] = cell_figures(cell.folder)
         return {
             "sweep": plan.name,
             "recipe": plan.recipe,

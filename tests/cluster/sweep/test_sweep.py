@@ -148,6 +148,17 @@ def test_a_finished_cell_is_not_run_again(tmp_path):
     assert runner.started == [plan.cells[3].name]
 
 
+def test_the_figures_of_a_finished_cell_are_read_once(tmp_path, monkeypatch):
+    read, figures = list[Path](), sweep_cells.cell_figures
+    monkeypatch.setattr(sweep_cells, "cell_figures", lambda folder: read.append(folder) or figures(folder))
+    plan = plan_in(tmp_path, seeds=tuple(range(4)))
+    finish(plan.cells[0])
+    sweep = swept(plan, FakeRunner())
+    report = json.loads((plan.folder / "sweep.json").read_text())
+    assert sorted(read) == sorted(cell.folder for cell in plan.cells) and report == sweep.report()
+    assert [cell["figures"]["success"] for cell in report["cells"]] == [0.5] * 8
+
+
 def test_an_unbalanced_ledger_is_no_finish(tmp_path):
     cell = plan_in(tmp_path).cells[0]
     finish(cell, ledger={"balanced": False})
