@@ -139,7 +139,7 @@ class Figures:
             if void:
                 self._clear()
             for line in lines:
-                check_metrics([line], self.folder.store.where(METRICS))
+                check_metrics([line], self.folder.store.where(METRICS), len(self.rows) + 1)
                 self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:

@@ -23,13 +23,15 @@ class LineFollower:
         """Bytes read so far."""
         self._last = b""
         """The line that ends there."""
+        self._lines: int | None = 0
+        """Number of lines up to there; None if reading began in the middle."""
 
     def news(self) -> tuple[bool, Iterator[dict[str, Any]]]:
         """(whether the lines of earlier calls are void, the new lines). Raises ArchiveError for a damaged line, at this
         call and at every later one; likewise a line during which the caller raises comes again."""
         void = self._moved()
         if void:
-            self._at, self._last = 0, b""
+            self._at, self._last, self._lines = 0, b"", 0
         return void, self._new_lines()
 
     def _moved(self) -> bool:
@@ -54,11 +56,15 @@ class LineFollower:
                 if not self._at and self.newest_bytes is not None and found.size > self.newest_bytes:
                     file.seek(found.size - self.newest_bytes - 1)
                     self._last = file.readline(MAX_LINE)
-                    self._at = file.tell()
+                    self._at, self._lines = file.tell(), None
                 file.seek(self._at)
-                for number, line in lines_of(file, where):
+                before = f"byte {self._at}" if self._lines is None else f"line {self._lines}"
+                here = f"{where} after {before}" if self._at else where
+                for number, line in lines_of(file, here):
                     if not line.endswith(b"\n"):
                         return
                     if line.strip():
-                        yield parse_object(line, f"{where}, new line {number}")
+                        place = f"{here}, line {number}" if self._lines is None else f"{where} line {self._lines + 1}"
+                        yield parse_object(line, place)
                     self._at, self._last = self._at + len(line), line  # not after a line that is refused
+                    self._lines = None if self._lines is None else self._lines + 1

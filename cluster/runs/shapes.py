@@ -59,10 +59,10 @@ def checked_summary(found: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise Unreadable(f"{where}: `{key}`: {first['msg']} (got {brief(first['input'])})") from error
 
 
-def check_metrics(lines: Sequence[Mapping[str, Any]], where: str) -> None:
+def check_metrics(lines: Sequence[Mapping[str, Any]], where: str, first: int = 1) -> None:
     """Raises Unreadable, naming file, record and key, unless every record has a step, a time, and figures that are
-    numbers or null."""
-    for number, line in enumerate(lines, start=1):
+    numbers or null. `first`: the number of the first record."""
+    for number, line in enumerate(lines, start=first):
         here = f"{where}, record {number}"
         if not isinstance(line.get("step"), int) or not 0 <= line["step"] <= LARGEST_STEP:
             raise Unreadable(f"{here}: `step` is {brief(line.get('step'))}; it must be a whole number from 0 on")

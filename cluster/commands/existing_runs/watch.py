@@ -30,6 +30,8 @@ from actors.archive.store import Stat, Store
 from cluster.commands.arguments import add_run_place, described_place
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import RunFolder
+from cluster.runs.following import LineFollower
+from cluster.runs.shapes import check_metrics
 from cluster.runs.status import Line, RunStatus, duration, is_scoring_alone, status_of
 from cluster.runs.words import figures, headline, is_late, sparkline, step_text
 from cluster.terminal import one_line
@@ -117,7 +119,8 @@ def _follow(
     interval_s: float,
     sleep: Callable[[float], None],
 ) -> None:
-    """Shows the run at each interval until it ends; reads `metrics.jsonl` only when the file has changed."""
+    """Shows the run at each interval until it ends; reads of `metrics.jsonl` what is new when the file has changed."""
+    follower, where = LineFollower(folder.store, METRICS), folder.store.where(METRICS)
     seen: Stat | None = None
     lines: list[dict[str, Any]] = []
     waited = 0.0
@@ -125,7 +128,10 @@ def _follow(
         stamp = folder.metrics_stamp()
         if stamp != seen:
             with bad_files_are_the_users(), memory_of_at_most(folder.store.where()):
-                seen, lines, waited = stamp, folder.metrics(), 0.0
+                void, found = follower.news()
+                lines, new = [] if void else lines, list(found)
+                check_metrics(new, where, len(lines) + 1)
+            seen, lines, waited = stamp, [*lines, *new], 0.0
         now = status_of(folder, lines, time.time())
         show(now, lines)
         if now.state in ("finished", "stopped", "ended"):

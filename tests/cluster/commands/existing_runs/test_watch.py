@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from actors.archive.store import LocalStore
 from actors.archive.writer import Archive
 from cluster.cli import main
 from cluster.commands.existing_runs.status import status
@@ -348,6 +349,64 @@ def test_a_scoring_that_is_recorded_alone_hides_no_step(tmp_path: Path) -> None:
     text = follow(tmp_path, False, pytest.fail).splitlines()
     assert [line for line in text if line.startswith("step 10")] == ["step 10: success 0.400, kept mass 0.900, s 2.000"]
     assert "step 10/10" in status(tmp_path)
+
+
+def test_each_line_is_read_once_and_a_resumed_run_is_shown_from_its_step(tmp_path: Path) -> None:
+    archive, read = some_run(tmp_path, 200), list[int]()
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    deeds = iter([*range(201, 231), "resume", 151, None])
+
+    def sleep(_: float) -> None:
+        deed = next(deeds)
+        if deed == "resume":
+            archive.truncate_after(150)
+        elif deed is None:
+            finish(tmp_path)
+        else:
+            archive.metrics(deed, step_figures(deed))
+
+    get = LocalStore.get
+
+    def counted(store: LocalStore, key: str) -> BinaryIO:
+        return Counted(get(store, key), read) if key == "metrics.jsonl" else get(store, key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "get", counted)
+        text = follow(tmp_path, False, sleep)
+    assert "step 230: " in text and "finished, step 151/10" in text.splitlines()[-1]
+    assert sum(read) < 5 * size
+
+
+class Counted(io.BufferedReader):
+    """A file that notes how many bytes of it are read."""
+
+    def __init__(self, file: BinaryIO, read: list[int]) -> None:
+        super().__init__(file.raw)  # type: ignore[attr-defined]
+        self._opened, self._read = file, read
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._read.append(len(data))
+        return data
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        data = super().readline(size)
+        self._read.append(len(data))
+        return data
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [("{", r"metrics\.jsonl line 5: not JSON"), ('{"step": -1}', "record 5: `step`")]
+)
+def test_a_damaged_line_is_named_by_its_number_however_late_it_comes(tmp_path: Path, damage: str, said: str) -> None:
+    some_run(tmp_path, 3).close()
+
+    def sleep(_: float) -> None:
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(damage + "\n")
+
+    with pytest.raises(UserError, match=said):
+        follow(tmp_path, False, sleep)
 
 
 def test_on_a_terminal_the_last_frame_shows_the_finished_run(tmp_path: Path) -> None:
