@@ -44,7 +44,7 @@ def check_index(table: pa.Table, where: str, remedy: str) -> None:
     """Raises Unreadable, naming file and column, for rows that the index does not allow."""
     _check_nulls(table, INDEX, where, remedy)
     for name in _OF_TRAJECTORIES:
-        if not pc.all(pc.equal(_lengths(table, name), table["num_trajectories"].combine_chunks())).as_py():
+        if pc.any(pc.not_equal(_lengths(table, name), table["num_trajectories"].combine_chunks())).as_py():
             raise Unreadable(f"{where}: `{name}` and `num_trajectories` differ in a row; {remedy}")
 
 

@@ -190,6 +190,11 @@ def test_steps_that_the_index_lacks_are_read_from_their_parts(tmp_path: Path) ->
     assert set(read_index(tmp_path)["step"].to_pylist()) == {1, 2}
 
 
+def test_an_index_without_a_group_is_read(tmp_path: Path) -> None:
+    archive_step(Archive(tmp_path), 1, 0)
+    assert len(read_index(tmp_path)) == 0
+
+
 @pytest.mark.parametrize("name", ["returns", "successes", "lengths", "num_turns", ""])
 def test_a_damaged_index_is_refused_by_name_with_what_to_do(tmp_path: Path, name: str) -> None:
     archive_step(Archive(tmp_path), 1, 2)
