@@ -51,8 +51,9 @@ CONTROLLER: Mapping[str, Any] = {
 }
 AUTO = "auto"
 SUCCESS, RHO = "validation/success", "kept_share/rho"
+TASKS = 256
 COMMON = (
-    *("validation.tasks=256", "scorer.enabled=false", "recorder.report=false", "recorder.port=0"),
+    *(f"validation.tasks={TASKS}", "scorer.enabled=false", "recorder.report=false", "recorder.port=0"),
     *("loop.checkpoint_every=30", "loop.keep_checkpoints=1"),
 )
 
@@ -98,14 +99,15 @@ def by_seed(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[i
 
 
 def best_fixed(found: Sequence[Kept], environment: str) -> float | None:
-    """The grid's best rho; None if a cell of the grid is missing."""
-    means = {}
+    """The grid's best rho; None if a cell of the grid is missing. It compares numbers of solved tasks, because the
+    shares in the files are rounded, and sums of equal ones would differ."""
+    solved = {}
     for rho in GRID:
         known = by_seed(found, environment, fixed(rho), GRID_SEEDS)
         if len(known) < len(GRID_SEEDS):
             return None
-        means[rho] = sum(known.values()) / len(known)
-    return max(means, key=lambda rho: (means[rho], -abs(rho - START)))
+        solved[rho] = sum(round(TASKS * share) for share in known.values())
+    return max(solved, key=lambda rho: (solved[rho], -abs(rho - START)))
 
 
 def judged(found: Sequence[Kept], environment: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.studies import kept_share
 from benchmarks.studies.cells import run_of
-from benchmarks.studies.kept import Kept, not_worse, write
+from benchmarks.studies.kept import DIGITS, Kept, not_worse, write
 from benchmarks.studies.kept_share import (
     AUTO,
     FRESH_SEEDS,
@@ -50,6 +50,16 @@ def test_the_best_fixed_rho_is_chosen_on_other_seeds_and_the_nearest_to_the_star
     assert best_fixed(grid()[1:], "sokoban") is None
     lacking = replace(grid()[0], tables={})
     assert best_fixed([lacking, *grid()[1:]], "sokoban") is None, "a run without validations tells nothing"
+
+
+def test_rhos_with_equally_many_solved_tasks_are_equal_although_their_shares_are_rounded() -> None:
+    solved = {0.5: (100, 100), 0.7: (129, 129), 0.9: (128, 130), 1.0: (100, 100)}
+    found = [
+        one(f"rho{rho:g}", seed, float(f"{count / 256:.{DIGITS}g}"))
+        for rho, counts in solved.items()
+        for seed, count in zip(GRID_SEEDS, counts, strict=True)
+    ]
+    assert best_fixed(found, "sokoban") == 0.9
 
 
 def test_the_fresh_runs_of_the_best_fixed_rho_are_known_once_the_grid_is_done() -> None:
