@@ -292,7 +292,8 @@ def part_ratio(bucket: int, part: str, other: str) -> Figure:
 def _log_ratio(above: str, below: str) -> Figure:
     def figure(run: Kept, steps: int) -> float | None:
         a, b = run.series(above), run.series(below)
-        return _mean([math.log(a[step] / b[step]) for step in a if step in b and a[step] > 0 and b[step] > 0])
+        at = [step for step in a if step <= steps and step in b and a[step] > 0 and b[step] > 0]
+        return _mean([math.log(a[step] / b[step]) for step in at])
 
     return figure
 
@@ -302,7 +303,7 @@ def bucket_trend(part: str) -> Figure:
 
     def figure(run: Kept, steps: int) -> float | None:
         by_bucket = [run.series(f"gradients/q{bucket}/{part}") for bucket in range(1, 7)]
-        at = [step for step in by_bucket[0] if all(step in series for series in by_bucket)]
+        at = [step for step in by_bucket[0] if step <= steps and all(step in series for series in by_bucket)]
         found = [spearman(range(6), [series[step] for series in by_bucket]) for step in at]
         return _mean([value for value in found if math.isfinite(value)])
 
@@ -363,12 +364,13 @@ def success_fell(run: Kept, steps: int) -> int | None:
 
 
 def mi_fell(run: Kept, key: str, steps: int) -> int | None:
-    """The first scoring at which the mean of three in a row is `LOST` below the best such mean before it."""
+    """The first scoring at which the mean of three in a row is `LOST` below the best such mean before it. MI that was
+    never above 0 cannot fall."""
     best = -math.inf
     series = [(step, value) for step, value in run.series(key).items() if step <= steps]
     for three in zip(series, series[1:], series[2:], strict=False):
         value = statistics.fmean(each for _, each in three)
-        if value < (1 - LOST) * best:
+        if best > 0 and value < (1 - LOST) * best:
             return three[-1][0]
         best = max(best, value)
     return None

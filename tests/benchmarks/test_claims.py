@@ -159,6 +159,24 @@ def test_a_run_whose_success_fell_before_mi_could_warn_is_left_out_and_counted()
     assert nothing.mean is None and nothing.runs == 0 and nothing.note.endswith(": 1")
 
 
+def test_mi_that_was_never_above_0_cannot_fall_and_gives_no_warning():
+    """A constant MI below 0 is below 85% of itself; reasoning that never depended on its input counted as a warning."""
+    mi = "first_turn/mi_seq_est"
+    for values in ([-0.2] * 11, [-0.2] * 5 + [-0.19] * 6, [0.0] * 5 + [-0.1] * 6):
+        run = kept("none", 0, 100, [0.5] * 8 + [0.4] * 3, **{mi.replace("/", "__"): values})
+        assert of.mi_fell(run, mi, 100) is None
+        assert of.warned([run], mi, 100).mean == 0.0
+
+
+def test_figures_of_the_gradient_ignore_what_a_run_did_after_the_horizon():
+    parts = {f"gradients/q{q}/{part}": [float(q), 9.0] for q in range(1, 6) for part in ("task", "regulariser")}
+    last = {f"gradients/q6/{part}": [6.0, 1.0] for part in ("task", "regulariser")}
+    run = Kept("run", "gradients", "sokoban", "none", 0, 60, {"gradients": {"step": [30, 60], **parts, **last}}, {})
+    assert of.bucket_ratio("task")(run, 30) == pytest.approx(math.log(6))
+    assert of.part_ratio(1, "task", "regulariser")(run, 30) == 0.0
+    assert of.bucket_trend("task")(run, 30) == pytest.approx(1.0)
+
+
 def test_a_run_without_a_figure_is_left_out_and_gives_no_verdict():
     pool = Pool([replace(kept("none", s, 180, [0.1, 0.2]), groups={}) for s in range(3)])
     found = pool.mean("sokoban", "none", of.of_groups("reward"), 180)
