@@ -34,14 +34,27 @@ that fails here may hold for a model of billions of parameters, and the reverse.
   pairs for which that is not so.
 - Rank correlations over a few arms have few possible values. Their interval is never narrower than that of correlations
   of so many arms, and it holds 0 unless an exact test tells their mean from that of random orders.
-- Many claims are tested: of 20 intervals one misses its value by chance.
+- Many claims are tested: of 20 intervals one misses its value by chance. Several claims read the same runs: success of
+  the lead, of Figure 6 and of Table 4 (GRPO) on Sokoban comes from the same pairs. So the counts of verdicts below are
+  no counts of independent findings.
+- A claim is judged again whenever one of its runs is done, from 3 or 5 seeds on. A verdict over fewer runs than are
+  planned may change; only the last one has the error of a single 95% interval.
+- All runs of one environment with the same options start from one warmed-up policy. The intervals cover other tasks and
+  samples, not other warm-ups ([measurements.md](measurements.md) has two that differ by 0.06 of success).
+- Figure 9: at each noise level the policy was warmed up under that noise, so the levels differ before training. At step
+  0, H(Z|X) of the fixed probe is 0.776 nats at 0.8 and 0.823 at 1, on the same tasks and higher at 1 in all five seeds.
+  Differences between arms at one level are not affected. The rank correlations with the level, however, show the effect
+  of warm-up and training together, while the paper starts every level from the same model.
+- A change from the beginning starts from the mean over the first fifth of a run. A fall within that fifth, such as the
+  early one of MI in Figure 5b, counts only in part; the fixed probe's changes start before training.
 
 These were added or changed after the first run:
 
 - "MI declines before success does", after one run of it had been seen. MI is scored at step 1 and every 10 steps, and a
   fall needs two means of three scorings, so the earliest warning comes at step 30, with the first validation. A run
   whose success falls there could never count as warned, whatever its MI did; so it tells nothing about the order. Such
-  runs are now left out and counted; before, they counted against the claim.
+  runs are now left out and counted; before, they counted against the claim. MI that was never above 0 cannot fall;
+  before, a constant MI below 0 counted as a warning. No run so far has such MI.
 - "With the filter the answer follows more from the reasoning" was suggested by the ten runs of the lead. It was added
   before any run of 300 steps, whose seeds are others, and is judged on those alone.
 - "The reasoning becomes less true than it was at first", in the same way. The statistic that was fixed beforehand
