@@ -17,7 +17,7 @@ from functools import cached_property
 
 from actors.diagnosis.grounding import spearman
 from actors.diagnosis.uncertainty import t_quantile, wilson_interval
-from benchmarks.studies.kept import BLOCK, Kept
+from benchmarks.studies.kept import BLOCK, Kept, apart
 from cluster.sweep.table import t_interval
 
 Figure = Callable[[Kept, int], float | None]
@@ -81,8 +81,7 @@ class Pool:
         seeds = sorted(own.keys() & base.keys())
         both = [(figure(own[seed], steps), figure(base[seed], steps)) for seed in seeds]
         found = noted(over(a - b for a, b in both if a is not None and b is not None), len(seeds))
-        apart = sum(start(own[seed]) != start(base[seed]) for seed in seeds)
-        return replace(found, note=f"pairs that did not start from the same weights: {apart}") if apart else found
+        return replace(found, note=apart((own[seed], base[seed]) for seed in seeds) or found.note)
 
     def ordered(self, recipe: str, arms: Sequence[str], figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of the rank correlation of an arm's place with its figure; see `over_orders`."""
@@ -124,11 +123,6 @@ def over_orders(correlations: Sequence[float], size: int) -> Estimate:
     if not by_chance(correlations, size):
         return replace(estimate, low=low, high=high)
     return replace(estimate, low=min(low, 0.0), high=max(high, 0.0), note="not told from random orders")
-
-
-def start(run: Kept) -> float | None:
-    """Validation success before training, by which runs of one seed show that they started from the same weights."""
-    return run.series(SUCCESS).get(0)
 
 
 def by_chance(correlations: Sequence[float], size: int) -> bool:

@@ -280,6 +280,17 @@ def read_all(folder: Path) -> list[Kept]:
     return [read(file) for file in sorted(folder.glob("*.json"))]
 
 
+def start(run: Kept) -> float | None:
+    """Validation success before training, by which runs of one seed show that they started from the same weights."""
+    return run.series(VALIDATED[0]).get(0)
+
+
+def apart(pairs: Iterable[tuple[Kept, Kept]]) -> str:
+    """A note that counts the pairs of runs that did not start from the same weights; empty without such."""
+    count = sum(start(one) != start(other) for one, other in pairs)
+    return f"pairs that did not start from the same weights: {count}" if count else ""
+
+
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:
     """The verdict on "not worse by more than the tolerance", from the interval of a difference. No interval tells
     nothing."""

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.claims.plan import STEP_S
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, early_ends, not_worse, read_all
+from benchmarks.studies.kept import Kept, apart, early_ends, not_worse, read_all
 from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "kept_share"
@@ -92,10 +92,16 @@ def committed() -> list[Kept]:
     return read_all(RESULTS)
 
 
-def by_seed(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[int]) -> dict[int, float]:
-    """Last success of an arm's runs, by seed; without runs that lack validations."""
+def validated(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[int]) -> dict[int, Kept]:
+    """An arm's runs by seed, without those that lack validations."""
     own = (run for run in found if (run.recipe, run.arm) == (environment, arm) and run.seed in seeds)
-    return {run.seed: list(series.values())[-1] for run in own if (series := run.series(SUCCESS))}
+    return {run.seed: run for run in own if run.series(SUCCESS)}
+
+
+def by_seed(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[int]) -> dict[int, float]:
+    """Last success of an arm's runs, by seed."""
+    own = validated(found, environment, arm, seeds)
+    return {seed: list(run.series(SUCCESS).values())[-1] for seed, run in own.items()}
 
 
 def best_fixed(found: Sequence[Kept], environment: str) -> float | None:
@@ -120,12 +126,14 @@ def judged(found: Sequence[Kept], environment: str) -> dict[str, Any]:
     other = by_seed(found, environment, fixed(best), FRESH_SEEDS)
     seeds = sorted(auto.keys() & other.keys())
     figure = t_interval([auto[seed] - other[seed] for seed in seeds])
+    steering, still = (validated(found, environment, arm, seeds) for arm in (AUTO, fixed(best)))
+    note = apart((steering[seed], still[seed]) for seed in seeds)
     means = {"auto": t_interval(list(auto.values())), "fixed": t_interval(list(other.values()))}
     missing = [seed for seed in FRESH_SEEDS if seed not in seeds]
     verdict = "not run" if missing else not_worse(figure["low"], figure["high"], tolerance)
     steered = [run.series(RHO) for run in found if (run.recipe, run.arm) == (environment, AUTO)]
     moved = [list(series.values())[-1] for series in steered if series]
-    return row | means | {"difference": figure, "missing": missing, "last_rho": moved, "verdict": verdict}
+    return row | means | {"difference": figure, "missing": missing, "last_rho": moved, "verdict": verdict, "note": note}
 
 
 COLUMNS = (
@@ -154,6 +162,7 @@ def report(quick: bool = False) -> Report:
     found = committed()
     judgements = [judged(found, name) for name in TOLERANCES]
     notes = early_ends(found) if found else ["no run was kept yet"]
+    notes += [f"{row['environment']}: {row['note']}" for row in judgements if row.get("note")]
     figures = {"benchmark": "kept_share_study", "rows": judgements}
     return Report(figures, COLUMNS, [cells(row) for row in judgements], notes)
 

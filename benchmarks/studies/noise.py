@@ -39,11 +39,12 @@ from typing import Any
 from benchmarks.claims import plan
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, early_ends, not_worse, read_all
+from benchmarks.studies.kept import VALIDATED, Kept, apart, early_ends, not_worse, read_all
 from cluster.sweep.table import INTERVAL, t_interval, text
 
 PAGE = Path(__file__).parents[2] / "docs" / "noise.md"
 TOLERANCE = 0.03
+(SUCCESS,) = VALIDATED
 JUDGED, JUDGED_AT = "policy_variance", plan.MANY
 REPLAYS = 32
 STEP_S = {"shared": plan.STEP_S["frozenlake"], "policy_variance": plan.STEP_S["frozenlake"] + 1.0}
@@ -87,17 +88,25 @@ def committed() -> list[Kept]:
     return [*read_all(STUDY.results), *(run for run in read_all(plan.STUDY.results) if run.part == "noise")]
 
 
-def success(runs: Sequence[Kept], arm: str, level: float) -> dict[int, float]:
-    """Last validation success of an arm's runs, by seed; without noise `shared` is `plain`."""
+def validated(runs: Sequence[Kept], arm: str, level: float) -> dict[int, Kept]:
+    """The runs of an arm that were validated, by seed; without noise `shared` is `plain`."""
     named = plan.noise_arm(ARMS["plain"] if level == 0 and arm == "shared" else ARMS[arm], level)
-    found = {run.seed: run.series("validation/success") for run in runs if run.arm == named}
-    return {seed: series[max(series)] for seed, series in found.items() if series and seed in seeds_at(level)}
+    found = (run for run in runs if run.arm == named and run.seed in seeds_at(level))
+    return {run.seed: run for run in found if run.series(SUCCESS)}
+
+
+def success(runs: Sequence[Kept], arm: str, level: float) -> dict[int, float]:
+    """Last validation success of an arm's runs, by seed."""
+    found = {seed: run.series(SUCCESS) for seed, run in validated(runs, arm, level).items()}
+    return {seed: series[max(series)] for seed, series in found.items()}
 
 
 def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
     """An arm at a noise level: its success, its difference from `none`, and the verdict of the criterion."""
     own, none = success(runs, arm, level), success(runs, "none", level)
-    paired = [own[seed] - none[seed] for seed in sorted(own.keys() & none.keys())]
+    both = sorted(own.keys() & none.keys())
+    paired = [own[seed] - none[seed] for seed in both]
+    ours, theirs = validated(runs, arm, level), validated(runs, "none", level)
     difference = t_interval(paired) if arm != "none" else t_interval([])
     return {
         "p": level,
@@ -105,6 +114,7 @@ def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
         "seeds": len(own),
         "success": t_interval(list(own.values())),
         "minus_none": difference,
+        "note": apart((ours[seed], theirs[seed]) for seed in both),
         "judged": arm == JUDGED and level in JUDGED_AT,
         "verdict": verdict(difference, len(paired) == len(seeds_at(level))) if arm != "none" else "",
         **figures_of(runs, arm, level),
@@ -155,7 +165,13 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The text of docs/noise.md."""
-    return "\n".join([HEAD, *markdown_table(COLUMNS, map(cells, rows)), "", TAIL])
+    table = markdown_table(COLUMNS, map(cells, rows))
+    return "\n".join([HEAD, *table, "", TAIL]) + "".join(f"- {note}\n" for note in notes_of(rows))
+
+
+def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each row whose pairs did not all start from the same weights."""
+    return [f"{one['arm']} at p = {one['p']:g}: {one['note']}" for one in rows if one["note"]]
 
 
 HEAD = f"""\
@@ -180,7 +196,7 @@ def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     found = judged(committed())
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
-    notes += early_ends(committed())
+    notes += [*notes_of(found), *early_ends(committed())]
     done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
     notes.append(f"{done} of {len(STUDY.cells)} runs of this study are done")
     figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}

@@ -80,6 +80,10 @@ def test_the_verdict_is_of_the_interval_over_five_fresh_seeds(shift: float, verd
     found = judged([*grid(), *fresh], "sokoban")
     assert found["verdict"] == verdict and found["difference"]["mean"] == pytest.approx(shift)
     assert judged([*grid(), *fresh[1:]], "sokoban")["verdict"] == "not run"
+    assert not found["note"]
+    table = {"step": [0, 40], "validation/success": [0.2, 0.5]}
+    elsewhere = replace(fresh[0], tables={**fresh[0].tables, "validated": table})
+    assert judged([*grid(), elsewhere, *fresh[1:]], "sokoban")["note"].endswith("same weights: 1")
     assert not_worse(None, None, 0.05) == "cannot be told"
 
 

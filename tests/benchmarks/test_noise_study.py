@@ -14,8 +14,8 @@ from benchmarks.studies.kept import Kept
 from benchmarks.studies.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, success, verdict
 
 
-def kept(arm: str, level: float, seed: int, last: float) -> Kept:
-    table = {"step": [0, 30, 60], "validation/success": [0.9, None, last]}
+def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> Kept:
+    table = {"step": [0, 30, 60], "validation/success": [first, None, last]}
     return Kept("n", "noise", "frozenlake", plan.noise_arm(ARMS[arm], level), seed, 60, {"validated": table}, {})
 
 
@@ -62,6 +62,14 @@ def test_a_level_is_judged_by_the_last_success_paired_by_seed_once_all_seeds_are
     assert found["minus_none"]["low"] == pytest.approx(0.01), "paired, although the seeds differ by 0.1"
     assert row(none + own[:4], "policy_variance", 0.8)["verdict"] == "not run"
     assert not row(none + own, "policy_variance", 0.5)["judged"]
+
+
+def test_pairs_of_the_two_studies_that_did_not_start_from_the_same_weights_are_counted() -> None:
+    none = [kept("none", 0.8, seed, 0.2) for seed in range(5)]
+    own = [kept("policy_variance", 0.8, seed, 0.21, 0.9 if seed else 0.8) for seed in range(5)]
+    assert row(none + own, "policy_variance", 0.8)["note"].endswith("same weights: 1")
+    assert noise.markdown(judged(none + own)).endswith("same weights: 1\n")
+    assert not row(none + own[1:], "policy_variance", 0.8)["note"]
 
 
 def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_has_runs_of_its_own() -> None:
