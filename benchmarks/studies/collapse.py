@@ -114,8 +114,9 @@ def markdown(figures: Mapping[str, Any]) -> str:
     lines = [
         "# The collapse study",
         "",
-        "`python -m benchmarks.studies.collapse --report` generates this page; do not edit it.",
-        "[measurements.md](measurements.md) discusses the results.",
+        "`python -m benchmarks.studies.collapse --report DIR --out docs` generates this page from its run folders,",
+        "which `--run` makes; they are too large to be kept here. Do not edit it. [measurements.md](measurements.md)",
+        "discusses the results.",
         "",
     ]
     if figures["made_up"]:

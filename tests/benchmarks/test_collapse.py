@@ -114,3 +114,17 @@ def test_the_committed_pictures_are_drawn_from_the_committed_data(tmp_path):
     collapse.redraw(tmp_path)
     for name in ("collapse-frozenlake.svg", "collapse-sokoban.svg"):
         assert (tmp_path / name).read_text() == (DOCS / name).read_text(), "run: collapse --redraw docs"
+
+
+def test_the_committed_page_has_the_words_of_the_code_and_the_success_of_the_committed_data():
+    page = (DOCS / "collapse.md").read_text().splitlines()
+    words = collapse.markdown({"arms": [], "notes": [], "made_up": False}).splitlines()
+    assert set(words) <= set(page), "the page needs the code's words; its figures come from run folders"
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page if ", entropy " in line]
+    shown = {(cells[0], cells[1]): float(cells[4].partition(" ")[0]) for cells in table}
+    last = {}
+    for row in read_rows((DOCS / collapse.DATA).read_text()):
+        if row["figure"] == "success":
+            arm = f"{row['filter']}, entropy {float(row['entropy']):g}, KL {float(row['kl']):g}"
+            last[row["environment"], arm] = float(row["mean"])
+    assert len(shown) == 18 and shown == pytest.approx(last, abs=0.0015)
