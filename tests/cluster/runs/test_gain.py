@@ -11,3 +11,16 @@ def test_the_paired_gain_is_the_difference_of_means_inside_its_interval(pairs):
     before, after = (np.array(column) for column in zip(*pairs, strict=True))
     mean, low, high = gain_interval(before, after)
     assert mean == pytest.approx(after.mean() - before.mean()) and low <= mean <= high
+
+
+def test_tasks_that_all_have_the_same_gain_still_leave_it_an_interval():
+    nothing, everything = np.zeros(16, dtype=bool), np.ones(16, dtype=bool)
+    assert gain_interval(nothing, nothing) == (0.0, pytest.approx(-0.194, abs=1e-3), pytest.approx(0.194, abs=1e-3))
+    assert gain_interval(nothing, everything) == (1.0, pytest.approx(0.806, abs=1e-3), 1.0)
+    assert gain_interval(everything, nothing) == (-1.0, -1.0, pytest.approx(-0.806, abs=1e-3))
+
+
+def test_the_interval_of_a_small_gain_of_few_tasks_holds_it():
+    rng = np.random.default_rng(0)
+    found = [gain_interval(np.zeros(16, dtype=bool), rng.random(16) < 0.1) for _ in range(400)]
+    assert sum(low <= 0.1 <= high for _, low, high in found) >= 0.9 * len(found)
