@@ -243,8 +243,10 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     lead, false = figures["lead"], figures["false_alarms"]
     runs = figures["collapsed"]
     fallen = [row for row in runs if row["fall"] is not None]
+    low, high = wilson_interval(lead["n"], len(fallen))
     lines = [
-        f"collapsed runs: {len(runs)}; those whose success fell: {len(fallen)}, of these with an alarm: {lead['n']}"
+        f"collapsed runs: {len(runs)}; those whose success fell: {len(fallen)}, of these with an alarm: {lead['n']} "
+        f"[{low:.2f}, {high:.2f}]"
     ]
     if lead["low"] is not None:
         lines.append(

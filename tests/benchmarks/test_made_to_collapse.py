@@ -103,6 +103,12 @@ def test_the_mean_lead_has_an_interval_over_runs():
     assert lead["n"] == 3 and lead["low"] < lead["mean"] < lead["high"]
 
 
+def test_the_share_of_falls_that_are_told_has_an_interval_as_the_false_alarms_have():
+    runs = [kept("collapse", d, SUCCESS, seed) for seed, d in enumerate([FALLING] * 5 + [[1.0] * 12])]
+    first, *_ = made_to_collapse.notes(measure(runs, 10))
+    assert first.endswith("whose success fell: 6, of these with an alarm: 5 [0.44, 0.97]")
+
+
 def test_a_word_that_matches_nothing_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["--list", "--only", "healty"])
