@@ -99,7 +99,10 @@ def finished(folder: Path) -> tuple[RunFolder, Mapping[str, Any]]:
     summary = run.summary()
     if not summary or not (summary["finished"] or without_signal(summary)):
         why = f" ({summary['stopped']})" if summary and summary.get("stopped") else ""
-        raise UserError(f"{folder}: the run has not finished{why}; continue it with --run")
+        ending, remedy = ending_of(summary or {}), "continue it with --run"
+        if ending is not None and ending.complete:
+            remedy = "remove its folder, and run the cell without validation.early_stop"
+        raise UserError(f"{folder}: the run has not finished{why}; {remedy}")
     return run, summary
 
 

@@ -181,6 +181,18 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
             read_all(own.results)
 
 
+def test_a_run_that_a_rule_stopped_early_is_not_to_be_continued_with_run(tmp_path, started):
+    """--run takes such a run for complete and condensed it, so the advice to continue it with --run led nowhere."""
+    own = study(tmp_path, (0,))
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    own.file(own.cells[0]).unlink()
+    file = tmp_path / "made-up" / own.cells[0].name / "summary.json"
+    stopped = {"finished": False, "end_cause": "early_stop", "stopped": "early stop: no variance"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | stopped))
+    with pytest.raises(UserError, match=r"not finished \(early stop: no variance\); remove its folder"):
+        cells.run(own, own.cells, str(tmp_path), None, ())
+
+
 def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_is_carried_forward(
     tmp_path, monkeypatch
 ):
