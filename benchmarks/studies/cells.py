@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fnmatch
+import itertools
 import json
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,7 +124,14 @@ def _matches(cell: StudyCell, word: str) -> bool:
 
 
 def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = ()) -> Cell:
-    """The validated run of a cell. `words`: further overrides, such as where models are cached."""
+    """The validated run of a cell. `words`: further overrides, such as where models are cached.
+
+    Raises:
+        UserError: an override is of a setting that the cell fixes, or a setting is wrong.
+    """
+    for word, own in itertools.product(words, ("loop.steps", *cell.settings, *cell.extra)):
+        if _below(own, [word.partition("=")[0]]):
+            raise UserError(f"--set {word}: the cell {cell.name} fixes {own}; leave this setting out")
     arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", {**cell.settings, **cell.extra})
     overrides = [f"runs_dir={json.dumps(runs_dir)}", f"loop.steps={cell.steps}", *study.common, *words]
     return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]

@@ -228,6 +228,15 @@ def test_a_file_tells_the_overrides_of_its_run_without_places(tmp_path, started)
     assert [cells.changes_learning(word) for word in (*words, *keep_in)] == [False, False, False, True, False]
 
 
+@pytest.mark.parametrize("word", ["loop.steps=5", "filter.rule=top_k", "filter={rho: 0.5}"])
+def test_what_a_cell_fixes_cannot_be_set(tmp_path, started, word):
+    """A cell of 5 steps counted as done; a rule of --set lost to the arm's, and the file told that it was used."""
+    own = study(tmp_path, (0,))
+    with pytest.raises(UserError, match=r"fixes (loop\.steps|filter\.rule)"):
+        cells.run(own, own.cells, str(tmp_path), None, (word,))
+    assert not started
+
+
 def test_words_choose_parts_and_cells(tmp_path):
     own = study(tmp_path)
     assert own.chosen(["lead"]) == list(own.cells) == own.chosen([])
