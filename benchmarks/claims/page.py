@@ -26,8 +26,9 @@ The runs are ordinary `squelch train` runs of the embedded tiny policy of 0.8 M 
 that fails here may hold for a model of billions of parameters, and the reverse.
 
 - **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside, or closer to
-  the wrong side than the smallest effect that would matter (0.03 of success, 0.05 of a share). **cannot be told**:
-  neither, or fewer runs than the claim asks for (3 seeds, 5 where it matters most).
+  the wrong side than the smallest effect that would matter (0.03 of success, 0.05 of a share). An interval for which
+  both are true, such as [0.01, 0.02] of success above 0, holds. **cannot be told**: neither, or fewer runs than the
+  claim asks for (3 seeds, 5 where it matters most).
   **not run**: no seed has all the runs that it needs; `--list` says how long the open ones take.
 - Intervals are t-intervals over seeds; differences are paired by seed, whose cells play the same tasks. Rates have
   Wilson's interval. Both runs of a pair start from the same weights if they were made on one machine; a note counts the
