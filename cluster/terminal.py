@@ -7,12 +7,13 @@ characters visible: an escape sequence is printed as `\\x1b[...`, and the termin
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from cluster.errors import UserError
 from envs.untrusted.files import reason, shortened
@@ -30,10 +31,22 @@ text. Lone surrogates cannot be printed."""
 
 def say(text: str) -> None:
     """Prints a text to stdout and flushes it. UserError if stdout cannot be written, e.g. because its disk is full."""
-    try:
-        _write(sys.stdout, visible(text))
-    except OSError as error:
-        raise UserError(f"standard output cannot be written: {reason(error)}") from error
+    _print(visible(text))
+
+
+def say_json(value: Any, indent: int | None = None) -> None:
+    """As `say`, for a value that is printed as JSON, in ASCII. Secrets are masked in its texts and not in their
+    encoding, where the mask of a secret that a quotation mark follows would cover the backslash between them."""
+    _print(json.dumps(_masked_texts(value), allow_nan=False, indent=indent))
+
+
+def _masked_texts(value: Any) -> Any:
+    """The JSON value with the secrets masked in every text, keys included."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        return {_masked_texts(key): _masked_texts(inner) for key, inner in value.items()}
+    return [_masked_texts(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def remark(text: str) -> None:
@@ -68,6 +81,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _print(text: str) -> None:
+    try:
+        _write(sys.stdout, text)
+    except OSError as error:
+        raise UserError(f"standard output cannot be written: {reason(error)}") from error
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -9,7 +9,6 @@ constants from runs (`--run`), or counted from shapes and data sheets for recipe
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.commands.arguments import add_recipe, positive, run_folder
 from cluster.errors import UserError
 from cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
-from cluster.terminal import say
+from cluster.terminal import say, say_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -108,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     timing = _timing(config, size, options.runs, options.device_gib)
     store = None if size is None else _store_advice(config, size)
     if options.json:
-        say(json.dumps(_plain(config, needs, timing, store), indent=2))
+        say_json(_plain(config, needs, timing, store), indent=2)
     else:
         say("\n".join([*_memory_lines(config, needs, store), "", *_timing_lines(config, timing)]))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from cluster.loop.tickets.playing import Play, causes, failed_text, failures
 from cluster.loop.tickets.validation import fixed_tickets
 from cluster.runs.folder import RunFolder
 from cluster.runs.logs import log_folder, quiet
+from cluster.terminal import say_json
 from learner.checkpoint.manifest import EXPORT
 
 
@@ -68,8 +68,11 @@ def evaluate(
         f"{config.name} at {step}: success {result['success']:.3f}  95% [{low:.3f}, {high:.3f}]  "
         f"{len(solved)} tasks, T = {temperature:g}"
     )
-    say(json.dumps(result) if as_json else text)
-    if not as_json and (told := failed_text(failed, len(solved))):
+    if as_json:
+        say_json(result)
+        return 0
+    say(text)
+    if told := failed_text(failed, len(solved)):
         say(f"WARNING: {told}")
     return 0
 

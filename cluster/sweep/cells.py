@@ -42,7 +42,7 @@ from cluster.runs.ending import ending_of
 from cluster.runs.folder import SUMMARY, RunFolder
 from cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
-from cluster.terminal import remark, say
+from cluster.terminal import remark, say, say_json
 from envs.untrusted.files import require_output
 
 STOP_TIMEOUT_S = 900.0
@@ -355,7 +355,7 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
             f"{plan.folder}: {error}; running cells were asked to end; the same command continues the sweep"
         ) from error
     if as_json:
-        say(json.dumps(report, allow_nan=False))
+        say_json(report)
     else:
         for line in table_lines(report["arms"]):
             say(line)

@@ -1,5 +1,6 @@
 """The terminal shows what it is sent and obeys none of it; output that cannot be written is no traceback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli import _show_bug, main
-from cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, visible
+from cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +53,17 @@ def test_a_printed_configuration_masks_the_password_of_a_url(capsys: pytest.Capt
     assert main(["config", "searchqa", f"environment.options={{retriever_url: '{url}'}}"]) == 0
     shown = capsys.readouterr().out
     assert "http://***@127.0.0.1:9/r?api_key=***" in shown and "hunter22" not in shown and "k3y3" not in shown
+
+
+def test_json_stays_json_where_a_secret_is_masked(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", 'hunter22"\n')
+    texts = ['<a href="https://x/?api_key=k3y3k3y3">', 'https://u:hunter22@x/ "', 'it is hunter22"\n']
+    say_json({"texts": texts, "https://x/?token=k3y3k3y3": {"rows": (1, 2.5, None)}})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {
+        "texts": ['<a href="https://x/?api_key=***">', 'https://***@x/ "', "it is ***"],
+        "https://x/?token=***": {"rows": [1, 2.5, None]},
+    }
 
 
 def test_a_bug_that_quotes_a_file_is_shown_visibly(capsys: pytest.CaptureFixture[str]) -> None:

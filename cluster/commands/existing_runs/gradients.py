@@ -8,7 +8,6 @@ groups of the nearest other versions with truncated importance weights (docs/gra
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from rich.table import Table
 from cluster.commands.arguments import add_run_dir, run_folder
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
-from cluster.terminal import one_line, say
+from cluster.terminal import one_line, say_json
 from learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketFigures, Decomposition
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     facts = {"run": config.name, "step": step, "version": version, "older": options.older}
     facts |= {"versions": {str(v): n for v, n in sorted(versions.items())}, "objective": _objective(learner)}
     if options.json:
-        say(json.dumps(facts | found.as_data(), allow_nan=False))
+        say_json(facts | found.as_data())
     else:
         show(facts, found, Console())
     return 0

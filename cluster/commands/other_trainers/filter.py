@@ -8,7 +8,6 @@ raises a `UserError` that names the file and the key and says what would be righ
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from actors.filter.scores import STATISTICS
 from actors.lookup import look_up
 from cluster.commands.arguments import add_compat, add_file
 from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import aligned, say
+from cluster.terminal import aligned, say, say_json
 from envs.untrusted.files import state
 from envs.untrusted.memory import memory_of_at_most
 
@@ -160,7 +159,10 @@ def run(args: argparse.Namespace) -> int:
     config = filter_config(args)
     windows = read_windows(args.file)
     report = filter_report(args.file, windows, config)
-    say(json.dumps(report, allow_nan=False) if args.json else filter_table(report))
+    if args.json:
+        say_json(report)
+    else:
+        say(filter_table(report))
     return 0
 
 

@@ -8,7 +8,6 @@ file and the key and says what would be right.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.commands.arguments import add_compat, add_file, natural, positive
 from cluster.commands.other_trainers.filter import read_npz
 from cluster.errors import UserError
-from cluster.terminal import aligned, say
+from cluster.terminal import aligned, say, say_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     found, has_time = mi_reports(args.file, args.compat, args.seed)
     if args.json:
         plain = [mi_json(report, sure, args.half_width) for report, sure in found]
-        say(json.dumps(plain if has_time else plain[0], allow_nan=False))
+        say_json(plain if has_time else plain[0])
     else:
         titles = [f"time {time}" if has_time else "" for time in range(len(found))]
         tables = (mi_table(*each, args.half_width, title) for each, title in zip(found, titles, strict=True))

@@ -9,7 +9,6 @@ the row.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from actors.process.disk import whole_file
 from cluster.commands.arguments import add_compat, add_file, natural, positive
 from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import aligned, say
+from cluster.terminal import aligned, say, say_json
 from envs.untrusted.files import is_folder, reason, require_output
 
 if TYPE_CHECKING:
@@ -133,7 +132,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_npz(args.out, matrix, found)
     report = replace(measure(args, found, matrix, engine.model.config.get_text_config().vocab_size), answers=answers)
-    say(json.dumps(score_json(report, args), allow_nan=False) if args.json else score_text(report, args))
+    if args.json:
+        say_json(score_json(report, args))
+    else:
+        say(score_text(report, args))
     return 0
 
 
