@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
     parser.add_argument(
         "--templates",
-        type=int,
+        type=natural,
         default=5,
         metavar="N",
         help="list N reasonings that fit every prompt (default: 5)",
@@ -120,8 +120,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the figures; returns 0, or raises UserError for bad input."""
+    if not all(args.markers):
+        raise UserError(
+            "--markers: both need text; the opening may be missing from completions, and --whole is for completions "
+            "without any marker"
+        )
     if args.out is not None:
-        _check_output(args.out)
+        _check_output(args.out, args.file)
     found, engine = load(args)
     matrix = engine.matrix(found.prompts, found.ids)
     answers = None
@@ -139,30 +144,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(path: Path) -> None:
+def _check_output(path: Path, read: Path) -> None:
     with bad_files_are_the_users():
         require_output(path)
         folder_exists = is_folder(path.parent)
     if not folder_exists:
         raise UserError(f"--out {path}: its folder does not exist")
+    if path.resolve() == read.resolve():
+        raise UserError(f"--out {path} is the file that is read, and would replace it; give another name")
 
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
-    from actors.model_folder import check_model_folder, read_config
+    from actors.model_folder import check_model_folder, model_config
     from cluster.commands.other_trainers.score_files import Reader, at_most, read_rows, within_context
 
     rows = read_rows(args.file, args.step)
     try:
         check_model_folder(args.model)
-        config = read_config(args.model)
-        text = config.get("text_config", config)
-        reader = Reader(args.file, args.model, int(text["vocab_size"]), None if args.whole else tuple(args.markers))
+        config: Any = model_config(args.model).get_text_config()  # knows defaults, and other names such as n_positions
+        if not hasattr(config, "max_position_embeddings"):
+            raise UserError(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
+        reader = Reader(args.file, args.model, config.vocab_size, None if args.whole else tuple(args.markers))
         found = reader.read(rows)
-        found = at_most(within_context(found, int(text["max_position_embeddings"])), args.max_prompts, args.seed)
+        found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
         _require_two_prompts(args.file, found)
         return found, _engine(args)
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError) as error:
         raise UserError(f"--model {args.model}: {error}") from error
 
 
@@ -176,7 +184,7 @@ def _engine(args: argparse.Namespace) -> CrossScorer:
     model: Any = load_model_folder(args.model, torch.float32)
     try:
         model = model.to(device)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter: a torch without CUDA
         raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
     return CrossScorer(model, args.token_budget, args.temperature)
 

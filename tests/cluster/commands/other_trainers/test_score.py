@@ -316,6 +316,43 @@ def test_folders_that_hold_no_model_are_refused(tmp_path, tiny_policy, rows, cap
 
 
 @pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--markers", "", "</think>"), "--markers: both need text"),
+        (("--markers", "<think>", ""), "--markers: both need text"),
+        (("--device", "cuda:99"), "--device cuda:99: "),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_by_name(tmp_path, tiny_policy, rows, capsys, flags, says):
+    file = jsonl(tmp_path / "r.jsonl", rows)
+    assert says in refusal(capsys, "score", file, "--model", str(tiny_policy), *flags)
+
+
+def test_a_negative_number_of_templates_is_refused(tmp_path, tiny_policy, rows, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(tiny_policy), "--templates", "-1"])
+    assert "argument --templates: '-1'" in capsys.readouterr().err
+
+
+def test_the_scores_never_replace_the_file_that_is_read(tmp_path, tiny_policy, rows, capsys):
+    file = tmp_path / "r.jsonl"
+    jsonl(file, rows)
+    before = file.read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path)
+    out = str(tmp_path / "link" / "r.jsonl")
+    assert "is the file that is read" in refusal(capsys, "score", str(file), "--model", str(tiny_policy), "--out", out)
+    assert file.read_bytes() == before
+
+
+def test_a_context_that_config_json_leaves_to_its_default_is_known(tmp_path, tiny_policy, rows, capsys):
+    shutil.copytree(tiny_policy, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    assert output(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(tmp_path / "model"))["mi_est"]
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ("<think> a b</think> c", (" a b", None)),
