@@ -15,11 +15,11 @@ others were tried, is remembered, so that a reset that ends too late is continue
 
 from __future__ import annotations
 
-import os
 import random
 import uuid
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ from envs.settings import Settings
 from envs.splits import Split, no_task, split_of, task_key_of
 from envs.text import legible
 from envs.untrusted.files import Unreadable, brief, shortened
-from envs.untrusted.http import JsonClient, NoAnswer
+from envs.untrusted.http import JsonClient, NoAnswer, bearer
 from envs.untrusted.secrets import masked
 from envs.untrusted.text import parse_object
 
@@ -132,15 +132,20 @@ class _Server:
 
     def close_abandoned(self) -> None:
         """Closes sessions that no environment uses; the server drops idle ones itself, so a failure changes nothing."""
-        while self._abandoned:
-            session = self._abandoned.pop()
-            try:
+        with suppress(RemoteError):
+            while session := _taken(self._abandoned):
                 self.call("close", {"session": session}, _Closed)
-            except RemoteError:
-                return
 
     def _error(self, name: str, what: str) -> RemoteError:
         return RemoteError(masked(f"environment server {self._url}, {name}: {shortened(what, MAX_COMPLAINT)}"))
+
+
+def _taken(sessions: list[str]) -> str:
+    """The last session, which leaves the list; empty if none is left, because another thread may have taken it."""
+    try:
+        return sessions.pop()
+    except IndexError:
+        return ""
 
 
 class _Closed(BaseModel):
@@ -261,13 +266,17 @@ def _server(options: HttpOptions) -> _Server:
 
 
 def _authorization(options: HttpOptions) -> dict[str, str]:
-    """The header with the token. Raises ValueError for no address, and for one beyond loopback without a token."""
+    """The header with the token. Raises ValueError for no address, for one beyond loopback without a token, and for a
+    token that cannot be sent."""
     parts = urlsplit(options.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         wrong = f"{brief(options.url)} is no address of a server; one looks like http://127.0.0.1:8801"
         raise ValueError(f"environment.options.url: {wrong}")
-    token = os.environ.get(options.token_variable, "")
-    if not token and parts.hostname not in LOOPBACK:
+    try:
+        header = bearer(options.token_variable)
+    except ValueError as error:
+        raise ValueError(f"environment.options.token_variable: {error}") from error
+    if not header and parts.hostname not in LOOPBACK:
         wrong = f"{parts.hostname} is not this machine: a token in the variable {options.token_variable} is needed"
         raise ValueError(f"environment.options.url: {wrong}")
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    return header

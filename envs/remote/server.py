@@ -138,7 +138,7 @@ class EnvironmentServer:
         max_sessions: int = 1024,
         idle_s: float = 3600.0,
     ) -> None:
-        self.description, self._make, self._token = description, make, token or None  # an empty one is none
+        self.description, self._make, self._token = description, make, (token or "").strip() or None
         self._timeout_s, self._max_sessions, self._idle_s = timeout_s, max_sessions, idle_s
         self._sessions: dict[str, _Session] = {}
         calls = {"describe": self.describe, "reset": self.reset, "step": self.step, "close": self.close}
@@ -161,8 +161,8 @@ class EnvironmentServer:
 
         def play(environment: Served) -> dict[str, Any]:
             observation, key, kind = environment.reset(split, seed, noise_seed)
-            version = self.description.version
-            return {"observation": _shown(observation), "task_key": key, "task_kind": kind, "version": version}
+            labels = {"task_key": _label(key, "task_key"), "task_kind": _label(kind, "task_kind")}
+            return {"observation": _shown(observation), **labels, "version": self.description.version}
 
         return await self._once(name, request_id, play, "reset")
 
@@ -189,10 +189,15 @@ class EnvironmentServer:
     async def _open(self, name: str) -> None:
         """Makes a new environment for the session, in the place of one whose last call failed."""
         self._expire()
-        if len(self._sessions) >= self._max_sessions and name not in self._sessions:
-            raise Refused(503, f"there are {self._max_sessions} sessions; close some, or raise the limit")
+        self._require_room(name)
         made = _Session(await self._bounded(self._make, "make"))
         present = self._sessions.get(name)
+        if present is None:
+            try:
+                self._require_room(name)  # again: others were opened meanwhile
+            except Refused:
+                _drop(made)
+                raise
         if present is not None and not present.is_over:  # a repeated request was faster
             _drop(made)
             return
@@ -200,6 +205,10 @@ class EnvironmentServer:
             made.answered, made.last_answer = present.answered, present.last_answer
             _drop(present)
         self._sessions[name] = made
+
+    def _require_room(self, name: str) -> None:
+        if len(self._sessions) >= self._max_sessions and name not in self._sessions:
+            raise Refused(503, f"there are {self._max_sessions} sessions; close some, or raise the limit")
 
     async def _once(
         self, name: str, request_id: str, play: Callable[[Served], dict[str, Any]], method: str
@@ -303,7 +312,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
     if error is None:
         future.set_result(result)
     else:
-        text = f"{type(error).__name__}: {error}"[:1000]
+        text = _unicode(f"{type(error).__name__}: {error}"[:1000])
         future.set_exception(Refused(422, text))
 
 
@@ -343,4 +352,15 @@ def _number(body: dict[str, Any], name: str) -> int:
 def _shown(observation: Any) -> str:
     if not isinstance(observation, str):
         raise TypeError(f"the observation is a {type(observation).__name__}; text is needed")
-    return observation.encode(errors="replace").decode()[:MAX_TEXT]
+    return _unicode(observation)[:MAX_TEXT]
+
+
+def _label(value: Any, name: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"reset() returned the {name} {value!r}; text or None is needed")
+    return None if value is None else _unicode(value)
+
+
+def _unicode(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no answer can hold."""
+    return text.encode(errors="replace").decode()

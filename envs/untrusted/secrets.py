@@ -33,6 +33,7 @@ def masked(text: str) -> str:
 
 
 def _secret_values() -> list[str]:
-    """Values of the environment variables whose names say that they are secret, the longest first."""
-    found = {value for name, value in os.environ.items() if len(value) >= SHORTEST and _VARIABLE.search(name)}
-    return sorted((value for value in found if not os.path.isabs(value)), key=len, reverse=True)
+    """Values of the environment variables whose names say that they are secret, the longest first, without white space
+    around them: a secret from a file often ends with a line end."""
+    found = {value.strip() for name, value in os.environ.items() if _VARIABLE.search(name)}
+    return sorted((one for one in found if len(one) >= SHORTEST and not os.path.isabs(one)), key=len, reverse=True)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -250,6 +251,73 @@ def test_a_token_is_needed_where_the_server_has_one(made: list[Naive], monkeypat
             Http(url=url).notes()
         monkeypatch.setenv("SQUELCH_ENVIRONMENT_TOKEN", TOKEN)
         assert Http(url=url, timeout_s=2.5).rules() == "Guess ."
+
+
+@pytest.mark.parametrize("ends", [(f"{TOKEN}\n", TOKEN), (TOKEN, f" {TOKEN}\n")])
+def test_white_space_around_a_token_does_not_count(
+    made: list[Naive], monkeypatch: pytest.MonkeyPatch, ends: tuple[str, str]
+) -> None:
+    monkeypatch.setenv("SQUELCH_ENVIRONMENT_TOKEN", ends[0])
+    with served(naive_server(made, token=ends[1])) as url:
+        assert Http(url=url, timeout_s=2.4).rules() == "Guess ."
+
+
+@pytest.mark.parametrize("token", ["s3cret!one\nand-more", "s3cret!€"])
+def test_a_token_that_no_header_carries_is_refused_by_its_variable(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("SQUELCH_ENVIRONMENT_TOKEN", token)
+    with pytest.raises(ValueError, match="token_variable: the variable SQUELCH_ENVIRONMENT_TOKEN holds a") as told:
+        Http(url="http://127.0.0.1:9")
+    assert "s3cret" not in str(told.value)
+
+
+def test_sessions_that_open_at_once_are_bounded_in_number(made: list[Naive]) -> None:
+    server = naive_server(made, max_sessions=2)
+    slow = server._make
+
+    def slowly() -> Any:
+        time.sleep(0.3)
+        return slow()
+
+    server._make = slowly
+    body = {"request_id": "1", "split": "train", "seed": 7, "noise_seed": 0}
+    with served(server) as url, ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda i: post(url, "reset", {"session": str(i), **body})[0], range(6)))
+    assert sorted(found) == [200, 200, 503, 503, 503, 503]
+    assert sum(not one.closed for one in made) == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [((None, 3), "task_kind 3; text or None"), ((b"ab", None), "task_key b'ab'; text"), (("a", "\ud800"), "")],
+)
+def test_a_label_that_is_no_text_is_the_environments_error(
+    monkeypatch: pytest.MonkeyPatch, url: str, labels: tuple[Any, Any], says: str
+) -> None:
+    monkeypatch.setattr(Naive, "reset", lambda *_: ("guess", *labels))
+    body = {"session": "s", "request_id": "1", "split": "train", "seed": 7, "noise_seed": 0}
+    status, found = post(url, "reset", body)
+    assert (status, says in found["error"]) == (422, True) if says else (status, found["task_kind"]) == (200, "?")
+
+
+def test_an_error_whose_text_no_answer_can_hold_is_told(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("at \ud800")
+
+    monkeypatch.setattr(Naive, "reset", fail)
+    body = {"session": "s", "request_id": "1", "split": "train", "seed": 7, "noise_seed": 0}
+    assert post(url, "reset", body) == (422, {"error": "ValueError: at ?"})
+
+
+def test_threads_that_close_the_same_sessions_do_not_disturb_one_another(url: str) -> None:
+    class Raced(list[str]):
+        """Says that there is a session; by then another thread has taken it."""
+
+        def __len__(self) -> int:
+            return 1
+
+    env = Http(url=url, timeout_s=2.3)
+    env._server._abandoned = Raced()
+    env.reset(seed=1, options=NOISE)
 
 
 def test_beyond_loopback_both_ends_want_a_token(made: list[Naive]) -> None:

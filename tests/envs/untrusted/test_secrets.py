@@ -30,6 +30,8 @@ def test_secrets_of_urls_are_masked(text: str, shown: str) -> None:
 def test_values_of_secret_variables_are_masked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "s3cretvalue")
     assert masked("failed with s3cretvalue!") == f"failed with {MASK}!"
+    monkeypatch.setenv(name, "s3cretvalue\n")  # as a file of secrets holds it
+    assert masked("failed with s3cretvalue!") == f"failed with {MASK}!"
     monkeypatch.setenv(name, "short")
     assert masked("a short text") == "a short text"
 
