@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import os
 import socket
 import threading
 import time
@@ -33,6 +32,7 @@ from actors.metrics.registry import Registry
 from actors.metrics.series import Flat, MetricStore
 from actors.metrics.specification import LabelValues, MetricSpec
 from actors.process.interfaces import is_loopback
+from envs.untrusted.secrets import token_in
 
 CLOSE_TIMEOUT_S = 5.0
 TOKEN = "SQUELCH_METRICS_TOKEN"
@@ -194,7 +194,7 @@ def _server(host: str, port: int, app: Application) -> WSGIServer:
 
 def _token(host: str) -> str:
     """The token that is required beyond loopback; ValueError without one."""
-    token = os.environ.get(TOKEN, "")
+    token = token_in(TOKEN)
     if len(token) < LEAST_TOKEN:
         raise ValueError(
             f"recorder.host={host!r} opens /metrics to the network: set {TOKEN} to a token of at least {LEAST_TOKEN} "

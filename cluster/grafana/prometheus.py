@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from urllib3.util import Timeout
 from cluster.errors import UserError
 from cluster.grafana.boards import Chosen
 from envs.untrusted.files import shortened
+from envs.untrusted.secrets import bearer
 
 TIMEOUT_S = 10.0
 TOKEN = "PROMETHEUS_TOKEN"
@@ -65,8 +65,10 @@ class Prometheus:
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
-        token = os.environ.get(TOKEN, "")
-        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        try:
+            headers = {"Accept-Encoding": "identity"} | bearer(TOKEN)
+        except ValueError as error:
+            raise UserError(str(error)) from error
         self._pool = urllib3.PoolManager(headers=headers, timeout=Timeout(total=timeout_s), retries=False)
 
     def now(self, expr: str) -> list[float] | str:

@@ -17,7 +17,6 @@ enter the folder: the token of the run's metrics is there.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import socket
 import subprocess
@@ -41,6 +40,7 @@ from actors.process.interfaces import interface_addresses, is_loopback
 from cluster.errors import UserError
 from cluster.grafana.prometheus import MAX_ANSWER, Prometheus
 from cluster.metrics import REGISTRY
+from envs.untrusted.secrets import token_in
 
 ANSWER_TIMEOUT_S, STORE_TIMEOUT_S, READY_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 120.0, 30.0, 10.0
 INTERVAL_S = 5.0
@@ -141,7 +141,10 @@ class Target:
 def _target(address: str, name: str, say: Callable[[str], None]) -> Target | None:
     """The run of this name, if it exports its metrics there; another run may have taken the port since. The token is
     sent to this machine alone, because the address is what a run's folder says, which may be a stranger's."""
-    token, host = os.environ.get(TOKEN, ""), address.rpartition(":")[0]
+    try:
+        token, host = token_in(TOKEN), address.rpartition(":")[0]
+    except ValueError as error:
+        return say(f"{name} is not scraped: {error}")
     status, text = _answer(f"http://{address}/metrics")
     if status != 401:
         return Target(address) if _shows(text, name) else None

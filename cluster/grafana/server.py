@@ -21,6 +21,7 @@ from cluster.grafana.boards import Tree
 from cluster.grafana.changes import Found
 from cluster.package import needs_extra
 from envs.untrusted.files import shortened
+from envs.untrusted.secrets import token_in
 
 if TYPE_CHECKING:
     from grafana_client import GrafanaApi
@@ -176,9 +177,13 @@ def _api(parts: SplitResult, credentials: str | tuple[str, str], plain_http: boo
 
 
 def _credentials() -> str | tuple[str, str]:
-    token, user, password = (os.environ.get(name, "") for name in (TOKEN, USER, PASSWORD))
+    try:
+        token = token_in(TOKEN)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if token:
         return token
+    user, password = (os.environ.get(name, "") for name in (USER, PASSWORD))
     if user and password:
         return user, password
     raise UserError(

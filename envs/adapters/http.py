@@ -31,8 +31,8 @@ from envs.settings import Settings
 from envs.splits import Split, no_task, split_of, task_key_of
 from envs.text import legible
 from envs.untrusted.files import Unreadable, brief, shortened
-from envs.untrusted.http import JsonClient, NoAnswer, bearer
-from envs.untrusted.secrets import masked
+from envs.untrusted.http import JsonClient, NoAnswer
+from envs.untrusted.secrets import bearer, masked
 from envs.untrusted.text import parse_object
 
 CONTRACT = 1

@@ -8,8 +8,6 @@ connection fails, if there is no answer in time, and for the status codes that t
 
 from __future__ import annotations
 
-import os
-import re
 import socket
 import threading
 import time
@@ -27,19 +25,6 @@ from envs.untrusted.files import brief
 FIRST_BACKOFF_S = 0.25
 MAX_BODY = 4 * 2**20
 _CHUNK = 2**16
-
-
-def bearer(variable: str) -> dict[str, str]:
-    """The header with the token that an environment variable holds, without white space around it, with which files of
-    secrets often end; empty without a token. Raises ValueError, which names the variable and not the token, if no
-    header can carry it."""
-    token = os.environ.get(variable, "").strip()
-    if re.fullmatch(r"[ -~\xa0-\xff]*", token) is None:
-        raise ValueError(
-            f"the variable {variable} holds a character that no HTTP header carries, e.g. a line end; set it to the "
-            "token alone"
-        )
-    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class NoAnswer(Exception):

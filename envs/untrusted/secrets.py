@@ -32,6 +32,25 @@ def masked(text: str) -> str:
     return text
 
 
+def token_in(variable: str) -> str:
+    """The token that an environment variable holds, without white space around it, with which files of secrets often
+    end; empty if there is none. Raises ValueError, which names the variable and not the token, if no HTTP header can
+    carry it: libraries would quote it."""
+    token = os.environ.get(variable, "").strip()
+    if re.fullmatch(r"[ -~\xa0-\xff]*", token) is None:
+        raise ValueError(
+            f"the variable {variable} holds a character that no HTTP header carries, e.g. a line end; set it to the "
+            "token alone"
+        )
+    return token
+
+
+def bearer(variable: str) -> dict[str, str]:
+    """The header with the token of `token_in`; empty without one."""
+    token = token_in(variable)
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def _secret_values() -> list[str]:
     """Values of the environment variables whose names say that they are secret, the longest first, without white space
     around them: a secret from a file often ends with a line end."""

@@ -34,7 +34,7 @@ def test_beyond_loopback_it_answers_only_to_its_token(monkeypatch: pytest.Monkey
         monkeypatch.setenv("SQUELCH_METRICS_TOKEN", token)
         with pytest.raises(ValueError, match=r"recorder\.host='0\.0\.0\.0' opens /metrics.*SQUELCH_METRICS_TOKEN"):
             Recorder(config, REGISTRY).start()
-    monkeypatch.setenv("SQUELCH_METRICS_TOKEN", "a-token-of-20-letters")
+    monkeypatch.setenv("SQUELCH_METRICS_TOKEN", "a-token-of-20-letters\n")
     recorder = Recorder(config, REGISTRY)
     recorder.start()
     try:

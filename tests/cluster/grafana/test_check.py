@@ -82,6 +82,15 @@ def test_a_server_that_is_no_prometheus_is_named(
     assert url in error and says in error
 
 
+def test_a_token_that_no_header_carries_is_named_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_TOKEN", "s3cret!\nsecond-line")
+    assert main(["dashboards", "check", "--prometheus", "http://127.0.0.1:9"]) == 2
+    error = capsys.readouterr().err
+    assert "PROMETHEUS_TOKEN" in error and "s3cret" not in error and "second-line" not in error
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense"])
 def test_a_prometheus_that_is_down_is_said_at_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboards", "check", "--prometheus", url]) == 2

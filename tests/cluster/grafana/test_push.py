@@ -197,6 +197,12 @@ def test_wrong_credentials_are_named_and_never_shown(
     assert push(url) == 2 and not grafana.boards
     error = capsys.readouterr().err
     assert "does not accept the credentials" in error and "GRAFANA_TOKEN" in error and "glsa_wrong" not in error
+    monkeypatch.setenv("GRAFANA_TOKEN", f"{TOKEN}\n{TOKEN}")
+    assert push(url) == 2
+    refused(capsys, "the variable GRAFANA_TOKEN holds a character that no HTTP header carries")
+    monkeypatch.setenv("GRAFANA_TOKEN", f"{TOKEN}\n")  # as a file of secrets holds it
+    assert push(url) == 0
+    capsys.readouterr()
     monkeypatch.delenv("GRAFANA_TOKEN")
     assert push(url) == 2
     refused(capsys, "no credentials", "GRAFANA_TOKEN", "GRAFANA_USER")
