@@ -20,6 +20,7 @@ interrupted.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import tempfile
@@ -31,6 +32,7 @@ from typing import Any
 
 import aiohttp
 import ray
+import requests
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -123,11 +125,16 @@ def settled(config: RunConfig, overrides: list[str]) -> list[str]:
     require_lasting(config)
     model = config.model
     if model.path == "tiny" and not Path(model.cache).is_absolute():
-        return [*overrides, f"model.cache={config.runs_dir}/.tiny"]
+        return [*overrides, _folder("model.cache", config, ".tiny")]
     made = model.warmup is not None or not Path(model.path).is_absolute()
     if model.path != "tiny" and made and not Path(model.pretrained_cache).is_absolute():
-        return [*overrides, f"model.pretrained_cache={config.runs_dir}/.models"]
+        return [*overrides, _folder("model.pretrained_cache", config, ".models")]
     return overrides
+
+
+def _folder(key: str, config: RunConfig, name: str) -> str:
+    """The override that puts a folder under `runs_dir`; quoted, because its path may hold what YAML reads otherwise."""
+    return f"{key}={json.dumps(f'{config.runs_dir}/{name}', ensure_ascii=False)}"
 
 
 def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> int:
@@ -174,6 +181,11 @@ def _accepted(jobs: JobSubmissionClient, command: str, environment: dict[str, An
     while True:
         try:
             return jobs.submit_job(entrypoint=command, runtime_env=environment, metadata=metadata)
+        except requests.exceptions.ReadTimeout as error:
+            raise UserError(
+                f"the cluster did not answer within {ANSWER_TIMEOUT_S:g} s and may have accepted the job all the same: "
+                "see `squelch job list` before you submit it again"
+            ) from error
         except (OSError, RuntimeError, ValueError, RayError) as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise UserError(f"the cluster did not accept the job: {reason(error)}") from error

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import ray
+import requests
 from ray.job_submission import JobStatus
 
 from cluster.cli import main
@@ -181,6 +182,11 @@ def test_what_the_server_refuses_is_the_users(monkeypatch) -> None:
     with pytest.raises(UserError, match="did not accept the job: no room"):
         jobs.submit("http://it", Job("frozenlake", []), True, lambda _: None)
 
+    late = requests.exceptions.ReadTimeout("Read timed out. (read timeout=20.0)")
+    monkeypatch.setattr(Server, "submit_job", lambda *_, **__: (_ for _ in ()).throw(late))
+    with pytest.raises(UserError, match=r"may have accepted the job all the same: see `squelch job list`"):
+        jobs.submit("http://it", Job("frozenlake", []), True, lambda _: None)
+
     async def cut(*_: object) -> AsyncIterator[str]:
         yield "step    1/9\n"
         raise RuntimeError("WebSocket connection closed unexpectedly")
@@ -291,10 +297,13 @@ def test_a_run_that_would_be_lost_with_the_jobs_folder_is_refused(tmp_path: Path
     with pytest.raises(UserError, match=r"runs_dir='runs' is relative.*the head node.*with `store` set"):
         jobs.settled(load("frozenlake"), [])
     config = load("frozenlake", [f"runs_dir={tmp_path}"])
-    assert jobs.settled(config, ["a=b"]) == ["a=b", f"model.cache={tmp_path}/.tiny"]
+    assert jobs.settled(config, ["a=b"]) == ["a=b", f'model.cache="{tmp_path}/.tiny"']
     assert jobs.settled(load("frozenlake", [f"runs_dir={tmp_path}", f"model.path={tmp_path}"]), []) == []
     packaged = load("smollm2-countdown", [f"runs_dir={tmp_path}"])
-    assert jobs.settled(packaged, []) == [f"model.pretrained_cache={tmp_path}/.models"]
+    assert jobs.settled(packaged, []) == [f'model.pretrained_cache="{tmp_path}/.models"']
+    odd = tmp_path / "my: runs #2"
+    caches = jobs.settled(load("frozenlake", [f'runs_dir="{odd}"']), [])
+    assert load("frozenlake", caches).model.cache == f"{odd}/.tiny"
 
 
 def test_versions_that_differ_end_the_job_before_anything_starts(monkeypatch, tmp_path: Path, capsys) -> None:
