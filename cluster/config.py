@@ -8,6 +8,7 @@ torch nor Ray.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
 from collections.abc import Iterator
@@ -501,9 +502,16 @@ def _explain(error: ValidationError) -> str:
         else:
             message = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {brief(item['input'])})"
-            lines.append(f"{where}: {message}{given}{_meant_value(item)}".removeprefix(": "))
+            lines.append(f"{where}: {message}{given}{_meant_value(item)}{_quotes(item, where)}".removeprefix(": "))
     more = error.error_count() - len(lines)
     return "; ".join([*lines, *([f"and {more} more"] if more else [])])
+
+
+def _quotes(error: ErrorDetails, where: str) -> str:
+    """How to write text that YAML reads as another value, such as the name 7; else empty."""
+    if error["type"] != "string_type" or not isinstance(error["input"], bool | int | float | datetime.date):
+        return ""
+    return f"; such text needs quotes, on the command line '{where}=\"...\"'"
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:

@@ -68,6 +68,8 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("sampling.temperature=0.001", ["sampling.temperature", "greater than or equal to 0.01"]),
         ("validation.temperature=0.001", ["validation.temperature", "greater than or equal to 0.01"]),
         ("filter=3", ["filter: is 3", "a block of settings"]),
+        ("name=7", ["name: ", "valid string (given 7)", """text needs quotes, on the command line 'name="...\"'"""]),
+        ("model.cache=2026-01-01", ["""'model.cache="...\"'"""]),
         *((f"name={name}", ["name:", "pattern"]) for name in ('""', ".", "../x", "a/b")),
     ],
 )
