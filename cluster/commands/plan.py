@@ -140,7 +140,8 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
     from learner.shapes import LLAMA_SHAPES, PACKAGED, QWEN2_SHAPES, published
 
     path = Path(config.model.path)
-    named = PACKAGED.get(path.name, path.name)
+    name = path.name.partition("@")[0]  # OWNER/NAME@REVISION of the hub
+    named = PACKAGED.get(name, name)
     name = named if named in QWEN2_SHAPES else named.removesuffix("-Instruct")
     if name in QWEN2_SHAPES or name in LLAMA_SHAPES:
         return published(name)

@@ -24,7 +24,7 @@ from actors.lookup import look_up
 from cluster.commands.arguments import add_compat, add_file
 from cluster.errors import UserError, bad_files_are_the_users
 from cluster.terminal import aligned, say, say_json
-from envs.untrusted.files import state
+from envs.untrusted.files import is_file, state
 from envs.untrusted.memory import memory_of_at_most
 
 if TYPE_CHECKING:
@@ -138,6 +138,9 @@ RANGES = {
 """The valid range of each flag whose value argparse cannot check."""
 
 
+NEEDED = "give an .npz with `rewards`, a run's folder, or a Parquet file of Squelch's trajectories"
+OTHER_FORMATS = (".jsonl", ".json", ".csv", ".npy", ".pt")
+"""What other trainers write rewards to, and what would be read as damaged Parquet."""
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
     *("loss_mask", "log_probs", "replay_returns", "task_kind"),
@@ -185,7 +188,9 @@ def read_windows(path: Path) -> list[Window]:
     """The windows of a file: one for an .npz, one per step for archived groups."""
     with bad_files_are_the_users():
         if state(path) is None:
-            raise UserError(f"{path} does not exist; give an .npz with `rewards`, a run's folder, or a Parquet file")
+            raise UserError(f"{path} does not exist; {NEEDED}")
+        if path.suffix in OTHER_FORMATS and is_file(path):
+            raise UserError(f"{path}: files of this kind are not read; {NEEDED}")
         return _windows_of_npz(path) if path.suffix == ".npz" else _windows_of_archive(path)
 
 
@@ -215,7 +220,8 @@ def _windows_of_npz(path: Path) -> list[Window]:
         for i in range(len(rewards))
     ]
     if kinds is not None:
-        rows = [replace(row, kind=str(kind)) for row, kind in zip(rows, kinds.tolist(), strict=True)]
+        names = [kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind) for kind in kinds.tolist()]
+        rows = [replace(row, kind=name) for row, name in zip(rows, names, strict=True)]
     return [Window(None, list(range(len(rows))), rows)]
 
 

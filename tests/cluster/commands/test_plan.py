@@ -83,6 +83,14 @@ def test_what_cannot_be_read_is_exit_code_2_and_says_what_would_be_right(
     assert says in capsys.readouterr().err
 
 
+def test_a_revision_of_the_hub_is_planned_as_its_model(capsys) -> None:
+    found = []
+    for path in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B@main"):
+        assert main(["plan", "qwen2.5-0.5b", f"model.path={path}", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["memory"])
+    assert found[0] == found[1]
+
+
 def test_a_recipe_on_gpus_is_planned_for_every_device_from_its_shapes_alone(capsys) -> None:
     assert main(["plan", "qwen2.5-0.5b", "--json", "cluster.object_store_mib=256"]) == 0
     found = json.loads(capsys.readouterr().out)

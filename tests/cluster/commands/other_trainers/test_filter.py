@@ -287,6 +287,8 @@ def test_damaged_or_missing_files_are_named(tmp_path, capsys) -> None:
     assert "step-000002.parquet" in refusal(capsys, "filter", str(tmp_path / "run"))
     assert "absent.npz" in refusal(capsys, "filter", str(tmp_path / "absent.npz"))
     assert "absent.npz" in refusal(capsys, "mi", str(tmp_path / "absent.npz"))
+    (tmp_path / "100.jsonl").write_text('{"input": "a", "output": "b", "score": 1.0}\n')
+    assert "give an .npz with `rewards`" in refusal(capsys, "filter", str(tmp_path / "100.jsonl"))
     (tmp_path / "hollow").mkdir()
     assert "hollow" in refusal(capsys, "filter", str(tmp_path / "hollow"))
     assert "hollow" in refusal(capsys, "mi", str(tmp_path / "hollow"))

@@ -40,6 +40,11 @@ def test_kept_groups_are_counted_by_kind_from_arrays_and_from_archived_groups(tm
     }
 
 
+def test_kinds_may_be_bytes(tmp_path, capsys) -> None:
+    found = output(capsys, "filter", rewards_file(tmp_path, kinds=KINDS.astype("S")))
+    assert found["kinds"] == output(capsys, "filter", rewards_file(tmp_path, kinds=KINDS))["kinds"]
+
+
 def test_a_kind_that_loses_all_its_groups_is_named_to_people(tmp_path, capsys) -> None:
     assert (
         main(["filter", rewards_file(tmp_path, kinds=np.array([1, 2, 3, 4, 2])), "--rule", "top_k", "--rho", "0.4"])
