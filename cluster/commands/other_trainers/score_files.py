@@ -108,16 +108,19 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
         if state(path) is None:
             raise UserError(f"{path} does not exist; give a JSONL or Parquet file with {NEEDED}")
         raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-        rows = [(number, _named(path, number, row)) for number, row in raw]
-    if not rows:
+        found, seen = list[tuple[int, Row]](), set[int | None]()
+        for number, row in ((number, _named(path, number, row)) for number, row in raw):
+            seen.add(row["step"])
+            if step is None or row["step"] == step:  # a file of a whole run need not fit into memory
+                found.append((number, row))
+    if not seen:
         raise UserError(f"{path} holds no rows; it needs {NEEDED}")
-    steps = sorted({row["step"] for _, row in rows if isinstance(row["step"], int)})
+    steps = sorted(one for one in seen if one is not None)
     if step is None and len(steps) > 1:
         raise UserError(
             f"{path} holds the steps {_some(steps)}, which different policies sampled; select one with --step, "
             "and give the weights that sampled it"
         )
-    found = rows if step is None else [(number, row) for number, row in rows if row["step"] == step]
     if not found:
         raise UserError(f"{path} holds no rows of step {step}; it has {_some(steps) or 'no column `step`'}")
     return found

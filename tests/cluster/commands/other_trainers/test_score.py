@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from actors.diagnosis.metrics import REGIMES
 from actors.diagnosis.templates import gaps, ranked
 from cluster.cli import main
+from cluster.commands.other_trainers import score_files
 from cluster.commands.other_trainers.score_answers import read_answers
 from cluster.commands.other_trainers.score_files import (
     EMPTY,
@@ -26,6 +27,9 @@ from cluster.commands.other_trainers.score_files import (
     Reasonings,
     split_completion,
 )
+from cluster.errors import UserError
+from envs.untrusted.files import MIB
+from envs.untrusted.memory import memory_of_at_most
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +281,17 @@ def test_a_step_may_be_text_or_a_float_and_never_two_steps_at_once(tmp_path, tin
         assert output(capsys, "score", path, *model, "--step", "5")["num_samples"] == 10
     odd = jsonl(tmp_path / "o.jsonl", [rows[0] | {"step": 4.5}])
     assert "row 1: `step` is 4.5; it must be a whole number" in refusal(capsys, "score", odd, *model)
+
+
+def test_the_steps_that_are_not_wanted_take_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(score_files, "memory_of_at_most", lambda where: memory_of_at_most(where, 48 * MIB))
+    file = tmp_path / "run.jsonl"
+    with file.open("w") as out:
+        for step in range(30):
+            out.write(json.dumps({"prompt": f"{step:08d}" * (MIB // 2), "reasoning": "a", "step": step}) + "\n")
+    assert [number for number, _ in score_files.read_rows(file, 7)] == [8]
+    with pytest.raises(UserError, match="more than 48 MiB of memory"):
+        score_files.read_rows(file, None)
 
 
 def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
