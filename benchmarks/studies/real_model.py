@@ -21,9 +21,10 @@ with the same `--set`; other settings are refused. On processors with fast bfloa
 (docs/real-models.md), for all cells that are compared.
 
 Without either form the committed files are reported, `--quick` alike; nothing is run. First and last are the first and
-the last measurement; the judge's figure is the share of true reasonings among those that state anything. Under the
-table, the filter is compared with none: differences of the last figures, paired by seed. `--write` writes
-docs/real-model-study.md, with the first and the last reasonings side by side.
+the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true" the
+share of true ones among these, at scorings where there are any. Under the table, the filter is compared with none:
+differences of the last figures, paired by seed. `--write` writes docs/real-model-study.md, with the first and the last
+reasonings side by side.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ STUDY = Study("real-model", (), tuple(every_cell()), RESULTS, condense)
 
 COLUMNS = (
     *("run", "seed", "filter", "entropy", "steps", "success before", "after", "gain"),
-    *("H(Z|X) first", "last", "judge first", "last", "probe MI first", "last"),
+    *("H(Z|X) first", "last", "states first", "last", "true first", "last", "probe MI first", "last"),
 )
 Kept = Mapping[str, Any]
 
@@ -192,7 +193,8 @@ def true_shares(one: Kept) -> list[float]:
 
 MEASURED: Mapping[str, Callable[[Kept], list[float]]] = {
     "H(Z|X)": _series("entropy"),
-    "judge": true_shares,
+    "states": _series("judge_names"),
+    "true": true_shares,
     "probe MI": _series("probe_mi"),
 }
 
@@ -272,8 +274,8 @@ HEAD = """# The study on a real language model
 
 `python -m benchmarks.studies.real_model --write` generates this page from the runs in
 `benchmarks/studies/results/real_model`; do not edit it. [real-models.md](real-models.md) describes the model and says
-what was run. First and last are the first and the last measurement; the judge's figure is the share of true reasonings
-among those that state anything.
+what was run. First and last are the first and the last measurement. The judge reads the reasonings: "states" is the
+share of those that state anything, and "true" the share of true ones among these, at scorings where there are any.
 """
 
 

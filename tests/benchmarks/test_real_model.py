@@ -68,10 +68,9 @@ def test_the_report_has_a_row_for_each_kept_run(capsys, monkeypatch, tmp_path) -
     assert real_model.main(["--quick"]) == 0
     printed = capsys.readouterr().out
     assert "+0.100 [+0.050, +0.150]" in printed and "countdown-top_p_s0" in printed
-    assert report_rows([kept()])[0][-6:] == ["0.50", "0.25", "1.00", "0.50", "1.00", "2.00"], (
-        "judge: among those that name"
-    )
-    assert report_rows([{**kept(), "rows": []}])[0][-6:] == ["-"] * 6
+    states, true = ["0.60", "0.60"], ["1.00", "0.50"]  # the true ones among those that state anything
+    assert report_rows([kept()])[0][-8:] == ["0.50", "0.25", *states, *true, "1.00", "2.00"]
+    assert report_rows([{**kept(), "rows": []}])[0][-8:] == ["-"] * 8
 
 
 def test_the_filter_is_compared_with_none_at_the_same_entropy_bonus_and_paired_by_seed() -> None:
@@ -79,9 +78,9 @@ def test_the_filter_is_compared_with_none_at_the_same_entropy_bonus_and_paired_b
     found += [kept("top_p", seed, 0.1 * seed + 0.05, 0.45) for seed in (0, 1)]
     found += [{**kept("top_p", 0, 0.9), "entropy": 0.03}, {**kept("top_p", 2, 0.9), "set": ["learner.dtype=bfloat16"]}]
     lines = compared(found)
-    assert len(lines) == 4 and all("seeds [0, 1]" in line for line in lines)
+    assert len(lines) == 5 and all("seeds [0, 1]" in line for line in lines)
     assert lines[0].endswith("success, top_p minus none +0.050 [+0.050, +0.050]")
-    assert any("judge, top_p minus none +0.250" in line for line in lines)
+    assert any("true, top_p minus none +0.250" in line for line in lines)
     assert compared([kept()]) == []
 
 
