@@ -114,17 +114,18 @@ class GenerationClient:
         mailbox = self._mailboxes[worker]
         requests, mailbox.pending = mailbox.pending, []
         given_up, mailbox.given_up = mailbox.given_up, []
-        self._begin_sending(worker, requests, given_up)
+        self._begin_sending(worker, mailbox.client, requests, given_up)
         if requests and (mailbox.poll is None or mailbox.poll.done()):
             mailbox.poll = asyncio.create_task(self._receive(worker))
 
-    def _begin_sending(self, worker: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
-        mailbox = self._mailboxes[worker]
-        task = asyncio.create_task(self._send(worker, mailbox.client, requests, given_up))
-        mailbox.sending.add(task)
-        task.add_done_callback(mailbox.sending.discard)
+    def _begin_sending(self, worker: str, client: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
+        sending = self._mailboxes[worker].sending
+        task = asyncio.create_task(self._send(worker, client, requests, given_up))
+        sending.add(task)
+        task.add_done_callback(sending.discard)
 
     async def _send(self, worker: str, client: str, requests: list[GenerationRequest], given_up: list[str]) -> None:
+        submitted = [request.request_id for request in requests]
         try:
             async with asyncio.timeout(self._grace_s):
                 if requests:
@@ -132,10 +133,11 @@ class GenerationClient:
                 if given_up:
                     await self._port(worker).abort(client, given_up)
         except TimeoutError:
-            reason = f"did not answer a submit call within {self._grace_s:g} s"
-            self._fail(worker, [one.request_id for one in requests], reason)
+            self._fail(worker, submitted, f"did not answer a submit call within {self._grace_s:g} s")
+            if requests:  # a frozen worker takes them all the same once it runs again
+                self._begin_sending(worker, client, [], [*submitted, *given_up])
         except Exception as error:  # every error of the other process is passed on to the callers
-            self._fail(worker, [one.request_id for one in requests], _text(error))
+            self._fail(worker, submitted, _text(error))
 
     async def _receive(self, worker: str) -> None:
         """Poll as long as a caller waits."""
@@ -156,7 +158,7 @@ class GenerationClient:
         mailbox = self._mailboxes[worker]
         lost = list(mailbox.waiting)
         self._fail(worker, lost, reason)
-        self._begin_sending(worker, [], [*mailbox.given_up, *lost])
+        self._begin_sending(worker, mailbox.client, [], [*mailbox.given_up, *lost])
         mailbox.pending, mailbox.given_up = [], []
         mailbox.client = f"{self._client}~{next(self._number)}"
 

@@ -181,6 +181,7 @@ def test_what_answers_a_call_that_was_given_up_takes_nothing_from_later_requests
         client = GenerationClient("env-0", {"w": worker}.__getitem__, poll_s=0.05, grace_s=0.05)
         (failed,) = await gather(client, ["a"])
         worker.runs.set()
+        client._grace_s = 20.0  # a busy machine may hold up this call
         (served,) = await gather(client, ["b"])
         late[0].cancel()
         return failed, served, worker.aborted
@@ -188,6 +189,28 @@ def test_what_answers_a_call_that_was_given_up_takes_nothing_from_later_requests
     failed, served, aborted = asyncio.run(freeze_and_go_on())
     assert "did not answer a collect call" in str(failed) and named(served.request_id) == "b"
     assert aborted == ["a"]
+
+
+def test_requests_that_a_frozen_worker_did_not_take_in_time_are_given_up_there():
+    """It takes them once it runs again, and would sample turns that nobody waits for."""
+
+    class Frozen(Worker):
+        async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+            await super().submit(client, requests)
+            await asyncio.sleep(30)
+
+    async def submit() -> Worker:
+        worker = Frozen()
+        client = GenerationClient("env-0", {"w": worker}.__getitem__, poll_s=20.0, grace_s=0.05)
+        worker.deaf = True
+        failed = await gather(client, ["a", "b"])
+        assert all("did not answer a submit call" in str(error) for error in failed)
+        async with asyncio.timeout(20):
+            while not worker.aborted:
+                await asyncio.sleep(0.01)
+        return worker
+
+    assert asyncio.run(submit()).aborted == ["a", "b"]
 
 
 # --- step pool ---
