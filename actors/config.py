@@ -13,8 +13,8 @@ DEFAULT_REPLAYS = 4
 """Replays of a trajectory where the statistic needs them. They generate no token; with 2, intervals of the policy
 variance are too short where few replays are paid (docs/policy-variance.md)."""
 
-COLDEST = 0.01
-"""Lowest temperature: vLLM samples at this one where a lower one is asked for, by which the learner would divide."""
+MIN_TEMPERATURE = 0.01
+"""vLLM raises a lower temperature to this one, while the learner would divide the logits by the lower one."""
 
 
 def _count(value: Any) -> Any:
@@ -28,7 +28,7 @@ class SamplingConfig(Settings):
     """Sampling of tokens. top_p = 1, top_k off and min_p = 0 are fixed, so that the stored log-probabilities are those
     of the distribution that was sampled from."""
 
-    temperature: float = Field(1.0, ge=COLDEST)
+    temperature: float = Field(1.0, ge=MIN_TEMPERATURE)
     """Softmax temperature of training rollouts."""
     max_tokens_per_turn: int = Field(48, ge=1)
     """Most sampled tokens in one turn; a turn that is cut there is closed with masked ids and counts as badly

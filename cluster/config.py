@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 
 from actors.archive.store import check_store
 from actors.config import (
-    COLDEST,
+    MIN_TEMPERATURE,
     EnvironmentActorConfig,
     FilterConfig,
     RecorderConfig,
@@ -105,7 +105,7 @@ class ValidationConfig(Settings):
     """Steps between two validations; 0 turns it off. The first is before step 1 and the last after the last step."""
     tasks: int = Field(512, ge=1)
     """Number of fixed validation tasks; one trajectory is played per task."""
-    temperature: float = Field(0.5, ge=COLDEST)
+    temperature: float = Field(0.5, ge=MIN_TEMPERATURE)
     """Sampling temperature of validation."""
     collapse_threshold: float = Field(0.01, ge=0, le=1)
     """Success below this, after a validation that was not, raises the collapse flag."""

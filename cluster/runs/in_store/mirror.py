@@ -76,7 +76,7 @@ MARK = ".store.json"
 NOT_SENT = ("log/",)
 LINES = ".jsonl"
 """Suffix of files of lines, which are only appended to."""
-LOGGED = (".tfevents.", ".wandb")
+TENSORBOARD, WANDB = ".tfevents.", ".wandb"
 """Part of the name of TensorBoard's files, and suffix of those of W&B, which are only appended to as well."""
 SCANS = 10
 """Number of scans of one upload; checkpoints change much less often."""
@@ -273,10 +273,8 @@ class Mirror:
         are gone by now."""
         whole = (self.run_dir / inside).resolve()
         for key in keys:
-            path = self.run_dir / key
-            if key in self._sent or (
-                path.is_file() and path.resolve() == whole / PurePosixPath(key).relative_to(inside)
-            ):
+            path, direct = self.run_dir / key, whole / PurePosixPath(key).relative_to(inside)
+            if key in self._sent or (path.is_file() and path.resolve() == direct):
                 yield key
 
     def _checkpoints(self) -> dict[str, tuple[int, ...]]:
@@ -438,7 +436,7 @@ def _length(key: str, file: BinaryIO) -> int:
 
 def grows(key: str) -> bool:
     """Whether a file is only appended to while the run goes on."""
-    return key.endswith((LINES, LOGGED[1])) or LOGGED[0] in key.rpartition("/")[2]
+    return key.endswith((LINES, WANDB)) or TENSORBOARD in PurePosixPath(key).name
 
 
 def read_mark(run_dir: Path) -> Mark:
