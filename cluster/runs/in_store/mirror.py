@@ -38,7 +38,7 @@ from typing import Any, BinaryIO
 from actors.archive.reader import CONFIG, EVENTS
 from actors.archive.store import LocalStore, Store
 from actors.process.disk import partial_path, sync, whole_file, write_whole
-from cluster.errors import UserError
+from cluster.errors import UserError, bad_files_are_the_users
 from cluster.runs.folder import CHECKPOINTS
 from cluster.runs.in_store.listing import (
     FILES,
@@ -440,11 +440,12 @@ def grows(key: str) -> bool:
 
 
 def read_mark(run_dir: Path) -> Mark:
-    """The mark of a run's folder; an empty one if it has none."""
+    """The mark of a run's folder; an empty one if it has none. UserError if it is damaged."""
     path = run_dir / MARK
     if not path.is_file():
         return Mark()
-    found = parse_object(read_bytes(path, 1 << 16), str(path))
+    with bad_files_are_the_users():
+        found = parse_object(read_bytes(path, 1 << 16), str(path))
     number = found.get("number")
     return Mark(str(found.get("folder", "")), number if isinstance(number, int) else None)
 

@@ -346,6 +346,15 @@ def test_a_folder_is_its_own_again_whenever_its_driver_was_killed(tmp_path: Path
     assert Mirror(host.folder, store, 20, "driver 20").take_over(resume=True) is None
 
 
+def test_a_damaged_mark_of_a_folder_is_named_and_not_taken_for_a_bug(tmp_path: Path) -> None:
+    host, mirror = started(tmp_path / "a", store := Memory())
+    (host.folder / MARK).write_text("{")
+    host.step()
+    for call in (mirror.upload, lambda: Mirror(host.folder, store, 2, "driver 2").take_over(resume=True)):
+        with pytest.raises(UserError, match=r"\.store\.json: not JSON"):
+            call()
+
+
 def test_a_copy_that_ends_half_way_leaves_no_run_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     host, mirror = started(tmp_path / "a", store := Memory())
     host.step()
