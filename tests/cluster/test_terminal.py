@@ -61,7 +61,7 @@ def test_json_stays_json_where_a_secret_is_masked(capsys: pytest.CaptureFixture[
     say_json({"texts": texts, "https://x/?token=k3y3k3y3": {"rows": (1, 2.5, None)}})
     shown = capsys.readouterr().out
     assert json.loads(shown) == {
-        "texts": ['<a href="https://x/?api_key=***">', 'https://***@x/ "', "it is ***"],
+        "texts": ['<a href="https://x/?api_key=***">', 'https://***@x/ "', "it is ***\n"],
         "https://x/?token=***": {"rows": [1, 2.5, None]},
     }
 
