@@ -17,7 +17,7 @@ from functools import cached_property
 
 from actors.diagnosis.grounding import spearman
 from actors.diagnosis.uncertainty import t_quantile, wilson_interval
-from benchmarks.studies.kept import BLOCK, Kept, apart
+from benchmarks.studies.kept import BLOCK, SUCCESS, Kept, apart
 from cluster.sweep.table import t_interval
 
 Figure = Callable[[Kept, int], float | None]
@@ -25,7 +25,6 @@ Figure = Callable[[Kept, int], float | None]
 ENDS = 0.2
 LEVEL = 0.025
 """Error of each side of a 95% interval."""
-SUCCESS = "validation/success"
 FELL = 0.05
 """Loss of validation success since its best value that counts as a fall."""
 LOST = 0.15

@@ -40,7 +40,8 @@ SCORED = (
     *(f"{scope}/{name}" for scope in SCOPES for name in (*OF_A_SCOPE, "marginal_entropy")),
     *("first_turn/mi_seq_est_standard_error", "first_turn/reasoned", "judge/names", "judge/right"),
 )
-VALIDATED = ("validation/success",)
+SUCCESS = "validation/success"
+VALIDATED = (SUCCESS,)
 PROBE = (
     *("probe/mi", "probe/mi_standard_error", "probe/mi_p_value", "probe/conditional_entropy"),
     *("probe/link/dependence", "probe/link/dependence_standard_error", "probe/link/dependence_p_value"),
@@ -271,7 +272,7 @@ def early_ends(runs: Iterable[Kept]) -> list[str]:
 
 
 def _validated(run: Kept) -> str:
-    at = [step for step in run.series(VALIDATED[0]) if step <= run.steps]
+    at = [step for step in run.series(SUCCESS) if step <= run.steps]
     if not at:
         return "never validated"
     later = "" if at[-1] == run.steps else ", so not the policy that it ended with"
@@ -283,9 +284,20 @@ def read_all(folder: Path) -> list[Kept]:
     return [read(file) for file in sorted(folder.glob("*.json"))]
 
 
+def validated_by_seed(runs: Iterable[Kept], seeds: Sequence[int]) -> dict[int, Kept]:
+    """The runs of these seeds that were validated, by seed."""
+    return {run.seed: run for run in runs if run.seed in seeds and run.series(SUCCESS)}
+
+
+def last_success(run: Kept) -> float:
+    """The last validation success of a run that was validated."""
+    series = run.series(SUCCESS)
+    return series[max(series)]
+
+
 def start(run: Kept) -> float | None:
     """Validation success before training, by which runs of one seed show that they started from the same weights."""
-    return run.series(VALIDATED[0]).get(0)
+    return run.series(SUCCESS).get(0)
 
 
 def apart(pairs: Iterable[tuple[Kept, Kept]]) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.claims.plan import STEP_S
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, apart, early_ends, not_worse, read_all
+from benchmarks.studies.kept import Kept, apart, early_ends, last_success, not_worse, read_all, validated_by_seed
 from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "kept_share"
@@ -50,7 +50,7 @@ CONTROLLER: Mapping[str, Any] = {
     "filter.kept_share.error": 0.05,
 }
 AUTO = "auto"
-SUCCESS, RHO = "validation/success", "kept_share/rho"
+RHO = "kept_share/rho"
 TASKS = 256
 COMMON = (
     *(f"validation.tasks={TASKS}", "scorer.enabled=false", "recorder.report=false", "recorder.port=0"),
@@ -94,14 +94,8 @@ def committed() -> list[Kept]:
 
 def validated(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[int]) -> dict[int, Kept]:
     """An arm's runs by seed, without those that lack validations."""
-    own = (run for run in found if (run.recipe, run.arm) == (environment, arm) and run.seed in seeds)
-    return {run.seed: run for run in own if run.series(SUCCESS)}
-
-
-def by_seed(found: Sequence[Kept], environment: str, arm: str, seeds: Sequence[int]) -> dict[int, float]:
-    """Last success of an arm's runs, by seed."""
-    own = validated(found, environment, arm, seeds)
-    return {seed: list(run.series(SUCCESS).values())[-1] for seed, run in own.items()}
+    own = (run for run in found if (run.recipe, run.arm) == (environment, arm))
+    return validated_by_seed(own, seeds)
 
 
 def best_fixed(found: Sequence[Kept], environment: str) -> float | None:
@@ -109,10 +103,10 @@ def best_fixed(found: Sequence[Kept], environment: str) -> float | None:
     shares in the files are rounded, and sums of equal ones would differ."""
     solved = {}
     for rho in GRID:
-        known = by_seed(found, environment, fixed(rho), GRID_SEEDS)
+        known = validated(found, environment, fixed(rho), GRID_SEEDS)
         if len(known) < len(GRID_SEEDS):
             return None
-        solved[rho] = sum(round(TASKS * share) for share in known.values())
+        solved[rho] = sum(round(TASKS * last_success(run)) for run in known.values())
     return max(solved, key=lambda rho: (solved[rho], -abs(rho - START)))
 
 
@@ -122,18 +116,23 @@ def judged(found: Sequence[Kept], environment: str) -> dict[str, Any]:
     row: dict[str, Any] = {"environment": environment, "tolerance": tolerance, "best": best, "verdict": "not run"}
     if best is None:
         return row
-    auto = by_seed(found, environment, AUTO, FRESH_SEEDS)
-    other = by_seed(found, environment, fixed(best), FRESH_SEEDS)
+    auto, other = (validated(found, environment, arm, FRESH_SEEDS) for arm in (AUTO, fixed(best)))
     seeds = sorted(auto.keys() & other.keys())
-    figure = t_interval([auto[seed] - other[seed] for seed in seeds])
-    steering, still = (validated(found, environment, arm, seeds) for arm in (AUTO, fixed(best)))
-    note = apart((steering[seed], still[seed]) for seed in seeds)
-    means = {"auto": t_interval(list(auto.values())), "fixed": t_interval(list(other.values()))}
+    pairs = [(auto[seed], other[seed]) for seed in seeds]
+    figure = t_interval([last_success(steered) - last_success(still) for steered, still in pairs])
+    means = {
+        name: t_interval([last_success(run) for run in own.values()])
+        for name, own in (("auto", auto), ("fixed", other))
+    }
     missing = [seed for seed in FRESH_SEEDS if seed not in seeds]
     verdict = "not run" if missing else not_worse(figure["low"], figure["high"], tolerance)
     steered = [run.series(RHO) for run in found if (run.recipe, run.arm) == (environment, AUTO)]
     moved = [list(series.values())[-1] for series in steered if series]
-    return row | means | {"difference": figure, "missing": missing, "last_rho": moved, "verdict": verdict, "note": note}
+    return (
+        row
+        | means
+        | {"difference": figure, "missing": missing, "last_rho": moved, "verdict": verdict, "note": apart(pairs)}
+    )
 
 
 COLUMNS = (

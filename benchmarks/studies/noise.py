@@ -39,12 +39,11 @@ from typing import Any
 from benchmarks.claims import plan
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import VALIDATED, Kept, apart, early_ends, not_worse, read_all
+from benchmarks.studies.kept import Kept, apart, early_ends, last_success, not_worse, read_all, validated_by_seed
 from cluster.sweep.table import INTERVAL, t_interval, text
 
 PAGE = Path(__file__).parents[2] / "docs" / "noise.md"
 TOLERANCE = 0.03
-(SUCCESS,) = VALIDATED
 JUDGED, JUDGED_AT = "policy_variance", plan.MANY
 REPLAYS = 32
 STEP_S = {"shared": plan.STEP_S["frozenlake"], "policy_variance": plan.STEP_S["frozenlake"] + 1.0}
@@ -91,30 +90,22 @@ def committed() -> list[Kept]:
 def validated(runs: Sequence[Kept], arm: str, level: float) -> dict[int, Kept]:
     """The runs of an arm that were validated, by seed; without noise `shared` is `plain`."""
     named = plan.noise_arm(ARMS["plain"] if level == 0 and arm == "shared" else ARMS[arm], level)
-    found = (run for run in runs if run.arm == named and run.seed in seeds_at(level))
-    return {run.seed: run for run in found if run.series(SUCCESS)}
-
-
-def success(runs: Sequence[Kept], arm: str, level: float) -> dict[int, float]:
-    """Last validation success of an arm's runs, by seed."""
-    found = {seed: run.series(SUCCESS) for seed, run in validated(runs, arm, level).items()}
-    return {seed: series[max(series)] for seed, series in found.items()}
+    return validated_by_seed((run for run in runs if run.arm == named), seeds_at(level))
 
 
 def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
     """An arm at a noise level: its success, its difference from `none`, and the verdict of the criterion."""
-    own, none = success(runs, arm, level), success(runs, "none", level)
-    both = sorted(own.keys() & none.keys())
-    paired = [own[seed] - none[seed] for seed in both]
-    ours, theirs = validated(runs, arm, level), validated(runs, "none", level)
+    own, none = validated(runs, arm, level), validated(runs, "none", level)
+    pairs = [(own[seed], none[seed]) for seed in sorted(own.keys() & none.keys())]
+    paired = [last_success(one) - last_success(other) for one, other in pairs]
     difference = t_interval(paired) if arm != "none" else t_interval([])
     return {
         "p": level,
         "arm": arm,
         "seeds": len(own),
-        "success": t_interval(list(own.values())),
+        "success": t_interval([last_success(run) for run in own.values()]),
         "minus_none": difference,
-        "note": apart((ours[seed], theirs[seed]) for seed in both),
+        "note": apart(pairs),
         "judged": arm == JUDGED and level in JUDGED_AT,
         "verdict": verdict(difference, len(paired) == len(seeds_at(level))) if arm != "none" else "",
         **figures_of(runs, arm, level),

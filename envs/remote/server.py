@@ -192,12 +192,11 @@ class EnvironmentServer:
         self._require_room(name)
         made = _Session(await self._bounded(self._make, "make"))
         present = self._sessions.get(name)
-        if present is None:
-            try:
-                self._require_room(name)  # again: others were opened meanwhile
-            except Refused:
-                _drop(made)
-                raise
+        try:
+            self._require_room(name)  # again: others were opened meanwhile
+        except Refused:
+            _drop(made)
+            raise
         if present is not None and not present.is_over:  # a repeated request was faster
             _drop(made)
             return

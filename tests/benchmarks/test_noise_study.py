@@ -10,8 +10,8 @@ import pytest
 from benchmarks.claims import plan
 from benchmarks.studies import noise
 from benchmarks.studies.cells import run_of
-from benchmarks.studies.kept import Kept
-from benchmarks.studies.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, success, verdict
+from benchmarks.studies.kept import Kept, last_success
+from benchmarks.studies.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, validated, verdict
 
 
 def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> Kept:
@@ -74,7 +74,8 @@ def test_pairs_of_the_two_studies_that_did_not_start_from_the_same_weights_are_c
 
 def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_has_runs_of_its_own() -> None:
     runs = [kept("plain", 0.0, seed, 0.7) for seed in range(3)]
-    assert success(runs, "shared", 0.0) == {0: 0.7, 1: 0.7, 2: 0.7} and not success(runs, "policy_variance", 0.0)
+    shared = {seed: last_success(run) for seed, run in validated(runs, "shared", 0.0).items()}
+    assert shared == {0: 0.7, 1: 0.7, 2: 0.7} and not validated(runs, "policy_variance", 0.0)
     still = {cell.arm for cell in STUDY.cells if not cell.settings["environment.options.slip_rate"]}
     assert still == {plan.noise_arm("policy_variance", 0.0)}
 

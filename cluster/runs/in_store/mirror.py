@@ -180,7 +180,7 @@ class Mirror:
 
     def mark(self) -> None:
         """Notes in the folder what its newest manifest is, so that a later driver knows the folder for its own."""
-        note(self.run_dir, self.manifest)
+        note(self.run_dir, self.manifest, read_mark(self.run_dir))
 
     def _restored(self) -> Path:
         """Copies the newest manifest's files into a folder beside the run's; returns it once it is complete."""
@@ -194,7 +194,7 @@ class Mirror:
                     file.write(chunk)
             os.utime(local.path(key), ns=(wanted.modified_ns, wanted.modified_ns))
             self._sent[key] = _state(local.path(key)), wanted
-        note(partial, self.manifest)
+        note(partial, self.manifest, Mark())
         return partial
 
     def adopt(self, partial: Path) -> None:
@@ -366,8 +366,8 @@ class Mirror:
         wanted: dict[str, Any] = {**changes, "generation": self.generation, "owner": self.owner}
         while True:
             made = self._with_pages(replace(self.manifest, **wanted, number=self.manifest.number + 1))
-            if read_mark(self.run_dir).folder == made.folder:
-                note(self.run_dir, made)
+            if (mark := read_mark(self.run_dir)).folder == made.folder:
+                note(self.run_dir, made, mark)
             there = commit(self.store, made)
             self._before, self.manifest = self.manifest.names(), there
             if there == made:
@@ -450,8 +450,7 @@ def read_mark(run_dir: Path) -> Mark:
     return Mark(str(found.get("folder", "")), number if isinstance(number, int) else None)
 
 
-def note(run_dir: Path, manifest: Manifest) -> None:
-    """Notes in a run's folder that the manifest is its own; durable when this returns."""
-    before = read_mark(run_dir)
+def note(run_dir: Path, manifest: Manifest, before: Mark) -> None:
+    """Notes in a run's folder, whose mark was read `before`, that the manifest is its own; durable when this returns."""
     if before.number is None or not before.has_sent(manifest):
         write_whole(run_dir / MARK, json.dumps({"folder": manifest.folder, "number": manifest.number}))
