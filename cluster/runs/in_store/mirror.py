@@ -451,6 +451,6 @@ def read_mark(run_dir: Path) -> Mark:
 
 
 def note(run_dir: Path, manifest: Manifest, before: Mark) -> None:
-    """Notes in a run's folder, whose mark was read `before`, that the manifest is its own; durable when this returns."""
+    """Notes in a run's folder, whose mark was read `before`, that the manifest is its own; durable on return."""
     if before.number is None or not before.has_sent(manifest):
         write_whole(run_dir / MARK, json.dumps({"folder": manifest.folder, "number": manifest.number}))
