@@ -155,7 +155,7 @@ def format_phrases(config: FormatConfig, step_rewards: Sequence[float]) -> list[
     """The texts of the turn format itself; `config` is resolved."""
     sums, actions, turns_left = {0.0}, config.max_actions_per_turn or 1, config.max_turns or 1
     for _ in range(actions):
-        sums |= {round(total + reward, 1) for total in sums for reward in step_rewards}
+        sums |= {round(total + reward, 6) for total in sums for reward in step_rewards}
     limit = turns_left * actions
     turns = [turn_message("", left, None) for left in range(limit + 1)]
     turns += [turn_message("", limit, total) for total in sorted(sums)]

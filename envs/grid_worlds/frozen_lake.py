@@ -23,7 +23,7 @@ from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from envs.wording import Cell, Rng, choose, draw_distinct
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
-ACTION_PAYS = 0.02  # two of them are below 0.05, so that the policy's message still shows 0.0, a word that it knows
+ACTION_PAYS = 0.02  # two of them are below 0.05: the message of a turn of two actions shows 0.0, as without them
 HOLE_FACT_RATE = 0.3  # probability that a grounded reasoning names a hole next to the player, if there is one
 
 
@@ -173,7 +173,7 @@ class FrozenLake(GridEnv):
     @classmethod
     def step_rewards(cls) -> tuple[float, ...]:
         """As `ClosedVocabulary.step_rewards`."""
-        return (0.0,)
+        return (0.0, ACTION_PAYS)
 
     def board(self) -> str:
         """The current board as plain text."""

@@ -15,8 +15,8 @@ WORDS: Mapping[PromptName, Wording] = {
     ),
     "natural": Wording(
         rules=(
-            "You are solving a mathematics problem. You may try again after a wrong answer, but each wrong answer "
-            "halves the reward.\nYour answer is the final result alone, without words or units"
+            "You are solving a mathematics problem. Each wrong answer before the right one halves the reward.\n"
+            "Your answer is the final result alone, without words or units"
         ),
         shown={
             "problem": "Problem: {question}",

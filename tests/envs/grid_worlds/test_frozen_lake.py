@@ -8,7 +8,17 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.grid_worlds.frozen_lake import FrozenLake, FrozenLakeOptions, generate, moves, outcomes, safe_distances
+from envs.config import FormatConfig
+from envs.format import phrases, reward_text
+from envs.grid_worlds.frozen_lake import (
+    ACTION_PAYS,
+    FrozenLake,
+    FrozenLakeOptions,
+    generate,
+    moves,
+    outcomes,
+    safe_distances,
+)
 from envs.noise.replay import Replay
 
 SLIPPERY = {"slip": "perpendicular", "slip_rate": 2 / 3}
@@ -162,3 +172,10 @@ def test_a_reward_for_studies_of_collapse_pays_actions_and_never_the_goal(pays, 
     env.reset(seed=3, options={"noise_seed": 0})
     ends = [env.step(action) for action in env.solution() or []]
     assert ends[-1][4]["success"] and all(end[1] in (0.0, 0.02) for end in ends)
+
+
+@pytest.mark.parametrize("actions", [1, 2, 3, 5])
+def test_the_vocabulary_has_every_sum_that_a_turn_of_such_rewards_shows(actions):
+    known = {word for text in phrases(FrozenLake, FormatConfig(max_actions_per_turn=actions)) for word in text.split()}
+    paid = [ACTION_PAYS * count for count in range(actions + 1)]
+    assert {reward_text(reward) for reward in paid} <= known
