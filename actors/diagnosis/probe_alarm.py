@@ -8,8 +8,8 @@ from anywhere. The alarm is raised while either is. One low reading never raises
 
 The parameters were fixed before any run was judged by them; `benchmarks.studies.made_to_collapse` judges them.
 
-Invariants: readings must come in order of their steps; an unknown (NaN) figure changes nothing. Pure; plain JSON
-state.
+Invariants: readings must come in order of their steps; an unknown (NaN) figure changes nothing, and `blind` names it.
+Pure; plain JSON state.
 """
 
 from __future__ import annotations
@@ -51,6 +51,14 @@ class ProbeAlarm:
             if self.figures[name].scoring(step, value, error, p_value <= TOLD):
                 new.append(name)
         return tuple(new)
+
+    def blind(self, found: Mapping[str, float | None]) -> tuple[str, ...]:
+        """The figures that have a level and that a reading does not know, so that their alarm cannot be raised."""
+        armed = [name for name, alarm in self.figures.items() if alarm.reference is not None]
+        pairs = [
+            (name, _known(found.get(f"{WATCHED[name]}{end}"))) for name in armed for end in ("", "_standard_error")
+        ]
+        return tuple(dict.fromkeys(name for name, value in pairs if not math.isfinite(value)))
 
     def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry: 1 for a figure whose fall is told at present, else 0."""

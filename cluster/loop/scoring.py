@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.archive.store import ArchiveError
 from actors.diagnosis.alarm import DependenceAlarm, scoring_of
-from actors.diagnosis.probe_alarm import ProbeAlarm
+from actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
@@ -57,6 +57,8 @@ class Scoring:
         """The step whose reading of the fixed probe has neither ended nor failed."""
         self._mute = False
         """Whether the first turns of the last scoring were mute; a resumed run tells of it again."""
+        self._blind: tuple[str, ...] = ()
+        """Figures of the probe's alarm that the last reading did not know; as with `_mute` after a resume."""
         self._started = 0.0
         self._span = (0.0, 0.0)
 
@@ -194,10 +196,16 @@ class Scoring:
             self._tell(int(taken["scorer/step"]), "reasoning_mute", text)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:
-        """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls."""
+        """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it
+        becomes unknown, which leaves its alarm blind."""
         step = int(reading["probe/step"])
         for figure in self.probe_alarm.reading(step, reading):
             self._tell(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
+        before, self._blind = self._blind, self.probe_alarm.blind(reading)
+        for figure in self._blind:
+            if figure not in before:
+                text = f"the fixed probe cannot tell whether {WORDS[figure]}: too little could be scored"
+                self._tell(step, "probe_blind", text, figure=figure)
 
     def _tell(self, step: int, event: str, text: str, **facts: Any) -> None:
         """Reports an alarm in the log, in the terminal and as an event."""

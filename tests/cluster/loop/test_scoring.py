@@ -130,6 +130,18 @@ def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
     assert all(REGISTRY.series_of(key) for key in figures)
 
 
+def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_is_known_again() -> None:
+    watched, said, events = scoring()
+    known = [math.nan, 1.0, 1.0, math.nan, math.nan, 1.0, math.nan]
+    asyncio.run(watched.restore(None, [reading(10 * n, value) for n, value in enumerate(known)]))
+    watched.take_figures(61, 0.1)
+    assert [(e["name"], e["figure"], e["step"]) for e in events] == [
+        ("probe_blind", "dependence", 30),
+        ("probe_blind", "dependence", 60),
+    ]
+    assert "cannot tell whether the answer follows less from the reasoning" in said[0]
+
+
 def test_a_checkpoint_of_an_older_release_has_no_state_of_the_probes_alarm() -> None:
     resumed, *_ = scoring()
     asyncio.run(resumed.restore(None, (), resumed.alarm.state()))
