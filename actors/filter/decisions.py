@@ -72,6 +72,12 @@ class StepDecision:
         """All decisions of the step: kept, then dropped, then refused."""
         return [*self.kept, *self.dropped, *self.refused]
 
+    @property
+    def best_reason(self) -> str:
+        """` (the best: REASON)` of the group with the highest score; empty for a step without groups."""
+        ranked = sorted(self.decisions, key=lambda one: -math.inf if one.score is None else one.score)
+        return f" (the best: {ranked[-1].reason})" if ranked else ""
+
 
 def loss_scale(kind: LossScale, decision: StepDecision, rho: float) -> float:
     """Factor, in [0, 1], on a loss that is normalised over the kept groups (paper, section 4.1; design decision 3).

@@ -418,10 +418,14 @@ class Coordinator:
         """Learns from the kept groups; None if the filter kept none. Ends the run in the cases that settings define
         (`filter.on_no_signal`, `filter.no_signal_limit`, `learner.max_bad_steps`)."""
         if not kept:
-            self.say(f"step {step}: no signal in {len(decision.decisions)} groups; no update")
+            found = f"{len(decision.decisions)} groups{decision.best_reason}"
+            self.say(f"step {step}: no signal in {found}; no update")
             if decision.action == "abort":
-                why = "filter.on_no_signal=abort, or filter.no_signal_limit was reached"
-                self._end_with(step, Ending(EndCause.NO_SIGNAL, why))
+                rule = self.config.filter
+                cause = (
+                    "on_no_signal=abort" if rule.on_no_signal == "abort" else f"no_signal_limit={rule.no_signal_limit}"
+                )
+                self._end_with(step, Ending(EndCause.NO_SIGNAL, f"filter.{cause}, nothing kept of {found}"))
             return None
         ids = [group.ticket.ticket_id for group in kept]
         for ticket_id in ids:

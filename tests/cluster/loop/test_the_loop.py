@@ -241,10 +241,19 @@ def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: P
     assert sum("no signal" in line for line in outcome.said) == 4
 
 
+def test_a_step_whose_spread_is_too_small_for_the_filter_says_so(tmp_path: Path) -> None:
+    world = World(configured(tmp_path, "filter.no_signal_limit=2"), rewards=lambda t, i: 0.01 * (i % 2))
+    outcome, _ = made(world)
+    said = [line for line in outcome.said if "no signal" in line]
+    assert len(said) == 2 and all("the best: nothing selected: top_p threshold -0.00" in line for line in said)
+
+
 @pytest.mark.parametrize("words", [("filter.on_no_signal=abort",), ("filter.no_signal_limit=2",)])
 def test_a_run_without_signal_ends_where_settings_say_so(tmp_path: Path, words: tuple[str, ...]) -> None:
     outcome, _ = made(World(configured(tmp_path, *words), rewards=always(0.0)))
-    assert outcome.coordinator.ending.cause is EndCause.NO_SIGNAL
+    ending = outcome.coordinator.ending
+    assert ending.cause is EndCause.NO_SIGNAL
+    assert ending.text == f"no signal: {words[0]}, nothing kept of 3 groups (the best: zero variance)"
     assert outcome.coordinator.admission.clock == (1 if "abort" in words[0] else 2)
 
 
