@@ -23,8 +23,8 @@ with the same `--set`; other settings are refused. On processors with fast bfloa
 Without either form the committed files are reported, `--quick` alike; nothing is run. First and last are the first and
 the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true" the
 share of true ones among these, at scorings where there are any. Under the table, the filter is compared with none:
-differences of the last figures, paired by seed. `--write` writes docs/real-model-study.md, with the first and the last
-reasonings side by side.
+differences at the last measurement that both have, paired by seed. `--write` writes docs/real-model-study.md, with the
+first and the last reasonings side by side.
 """
 
 from __future__ import annotations
@@ -181,17 +181,25 @@ def report_rows(found: Sequence[Kept]) -> list[list[Any]]:
     return rows
 
 
-def _series(name: str) -> Callable[[Kept], list[float]]:
+Series = list[float | None]
+"""A figure at each of its measurements; None where it is not known."""
+
+
+def _series(name: str) -> Callable[[Kept], Series]:
     return lambda one: [row[name] for row in one["rows"] if name in row]
 
 
-def true_shares(one: Kept) -> list[float]:
-    """At each scoring, the share of true reasonings among those that state anything; without scorings in which none
-    does, and those of which only the share among all was kept."""
-    return [row["judge"] / row["judge_names"] for row in one["rows"] if "judge" in row and row.get("judge_names")]
+def true_shares(one: Kept) -> Series:
+    """At each scoring, the share of true reasonings among those that state anything; None where none does, or only the
+    share among all was kept."""
+    return [row["judge"] / row["judge_names"] if row.get("judge_names") else None for row in _judged(one)]
 
 
-MEASURED: Mapping[str, Callable[[Kept], list[float]]] = {
+def _judged(one: Kept) -> list[Mapping[str, Any]]:
+    return [row for row in one["rows"] if "judge" in row]
+
+
+MEASURED: Mapping[str, Callable[[Kept], Series]] = {
     "H(Z|X)": _series("entropy"),
     "states": _series("judge_names"),
     "true": true_shares,
@@ -199,25 +207,33 @@ MEASURED: Mapping[str, Callable[[Kept], list[float]]] = {
 }
 
 
-def _ends(values: Sequence[float]) -> tuple[str, str]:
-    return (f"{values[0]:.2f}", f"{values[-1]:.2f}") if values else ("-", "-")
+def _ends(values: Series) -> tuple[str, str]:
+    known = [value for value in values if value is not None]
+    return (f"{known[0]:.2f}", f"{known[-1]:.2f}") if known else ("-", "-")
 
 
 def compared(found: Sequence[Kept]) -> list[str]:
     """A line for each environment, entropy bonus and figure that runs with top-p and without a filter have: top-p minus
-    none, mean over seeds with its t-interval."""
+    none at the last measurement of both, mean over seeds with its t-interval; success at each run's last validation."""
     lines = []
     for setting in dict.fromkeys(_setting(one) for one in found):
         environment, entropy, steps, _ = setting
-        alike = [one for one in found if _setting(one) == setting]
+        runs = {(one["filter"], one["seed"]): one for one in found if _setting(one) == setting}
+        seeds = [seed for rule, seed in runs if rule == "top_p" and ("none", seed) in runs]
         for name, of in {"success": _success_after, **MEASURED}.items():
-            last = {(one["filter"], one["seed"]): of(one)[-1] for one in alike if of(one)}
-            seeds = [seed for rule, seed in last if rule == "top_p" and ("none", seed) in last]
-            if seeds:
-                difference = text(t_interval([last["top_p", seed] - last["none", seed] for seed in seeds]), "+")
-                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {seeds}"
+            pairs = {seed: _last_of_both(of(runs["top_p", seed]), of(runs["none", seed])) for seed in seeds}
+            differences = {seed: pair[0] - pair[1] for seed, pair in pairs.items() if pair}
+            if differences:
+                difference = text(t_interval(list(differences.values())), "+")
+                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {list(differences)}"
                 lines.append(f"{where}: {name}, top_p minus none {difference}")
     return lines
+
+
+def _last_of_both(ours: Series, theirs: Series) -> tuple[float, float] | None:
+    """The last measurement that both know."""
+    both = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    return both[-1] if both else None
 
 
 def _setting(one: Kept) -> tuple[str, float, int, tuple[str, ...]]:
@@ -225,7 +241,7 @@ def _setting(one: Kept) -> tuple[str, float, int, tuple[str, ...]]:
     return one["environment"], one["entropy"], one.get("planned", one["steps"]), tuple(one["set"])
 
 
-def _success_after(one: Kept) -> list[float]:
+def _success_after(one: Kept) -> Series:
     """The last validation; of a run that ended for lack of signal the first, if there was no other."""
     success = one["success"]
     last = success.get("after") or (success.get("before") if one.get("ended") else None)
@@ -276,6 +292,7 @@ HEAD = """# The study on a real language model
 `benchmarks/studies/results/real_model`; do not edit it. [real-models.md](real-models.md) describes the model and says
 what was run. First and last are the first and the last measurement. The judge reads the reasonings: "states" is the
 share of those that state anything, and "true" the share of true ones among these, at scorings where there are any.
+Differences are those at the last measurement that both runs have, of success at each run's last validation.
 """
 
 
