@@ -4,7 +4,8 @@
     environment.options='{id: Taxi-v4, actions: [South, North, East, West, Pickup, Dropoff]}'
 
 The policy sees the environment's `ansi` rendering, or with `render: false` its observation, which must be text. Colours
-have a meaning in Gymnasium's renderings (Taxi marks the taxi by a colour), so `R` in blue becomes `[blue R]`.
+have a meaning in Gymnasium's renderings (Taxi marks the taxi by a colour), so `R` in blue becomes `[blue R]`, and in
+blue on yellow `[blue [yellow R]]`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ MAX_OBSERVATION = 4000
 MAX_RESETS = 1000
 """Number of starts drawn before the adapter concludes that the split has none."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-_COLOURED = re.compile(r"\x1b\[[34]([0-7])[0-9;]*m(.*?)\x1b\[0m", flags=re.DOTALL)
+_COLOURED = re.compile(r"\x1b\[[34]([0-7])[0-9;]*m([^\x1b]*)\x1b\[0m")
+"""A coloured piece of text that holds no other."""
+_CODE = re.compile(r"\x1b\[[0-9;]*m")
+MAX_COLOURS = 4
+"""Colours of one piece of text that are told: Gymnasium gives at most two, that of the text and that behind it."""
 
 
 class GymnasiumOptions(Settings):
@@ -75,7 +80,10 @@ class GymnasiumText(Environment):
         if len(names) != len(numbers):
             raise ValueError(f"environment.options.actions: {len(names)} names for {len(numbers)} actions of {space}")
         self._numbers = dict(zip(names, map(int, numbers), strict=True))
-        self._known = {name.lower(): name for name in names}
+        self._known = {name.strip().lower(): name for name in names}
+        if len(self._known) < len(names):
+            wrong = f"two of {', '.join(names)} are the same word, because upper and lower case are"
+            raise ValueError(f"environment.options.actions: {wrong}; give each action a name of its own")
 
     def _check_speech(self) -> None:
         """Raises ValueError if actions are neither Discrete nor Text, or the state cannot be shown as text."""
@@ -127,7 +135,9 @@ class GymnasiumText(Environment):
 
     def _shown(self, observation: Any) -> str:
         text = str(self._env.render() if self.options.render else observation)
-        return printable(_COLOURED.sub(_in_words, text), MAX_OBSERVATION).strip("\n")
+        for _ in range(MAX_COLOURS):  # the innermost first: Taxi gives the taxi at a landmark two colours
+            text = _COLOURED.sub(_in_words, text)
+        return printable(_CODE.sub("", text), MAX_OBSERVATION).strip("\n")
 
 
 def _in_words(coloured: re.Match[str]) -> str:

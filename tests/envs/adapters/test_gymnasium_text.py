@@ -74,6 +74,18 @@ def test_colours_are_told_in_words_and_no_control_code_is_left() -> None:
     assert "\x1b" not in shown and "0m" not in shown
 
 
+@pytest.mark.parametrize(
+    ("passenger", "destination", "says"),
+    [(0, 1, "|[blue [yellow R]]:"), (4, 0, "|[magenta [green R]]:"), (1, 0, "|[magenta [yellow R]]:")],
+)
+def test_a_taxi_at_a_landmark_is_told_with_both_colours(passenger: int, destination: int, says: str) -> None:
+    """Otherwise the taxi is lost where a landmark has a colour of its own, as after each pick-up."""
+    env, *_ = started(TAXI)
+    env._env.unwrapped.s = env._env.unwrapped.encode(0, 0, passenger, destination)
+    shown = env._shown(None)
+    assert says in shown and "?" not in shown and "0m" not in shown
+
+
 def test_a_seed_is_a_task_of_its_split_and_the_noise_has_its_own_seed() -> None:
     keys: dict[str, set[str]] = {}
     for split in ("train", "validation"):
@@ -116,6 +128,10 @@ def test_one_start_cannot_be_split_and_the_error_says_what_to_set() -> None:
         ({}, r"environment\.options\.id: Field required"),
         ({"id": "Taxi-v99"}, r"environment\.options\.id: 'Taxi-v99' cannot be made"),
         ({"id": "Taxi-v4", "actions": ["Go"]}, r"environment\.options\.actions: 1 names for 6 actions"),
+        (
+            {"id": "FrozenLake-v1", "actions": ["Left", "Down", "left", "Up"]},
+            r"options\.actions: two of Left, Down, left, Up are",
+        ),
         ({"id": "CartPole-v1"}, r"environment\.options\.render: there is no ansi rendering"),
         ({"id": "Taxi-v4", "render": False}, r"environment\.options\.render: observations must be Text"),
         ({"id": "Pendulum-v1", "render": False}, r"environment\.options\.id: actions must be Discrete or Text"),
