@@ -119,7 +119,9 @@ class WebShop(TextEnv, Demonstrator):
     def read_action(self, text: str) -> str | None:
         """As `read_bracketed`; names of buttons become lower case."""
         action = read_bracketed(text, ("search", "click"))
-        return action.lower() if action and action.startswith("click") else action
+        if action is None or not action.startswith("click"):
+            return action
+        return read_bracketed(action.lower(), ("click",))  # read again, because lower case may be longer ("İ")
 
     def observation(self) -> str:
         """The current state as text."""
@@ -293,7 +295,7 @@ class WebShop(TextEnv, Demonstrator):
 
 def _click(button: str) -> str:
     """An action as `read_action` returns it."""
-    return (read_bracketed(f"click[{button}]", ("click",)) or "click[?]").lower()
+    return read_bracketed(f"click[{button}]".lower(), ("click",)) or "click[?]"
 
 
 @lru_cache(maxsize=8)

@@ -273,6 +273,12 @@ def test_observations_keep_to_their_bounds():
     assert env.step("click[features]")[0].endswith("\n" + ", ".join(env._product().features).replace(", ", " , ")[:10])
 
 
+def test_an_action_is_read_as_itself_also_where_lower_case_is_longer():
+    env = make("WebShop", options=SMALL)
+    read = env.read_action(f"CLICK[{'İ' * 200}]")
+    assert read is not None and env.read_action(read) == read and len(read) <= env.max_action_length
+
+
 def test_two_thousand_hostile_actions_raise_nothing():
     env = make("WebShop", options=SMALL)
     env.reset(seed=0)
