@@ -3,8 +3,8 @@
     environment.name=OwnProcess
     environment.options='{environment: my_env:MyEnvironment, options: {size: 4}}'
 
-`environment` is a name that `environment.name` takes. `envs.own_process` says what is bounded: every call, but not the
-import of the class's module, which the parent makes too, to read the class's turns.
+`environment` is a name that `environment.name` takes. `envs.own_process` says what is bounded: every call, and the
+import of the class's module, which only the process makes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from envs.contract import Environment
 from envs.own_process.isolated import OwnProcess, ProcessOptions
-from envs.registry import constructed, environment_class
+from envs.registry import constructed
 from envs.splits import Split
 
 
@@ -35,12 +35,12 @@ class AnyInItsProcess(OwnProcess):
     options: AnyOptions
     inside = f"{__name__}:made"
     max_turns = 20
+    """Until `check`, which sets the environment's own: they may follow from its options."""
 
-    def __init__(self, split: Split = "train", **options: Any) -> None:
-        chosen = AnyOptions(**options)
-        found = environment_class(chosen.environment)
-        self.max_turns, self.max_actions_per_turn = found.max_turns, found.max_actions_per_turn
-        super().__init__(split, **options)
+    def check(self) -> None:
+        """As `OwnProcess.check`; takes over the turns, and the actions of one answer."""
+        super().check()
+        self.max_turns, self.max_actions_per_turn = self._session.turns
 
 
 def made(split: Split, environment: str, options: dict[str, Any]) -> Environment:

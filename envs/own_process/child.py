@@ -5,7 +5,8 @@ class to make; every later frame is one call, which is answered before the next 
 
 | method | arguments | value |
 |---|---|---|
-| `make` | split, options, prompt, first_seed | rules, wording, stochastic, replayable, shared_noise |
+| `make` | split, options, prompt, first_seed | rules, wording, the noise's three facts, the two limits of turns |
+| `notes` | | the lines |
 | `reset` | seed, noise_seed | observation, task_key, task_kind |
 | `read_action` | text | action, or null |
 | `step` | action | observation, reward, terminated, truncated, success |
@@ -100,7 +101,11 @@ class Environments:
         made.prompt, made.first_seed = prompt, first_seed
         made.check()
         words = None if made.wording is None else asdict(made.wording)
-        return [str(made.rules()), words, bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
+        noise = [bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
+        return [str(made.rules()), words, noise, [int(made.max_turns), int(made.max_actions_per_turn)]]
+
+    def _notes(self, name: str) -> "list[str]":
+        return [str(line) for line in self._held[name].notes()]
 
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)

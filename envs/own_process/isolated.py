@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -72,18 +74,18 @@ class OwnProcess(Environment):
         target = Target(self.inside, settings.timeout_s, int(settings.memory_gib * GIB), number)
         process, options = shared_process(target), self._inner_options()
         session = Session(process, self.split, options, self.prompt, self.first_seed)
-        try:
+        with self._refused("cannot be made"):
             session.make()
-        except CallError as error:
-            text = error.text if error.kind == "ValueError" else str(error)
-            raise ValueError(text) from error
-        except (ProcessLost, TimedOut) as error:
-            raise ValueError(f"environment {type(self).__name__} cannot be made: {error}") from error
         return session
 
     def check(self) -> None:
         """Makes the environment inside. Raises ValueError if it cannot be made, or says so in its own `check`."""
         _ = self._session
+
+    def notes(self) -> list[str]:
+        """The environment's own. Raises ValueError if it does, or if its process does not answer."""
+        with self._refused("cannot be asked for its notes"):
+            return self._session.notes()
 
     @property
     def stochastic(self) -> bool:
@@ -122,6 +124,17 @@ class OwnProcess(Environment):
         """As `Environment.step`."""
         observation, reward, terminated, truncated, success = self._session.step(action)
         return observation, reward, terminated, truncated, {"success": success}
+
+    @contextmanager
+    def _refused(self, what: str) -> Iterator[None]:
+        """Raises ValueError where the environment inside raises an error, or its process does not answer."""
+        try:
+            yield
+        except CallError as error:
+            text = error.text if error.kind == "ValueError" else str(error)
+            raise ValueError(text) from error
+        except (ProcessLost, TimedOut) as error:
+            raise ValueError(f"environment {type(self).__name__} {what}: {error}") from error
 
     def _inner_options(self) -> dict[str, Any]:
         """The options without those of the process, as plain data."""

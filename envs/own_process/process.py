@@ -269,8 +269,18 @@ class Session:
     @property
     def noise(self) -> tuple[bool, bool, bool]:
         """`stochastic`, `replayable` and `shared_noise` of the environment."""
-        stochastic, replayable, shared = self._make.value[2:]
+        stochastic, replayable, shared = self._make.value[2]
         return stochastic, replayable, shared
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        """`max_turns` and `max_actions_per_turn` of the environment."""
+        turns, actions = self._make.value[3]
+        return turns, actions
+
+    def notes(self) -> list[str]:
+        """What the environment tells the user when a run starts. The call changes nothing, as `read_action`."""
+        return self._answer("notes")
 
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
         """Starts a task; what was played before is forgotten."""

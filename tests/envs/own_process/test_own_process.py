@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from envs.config import FormatConfig
+from envs.config import EnvironmentConfig, FormatConfig
 from envs.contract import Environment
 from envs.episode import Episode
 from envs.format import well_formed
 from envs.own_process.process import CallError, EnvironmentProcess, ProcessLost, Session, Target, TimedOut
-from envs.registry import make
+from envs.registry import make, resolved
 from envs.wording import PromptName
+from tests.envs.own_process.counted import Counted
 from tests.envs.own_process.unruly import Unruly, UnrulyInProcess
 
 NOISE = {"noise_seed": 5}
@@ -176,6 +177,29 @@ def test_an_environment_declares_the_same_noise_in_its_process(options: dict[str
     there = make("OwnProcess", "train", {"environment": "FrozenLake", "options": options})
     for name in ("stochastic", "replayable", "shared_noise"):
         assert getattr(there, name) == getattr(here, name)
+
+
+@pytest.mark.parametrize("turns", [3, 7])
+def test_an_environment_has_in_its_process_the_turns_and_the_notes_that_follow_from_its_options(turns: int) -> None:
+    name = f"{Counted.__module__}:Counted"
+    here = EnvironmentConfig(name=name, options={"turns": turns})
+    there = EnvironmentConfig(name="OwnProcess", options={"environment": name, "options": {"turns": turns}})
+    one, other = (make(config.name, options=config.options) for config in (here, there))
+    assert resolved(there, other).format == resolved(here, one).format
+    assert (other.max_turns, other.max_actions_per_turn) == (turns, 2)
+    assert other.notes() == one.notes() == [f"{turns} turns"]
+
+
+def test_a_module_that_ends_its_process_is_imported_there_only() -> None:
+    ending = f"{Counted.__module__.rpartition('.')[0]}.ending:Ending"
+    with pytest.raises(ValueError, match=r"cannot be made: .* ended in make\(\) with status 4"):
+        make("OwnProcess", options={"environment": ending})
+
+
+def test_an_environment_that_may_not_be_played_says_so_from_its_process() -> None:
+    made = make("OwnProcess", options={"environment": f"{Counted.__module__}:Counted", "options": {"turns": 13}})
+    with pytest.raises(ValueError, match=r"^environment\.options\.turns: 13 is unlucky$"):
+        made.notes()
 
 
 TAXI = {"id": "Taxi-v4", "actions": ["South", "North", "East", "West", "Pickup", "Dropoff"]}
