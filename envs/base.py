@@ -62,6 +62,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         self, split: Split = "train", render_mode: str | None = None, prompt: PromptName = "tiny", **options: Any
     ) -> None:
         check_split(split)
+        self._check_declared()
         self.split: Split = split
         self.render_mode = render_mode
         self.prompt = prompt
@@ -70,6 +71,17 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         self._known = {action.lower(): action for action in self.actions}
         self._task_seed: int | None = None
         self._noise = random.Random(0)
+
+    @classmethod
+    def _check_declared(cls) -> None:
+        """Raises ValueError if the class lacks what every environment declares."""
+        missing = [name for name in ("name", "wordings") if not hasattr(cls, name)]
+        if not cls.actions and cls.read_action is TextEnv.read_action:
+            missing.append("actions or read_action()")
+        elif not cls.actions and not hasattr(cls, "max_action_length"):
+            missing.append("max_action_length")
+        if missing:
+            raise ValueError(f"environment {cls.__name__} does not declare {', '.join(missing)} (envs.base.TextEnv)")
 
     @gymnasium.Env.np_random.getter
     def np_random(self) -> np.random.Generator:

@@ -6,13 +6,15 @@ A table entry is `name: "module:Class"`. `package.module:Class` itself is a name
 from __future__ import annotations
 
 import importlib
+import traceback
+from pathlib import Path
 from typing import Any
 
 from envs.config import EnvironmentConfig
 from envs.contract import Environment, lacking
 from envs.options import nearest, read_options
 from envs.splits import Split, check_split
-from envs.untrusted.files import brief
+from envs.untrusted.files import brief, reason
 from envs.wording import PromptName
 
 ENVIRONMENTS: dict[str, str] = {
@@ -55,16 +57,25 @@ def environment_class(name: str) -> type[Environment]:
         raise ValueError(f"environment.name is {brief(name)}, which is not of the form package.module:Class")
     try:
         found = vars(importlib.import_module(module)).get(attribute)
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"environment.name is {name!r}, but {module!r} cannot be imported: {error}") from error
+    except Exception as error:  # the module may be the user's own, and unfinished
+        raise ValueError(f"environment.name is {name!r}, but {module!r} cannot be imported: {_told(error)}") from error
     if not isinstance(found, type):
         raise ValueError(f"environment.name is {name!r}, but {module!r} defines no environment class {attribute!r}")
-    if missing := lacking(found, Environment):
+    if missing := lacking(found, Environment) or sorted(getattr(found, "__abstractmethods__", ())):
         raise ValueError(
             f"environment.name is {name!r}, but {attribute} is no environment: it lacks {', '.join(missing)}; derive "
             "it from envs.contract.Environment"
         )
     return found
+
+
+def _told(error: Exception) -> str:
+    """An error of an import in one line; where it is, if the text does not say it."""
+    if isinstance(error, ImportError | ValueError):
+        return reason(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
+    return f"{type(error).__name__}: {reason(error)}{place}"
 
 
 def make(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from cluster.config import load
 from cluster.errors import UserError
 from cluster.loop.initial_policy import prepare_model
+from envs.base import TextEnv
 from envs.config import EnvironmentConfig, FormatConfig
 from envs.contract import (
     ClosedVocabulary,
@@ -23,6 +24,7 @@ from envs.episode import Episode
 from envs.format import phrases, reads_words, well_formed
 from envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, resolved
 from envs.splits import split_of, task_key_of
+from envs.wording import Wording
 from learner.warmup.tiny import build_tiny
 
 
@@ -115,6 +117,73 @@ def test_a_class_that_lacks_a_member_is_named_with_what_it_lacks() -> None:
         match=r"Path is no environment: it lacks Options, max_turns, .*, rules, ",
     ):
         make(f"{__name__}:Path")
+
+
+class Unfinished(TextEnv):
+    """Of a new environment, the first lines."""
+
+    max_turns = 2
+
+    def observation(self) -> str:
+        return ""
+
+
+class Undeclared(Unfinished):
+    """All methods, and no words."""
+
+    def task_key(self) -> str:
+        return ""
+
+    def _load(self, seed: int) -> dict[str, Any]:
+        return {}
+
+    def _move(self, action: str) -> float:
+        return 0.0
+
+    def _terminated(self) -> bool:
+        return False
+
+    def _succeeded(self) -> bool:
+        return False
+
+
+class Unbounded(Undeclared):
+    name = "Unbounded"
+    wordings: ClassVar = {"tiny": Wording("Speak .")}
+
+    def read_action(self, text: str) -> str | None:
+        return text or None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Unfinished", r"Unfinished is no environment: it lacks _load, _move, _succeeded, _terminated, task_key; derive"),
+        ("Undeclared", r"Undeclared does not declare name, wordings, actions or read_action\(\) \(envs\.base"),
+        ("Unbounded", r"Unbounded does not declare max_action_length \(envs\.base\.TextEnv\)"),
+    ],
+)
+def test_an_unfinished_environment_is_told_what_it_lacks(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make(f"{__name__}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class A(\n", r"cannot be imported: SyntaxError: '\(' was never closed \(\w+\.py, line 1\)$"),
+        ("\nx = unknown\n", r"cannot be imported: NameError: name 'unknown' is not defined \(\w+\.py, line 2\)$"),
+        ("import no_such_module\n", r"cannot be imported: No module named 'no_such_module'$"),
+    ],
+)
+def test_a_module_with_a_mistake_is_told_with_the_mistake_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"mistaken_{task_key_of('module', text)}"
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        make(f"{name}:Mine")
 
 
 @pytest.mark.parametrize(("environment", "key"), [(Forgetful, "task_key"), (Silent, "success")])
