@@ -33,7 +33,8 @@ cannot be installed beside Squelch. `python -m envs.remote` serves Squelch's own
 | the environment's `close()` | the call under way, also one left behind | `timeout_s`; 504, and it is closed later |
 | the client's next request | the client | `idle_s`; the session is closed |
 
-A session that is expired or replaced is closed in a thread that nobody waits for.
+A session that is expired or replaced is closed in a thread that nobody waits for, and so is an environment whose
+constructor returns too late.
 
 Without a token the server listens on loopback addresses only.
 """
@@ -190,7 +191,7 @@ class EnvironmentServer:
         """Makes a new environment for the session, in the place of one whose last call failed."""
         self._expire()
         self._require_room(name)
-        made = _Session(await self._bounded(self._make, "make"))
+        made = await self._bounded(lambda: _Session(self._make()), "make", late=_drop)
         present = self._sessions.get(name)
         try:
             self._require_room(name)  # again: others were opened meanwhile
@@ -234,9 +235,14 @@ class EnvironmentServer:
             return answer
 
     async def _bounded(
-        self, function: Callable[[], T], method: str, busy: AbstractContextManager[Any] | None = None
+        self,
+        function: Callable[[], T],
+        method: str,
+        busy: AbstractContextManager[Any] | None = None,
+        late: Callable[[T], None] | None = None,
     ) -> T:
-        """The function's result, from a thread of its own that holds `busy`, if given. Raises Refused."""
+        """The function's result, from a thread of its own that holds `busy`, if given. Raises Refused; `late` then gets
+        a result that still comes."""
         loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def run() -> None:
@@ -246,7 +252,7 @@ class EnvironmentServer:
             except BaseException as raised:  # whatever foreign code raises becomes the answer
                 result, error = None, raised
             with suppress(RuntimeError):  # the server has stopped, so nobody waits
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(_settle, future, result, error, late)
 
         threading.Thread(target=run, daemon=True, name=f"environment-{method}").start()
         try:
@@ -305,10 +311,13 @@ def _drop(session: _Session) -> None:
     threading.Thread(target=close, daemon=True, name="environment-drop").start()
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(
+    future: asyncio.Future[Any], result: Any, error: BaseException | None, late: Callable[[Any], None] | None
+) -> None:
     if future.done():  # the call was late
-        return
-    if error is None:
+        if error is None and late is not None:
+            late(result)
+    elif error is None:
         future.set_result(result)
     else:
         text = _unicode(f"{type(error).__name__}: {error}"[:1000])

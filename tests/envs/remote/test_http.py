@@ -241,6 +241,22 @@ def test_sessions_are_bounded_in_number_and_idle_time(made: list[Naive]) -> None
             one.step("go")
 
 
+def test_an_environment_that_is_made_too_late_is_closed(made: list[Naive]) -> None:
+    def make_slowly() -> Naive:
+        time.sleep(0.4)
+        made.append(Naive())
+        return made[-1]
+
+    reset = {"session": "s", "request_id": "1", "split": "train", "seed": 1, "noise_seed": 0}
+    with served(EnvironmentServer(Description("slow", "1", "Guess ."), make_slowly, timeout_s=0.1)) as url:
+        status, answer = post(url, "reset", reset)
+        assert status == 504 and answer["error"] == "make() did not return within 0.1 s"
+        deadline = time.monotonic() + 10
+        while not (made and made[0].closed):
+            assert time.monotonic() < deadline, "the environment was left open"
+            time.sleep(0.01)
+
+
 def test_a_token_is_needed_where_the_server_has_one(made: list[Naive], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="a token is needed"):
         naive_server(made, token="").serve("0.0.0.0", 0)
