@@ -3,8 +3,9 @@
 Splits are recognised by names as on the hub (its page "File names and splits"): `NAME-00000-of-00004.parquet` is split
 NAME. Otherwise a key word (train, training, validation, valid, val, dev, test, testing, eval, evaluation) in the file's
 name, or else in its folders, gives the split; the key word must be delimited by characters other than letters.
-Otherwise the split is train. A folder without such a key word is a subset (`taco/train-00000-of-00001.parquet`). The
-network is used only for a hub id that the user gave.
+Otherwise the split is train. A folder without such a key word is a subset (`taco/train-00000-of-00001.parquet`). A
+split of which a folder, or the local cache of the hub, holds some of its numbered files only is refused. The network is
+used only for a hub id that the user gave.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CONVERTED = "refs/convert/parquet"
 """Revision with the Parquet files to which the hub converts a data set of another format."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_SHARD = re.compile(r"(?P<split>\w[\w.]*)-\d{4,5}-of-\d{4,5}(-[0-9a-f]+)?")
+_SHARD = re.compile(r"(?P<split>\w[\w.]*)-(?P<number>\d{4,5})-of-(?P<count>\d{4,5})(-[0-9a-f]+)?")
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -52,15 +53,17 @@ class Place:
 def find_files(source: Source, split: str, subset: str | None = None) -> list[Path]:
     """The files of one split, sorted; downloaded first if `source` is a hub id.
 
-    Raises ValueError if the path does not exist or has no data files, and for an unknown split or subset (with the
-    existing ones).
+    Raises ValueError if the path does not exist or has no data files, if a folder lacks some of the split's numbered
+    files, and for an unknown split or subset (with the existing ones).
     """
     if not isinstance(source, str | os.PathLike):
         return _pick_local([Path(path) for path in source], None, split, subset)
     path = Path(source)
     if is_folder(path):
         names = [p for p in path.rglob("*") if p.is_file() and not any(part[0] == "." for part in _inside(p, path))]
-        return _pick_local(names, path, split, subset)
+        found = _pick_local(names, path, split, subset)
+        _require_all(found)
+        return found
     if state(path) is None and _HUB_ID.fullmatch(str(source)):
         return _from_hub(str(source), split, subset)
     return _pick_local([path], None, split, subset)
@@ -124,6 +127,19 @@ def _pick_local(paths: Sequence[Path], folder: Path | None, split: str, subset: 
         names = {path.as_posix(): path for path in paths}
     where = str(folder or ", ".join(map(str, paths)))
     return [names[name] for name in pick_files(names, split, subset, where)]
+
+
+def _require_all(files: Sequence[Path]) -> None:
+    """Raises ValueError if numbered files are missing, as after a download that was interrupted."""
+    numbers: dict[tuple[Path, str, int], set[int]] = defaultdict(set)
+    for file in files:
+        if shard := _SHARD.fullmatch(file.stem):
+            numbers[file.parent, shard["split"], int(shard["count"])].add(int(shard["number"]))
+    for (parent, name, count), present in numbers.items():
+        if len(present) < count:
+            there = f"only {len(present)} of the {count} files are there"
+            remedy = "fetch the others, or name the files that are to be read"
+            raise ValueError(f"{parent / name}-*-of-{count:05d}: {there}; {remedy}")
 
 
 def _hub_hint(path: Path) -> str:

@@ -158,7 +158,10 @@ class Unbounded(Undeclared):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("Unfinished", r"Unfinished is no environment: it lacks _load, _move, _succeeded, _terminated, task_key; derive"),
+        (
+            "Unfinished",
+            r"Unfinished is no environment: it lacks _load, _move, _succeeded, _terminated, task_key; derive",
+        ),
         ("Undeclared", r"Undeclared does not declare name, wordings, actions or read_action\(\) \(envs\.base"),
         ("Unbounded", r"Unbounded does not declare max_action_length \(envs\.base\.TextEnv\)"),
     ],

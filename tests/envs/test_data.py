@@ -114,6 +114,15 @@ def test_a_folder_is_read_as_published_and_unknown_names_list_those_that_exist(t
         read_rows(tmp_path, "validation", Question, "taco")
 
 
+def test_a_folder_that_lacks_some_of_a_splits_files_is_refused_unless_they_are_named(tmp_path: Path) -> None:
+    first = write(tmp_path / "train-00000-of-00002.parquet", rows_of(3))
+    write(tmp_path / "validation-00000-of-00001.parquet", rows_of(2))
+    assert "only 1 of the 2 files are there; fetch the others, or name the files" in refused(tmp_path)
+    assert len(read_rows(first, "train", Question)) == 3 and len(read_rows(tmp_path, "validation", Question)) == 2
+    write(tmp_path / "train-00001-of-00002.parquet", rows_of(3, start=3))
+    assert len(read_rows(tmp_path, "train", Question)) == 6
+
+
 def test_only_the_row_group_that_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[int] = []
     read = data.ParquetShard._read
