@@ -64,7 +64,7 @@ class OpenEnvSession:
         try:
             given = {self._how.field: action} if self._how.field is not None else json.loads(action)
             made = self._how.action(**given)
-        except (TypeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+        except (TypeError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
             return f"This is not an action : {' '.join(str(error).split())[:200]}", 0.0, False, False, False
         found = self._environment.step(made)
         reward, done = float(found.reward or 0.0), bool(found.done)

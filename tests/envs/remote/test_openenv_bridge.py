@@ -121,7 +121,7 @@ def test_an_action_is_json_where_no_field_is_named_and_a_field_alone_may_be_show
         env = Http("train", url=address)
         shown, _ = env.reset(seed=1, options=NOISE)
         assert shown.startswith("word") and ":" not in shown
-        for text in ("backwards", '{"words": 1}', "[1]"):
+        for text in ("backwards", '{"words": 1}', "[1]", "[" * 20_000, '{"text": ' * 2_000):
             assert env.step(text)[0].startswith("This is not an action :") and env.step(text)[1] == 0.0
         assert env.step(f'{{"text": "{shown[::-1]}"}}')[1:3] == (1.0, True)
 
