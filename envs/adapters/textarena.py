@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
@@ -163,9 +164,21 @@ class Game(Environment):
         raw = f"{self.options.game}-raw"  # without the wrappers that repeat the whole game in each observation
         self._game = self._make(raw, **self.options.kwargs)
         self._game.reset(num_players=1, seed=seed)
+        state = self._game.state
+        state.set_invalid_move = _in_order(state.set_invalid_move)
 
     def _told(self) -> str:
         """What the game has said since the last call, without the player's own moves."""
         _, messages = self._game.get_observation()
         said = [str(text).strip() for _, text, kind in messages if kind != self._own_move]
         return legible("\n".join(text for text in said if text), MAX_OBSERVATION)
+
+
+def _in_order(set_invalid_move: Callable[[str, float], None]) -> Callable[..., None]:
+    """The package's way to refuse a move, which takes reason and reward. Four of its games (Slitherlink,
+    ThreeCardMonte, Countdown, Cryptarithm) give it the reward first, and would pay the reason."""
+
+    def refuse(reason: Any, reward: Any = -1.0) -> None:
+        set_invalid_move(*((reward, reason) if isinstance(reward, str) else (reason, reward)))
+
+    return refuse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -39,6 +40,15 @@ def test_repeated_invalid_moves_end_the_game() -> None:
     env.reset(seed=1, options=NOISE)
     assert "invalid move" in env.step("what?")[0]
     assert env.step("what?")[1:] == (0.0, True, False, {"success": False})
+
+
+@pytest.mark.parametrize("game", ["Slitherlink-v0", "ThreeCardMonte-v0", "Countdown-v0", "Cryptarithm-v0"])
+def test_an_invalid_move_is_told_its_reason_and_paid_where_the_game_swaps_the_two(game: str) -> None:
+    env = Game("train", game=game, hold_out=game not in ONE_START)
+    env.reset(seed=1, options=NOISE)
+    assert re.search(r"Reason: (Bad|Invalid) action", env.step("[what?]")[0])
+    _, reward, *ends = env.step("[what?]")
+    assert 0 <= reward < 1 and ends == [True, False, {"success": False}]
 
 
 def test_a_task_is_its_seed_in_every_process_and_belongs_to_its_split() -> None:
