@@ -10,7 +10,8 @@ every machine, after every resume, and in every cell of a sweep, whose seeds shi
 `last_level` throughout.
 
 The package runs in a process of its own (`envs.own_process`). Data sets whose scorers evaluate the answer as a program
-are refused (`envs.adapters.evaluated_text`). `pip install 'squelch-rl[reasoning-gym]'` installs it.
+(`envs.adapters.evaluated_text`), or pay one answer whatever the question is (`PAID_ANYHOW`), are refused. `pip install
+'squelch-rl[reasoning-gym]'` installs it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ ROUNDS = 100
 SOLVED = 1.0
 LEFT_OUT = frozenset({"composite"})
 """Data sets that are made of others; `datasets` mixes them here."""
+PAID_ANYHOW = {"coin_flip": "0", "complex_arithmetic": "nan", "game_of_life_halting": "no"}
+"""Data sets of version 0.1.25 whose scorers pay some answer in full for any question, or most, with such an answer:
+`coin_flip` takes it for the beginning of 0.0268, `complex_arithmetic` for one without a distance to the right one, and
+`game_of_life_halting` takes every text for the right one."""
 
 
 class QuestionOptions(Settings):
@@ -154,6 +159,9 @@ class Question(Environment):
             wrong = (
                 f"the scorer of {name!r} evaluates the answer as a program, with which a policy could forge its reward"
             )
+            raise ValueError(f"{where}: {wrong}; leave it out")
+        if name in PAID_ANYHOW:
+            wrong = f"the scorer of {name!r} pays the answer {PAID_ANYHOW[name]!r} in full, whatever the question is"
             raise ValueError(f"{where}: {wrong}; leave it out")
         if own := {"seed", "size"} & set(self.options.datasets[name]):
             raise ValueError(f"{where}.{name}: {sorted(own)[0]} follows from the task's seed; leave it out")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envs.adapters.evaluated_text import evaluates_text
-from envs.adapters.reasoning_gym import MAX_ANSWER, Question
+from envs.adapters.reasoning_gym import MAX_ANSWER, PAID_ANYHOW, Question
 from envs.registry import make
 from envs.splits import split_of
 
@@ -96,6 +96,23 @@ def test_data_sets_whose_scorers_evaluate_the_answer_as_a_program_are_known() ->
         *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
         *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
     }, "number_sorting evaluates the task's own answer, and propositional_logic has a parser of its own"
+
+
+@pytest.mark.parametrize("name", PAID_ANYHOW)
+def test_a_data_set_that_pays_one_answer_to_most_questions_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = f"datasets: the scorer of '{name}' pays the answer '{PAID_ANYHOW[name]}' in full, whatever the question is"
+    with pytest.raises(ValueError, match=told):
+        Question("train", datasets={"chain_sum": {}, name: {}})
+    answer = PAID_ANYHOW[name]
+    monkeypatch.setattr("envs.adapters.reasoning_gym.PAID_ANYHOW", {})
+    env, paid = Question("train", datasets={name: {}}), 0.0
+    for seed in range(0, 1000, 50):
+        env.reset(seed=seed, options=NOISE)
+        assert env._entry["answer"].lower() != answer
+        paid += env.step(answer)[1]
+    assert paid >= 14, "else the package is mended, and the data set can be played"
 
 
 def test_the_level_follows_the_place_in_the_run_also_in_the_process_that_makes_the_questions() -> None:
