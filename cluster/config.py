@@ -381,7 +381,10 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunCon
         environment = _resolve_environment(config)
     except ValueError as error:
         raise UserError(f"configuration {recipe}: environment: {error}") from error
-    learner = _resolve_learner(config, environment)
+    try:
+        learner = _resolve_learner(config, environment)
+    except ValueError as error:
+        raise UserError(f"configuration {recipe}: {error}") from error
     return _validated({**dict(config), "environment": environment, "learner": learner}, recipe)
 
 
@@ -559,7 +562,7 @@ def _meant(word: str, valid: list[str]) -> str:
 
 def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> LearnerConfig:
     """The learner's settings with the lengths that its objective takes from the run: the largest number of tokens that
-    a turn, and an episode, may sample."""
+    a turn, and an episode, may sample. ValueError if the over-long penalty's part of a turn is longer than the turn."""
     objective, turn = config.learner.objective, config.sampling.max_tokens_per_turn
     changes: dict[str, Any] = {}
     if objective.aggregation == "constant" and not objective.normaliser_tokens:
@@ -568,6 +571,11 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
     if overlong.penalty > 0:
         longest = overlong.max_tokens or turn
         cache = overlong.cache_tokens or max(1, longest // 5)
+        if cache > longest:  # else the shortest turn would be penalised
+            raise ValueError(
+                f"learner.objective.overlong.cache_tokens={cache} exceeds sampling.max_tokens_per_turn={longest}, of "
+                "which it is a part; lower it, or leave it out for a fifth of a turn"
+            )
         changes["overlong"] = overlong.model_copy(update={"max_tokens": longest, "cache_tokens": cache})
     return config.learner.model_copy(update={"objective": objective.model_copy(update=changes)})
 

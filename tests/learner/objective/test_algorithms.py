@@ -73,6 +73,10 @@ def test_a_run_knows_its_departures_and_reads_them_back() -> None:
         (["learner.algorithm=ppo", "learner.objective.ratio=sequence"], ["ratio=sequence needs one advantage"]),
         (["learner.objective.ratio=sequences"], ["learner.objective.ratio", "'sequence'"]),
         (["learner.objective.overlong={penalty: 1, max_tokens: 4, cache_tokens: 5}"], ["cache_tokens=5 exceeds"]),
+        (
+            ["learner.objective.overlong={penalty: 1, cache_tokens: 49}"],
+            ["overlong.cache_tokens=49 exceeds sampling.max_tokens_per_turn=48", "lower it"],
+        ),
     ],
 )
 def test_a_contradiction_is_refused_and_says_what_would_be_right(overrides: list[str], says: list[str]) -> None:
