@@ -143,17 +143,23 @@ def _bucket(
 ) -> tuple[list[GroupFigures], dict[str, float]]:
     """Figures of the bucket's groups, and the norms of its mean gradients."""
     sums: dict[str, Shards | None] = dict.fromkeys(("task", "task_std", "kl", "entropy"))
-    figures = []
-    for group_id, members in groups:
-        parts = group_parts(trainer, group_id, members)
-        figures.append(_figures(trainer, group_id, members, parts))
-        share = 1.0 / len(groups)
-        sums["task"] = _add(sums["task"], parts.task, share)
-        sums["task_std"] = _add(sums["task_std"], parts.task, share * parts.scale)
-        for name, gradient in parts.regularisers.items():
-            sums[name] = _add(sums[name], gradient, share)
+    figures = [_add_group(trainer, group_id, members, sums, 1.0 / len(groups)) for group_id, members in groups]
     norms = {name: 0.0 if gradient is None else norm(gradient) for name, gradient in sums.items()}
     return figures, norms | {"regulariser": _joint_norm([sums["kl"], sums["entropy"]])}
+
+
+def _add_group(
+    trainer: Trainer, group_id: str, members: Sequence[Trajectory], sums: dict[str, Shards | None], share: float
+) -> GroupFigures:
+    """Figures of one group, whose gradients are added to the bucket's sums. The group's own gradients are freed at the
+    end, before those of the next group are computed."""
+    parts = group_parts(trainer, group_id, members)
+    figures = _figures(trainer, group_id, members, parts)
+    sums["task"] = _add(sums["task"], parts.task, share)
+    sums["task_std"] = _add(sums["task_std"], parts.task, share * parts.scale)
+    for name, gradient in parts.regularisers.items():
+        sums[name] = _add(sums[name], gradient, share)
+    return figures
 
 
 def _figures(trainer: Trainer, group_id: str, members: Sequence[Trajectory], parts: Parts) -> GroupFigures:

@@ -1,3 +1,5 @@
+import gc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +9,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from learner import batching, process_group
 from learner.config import LearnerConfig
-from learner.decomposition.decompose import decompose, group_parts, norm
+from learner.decomposition.decompose import decompose, group_parts, inner, norm, score_objective
+from learner.decomposition.statistics import MAX_GRADIENTS
 from learner.objective.components import ADVANTAGES, AGGREGATIONS
+from learner.policy.model import local
 from learner.publish import gathered
 from learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model
@@ -172,3 +176,43 @@ def test_under_a_critic_the_groups_own_mean_is_the_baseline_all_the_same(model_d
     groups = make_groups(3, size=4)
     one, other = (decompose(Trainer(model_dir, learner), groups, 2).as_data() for learner in (ppo, grpo))
     assert one == other
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_more_gradients_are_held_than_the_estimate_of_memory_counts(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(model_dir, config())
+    own = [local(p) for p in trainer.policy.parameters()]
+    shapes, size = {p.shape for p in own}, sum(p.numel() for p in own)
+
+    def gradients() -> float:
+        """Tensors of the parameters' shapes in memory, in units of a whole gradient."""
+        found = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.is_floating_point()]
+        numbers = {x.data_ptr(): x.numel() for x in found if not x.requires_grad and x.shape in shapes}
+        return sum(numbers.values()) / size
+
+    before, held = gradients(), []
+
+    def counted(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+        held.append(gradients() - before)
+        return inner(one, other)
+
+    monkeypatch.setattr("learner.decomposition.decompose.inner", counted)
+    decompose(trainer, make_groups(2), num_buckets=1)
+    assert MAX_GRADIENTS - 1 < max(held) < MAX_GRADIENTS + 0.5
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_score_of_a_trajectory_has_its_weight_in_the_groups_mean(model_dir: Path, aggregation: str) -> None:
+    trainer = Trainer(model_dir, config(aggregation=aggregation, normaliser_tokens=40))
+    [(group_id, members)] = sampled_by(trainer, make_groups(1))
+    rows = batching.to_rows([(group_id, members)], trainer.config.objective)
+    squares = []
+    for k in range(len(rows)):
+        alone = [replace(row, advantage=float(i == k)) for i, row in enumerate(rows)]
+        gradient = flat(trainer.row_gradients(alone, score_objective(trainer.config.objective)))
+        squares.append(len(rows) ** 2 * float(gradient @ gradient))
+    parts = group_parts(trainer, group_id, members)
+    assert parts.score_square == pytest.approx(np.mean(squares), rel=1e-4)
