@@ -119,7 +119,8 @@ class BucketFigures:
     tightness: float
     """Mean share of Theorem H.2's bound that the task gradient reaches."""
     tightness_signal: float
-    """`tightness` without the sampling noise: sqrt(mean of `signal_square`) / sqrt(mean of bound^2)."""
+    """`tightness` without the sampling noise: sqrt(mean of `signal_square`) / sqrt(mean of bound^2), over the groups
+    that were split."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,8 @@ def summarise_bucket(bucket: int, groups: Sequence[GroupFigures], mean_norms: di
     signal, noise = _column(groups, "signal_square"), _column(groups, "noise_square")
     regulariser = float(_column(groups, "regulariser").mean())
     root_signal, root_noise = math.sqrt(max(_mean(signal), 0.0)), math.sqrt(max(_mean(noise), 0.0))
-    split = len(signal[~np.isnan(signal)]) > 0
-    bounds = np.square(_column(groups, "bound"))
+    known = ~np.isnan(signal)
+    split, bounds = bool(known.any()), np.square(_column(groups, "bound"))[known]
     return BucketFigures(
         bucket=bucket,
         num_groups=len(groups),

@@ -117,6 +117,15 @@ def test_a_negative_estimate_of_the_signal_is_kept_and_its_root_is_zero() -> Non
     assert bucket.signal_square == -0.5 and bucket.snr == 0.0
 
 
+def test_the_tightness_of_the_signal_compares_signal_and_bound_of_the_same_groups() -> None:
+    norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 0.0)
+    split = [figures("a", signal_square=1.0, bound=1.0), figures("b", signal_square=7.0, bound=7.0)]
+    small = figures("c", signal_square=math.nan, noise_square=math.nan, bound=100.0)
+    for groups in (split, [*split, small]):
+        assert summarise_bucket(1, groups, norms).tightness_signal == pytest.approx(2.0 / 5.0)
+    assert math.isnan(summarise_bucket(1, [small], norms).tightness_signal)
+
+
 def test_undefined_figures_are_null_in_json_and_left_out_of_means() -> None:
     nothing = figures("a", task=0.0, regulariser=0.0, bound=0.0, signal_square=math.nan, noise_square=math.nan)
     norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 0.0)
