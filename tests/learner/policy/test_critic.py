@@ -182,14 +182,16 @@ def test_kl_in_the_reward_lowers_what_a_token_was_paid(model_dir: Path) -> None:
         assert np.allclose(advantages, np.cumsum((row.rewards - cost)[::-1])[::-1], atol=1e-4)
 
 
-def test_kl_in_the_reward_enters_a_groups_returns_as_the_sum_over_its_tokens(model_dir: Path) -> None:
+@pytest.mark.parametrize("others", [{}, {"anchor": "recomputed"}, {"max_mismatch": 1e3}], ids=str)
+def test_kl_in_the_reward_enters_a_groups_returns_as_the_sum_over_its_tokens(model_dir: Path, others: dict) -> None:
     kl = {"coefficient": 0.5, "estimator": "k3", "place": "reward"}
-    trainer = Trainer(model_dir, make_config(objective={"kl": kl, "advantage": "grpo_no_std"}))
+    trainer = Trainer(model_dir, make_config(objective={"kl": kl, "advantage": "grpo_no_std"} | others))
     rows = to_rows(make_groups(), trainer.config.objective)
     steps, _, _ = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock())
     paid, given = {}, {}
     for batch in [batch for part in steps for batch in part]:
-        d = (batch.tokens.reference - batch.tokens.rollout).double()
+        policy = batch.recomputed if others else batch.tokens.rollout  # the learner's own at step start, if it has them
+        d = (batch.tokens.reference - policy).double()
         ends = np.cumsum([row.num_sampled for row in batch.rows])[:-1]
         costs = np.split((0.5 * (d.exp() - 1 - d)).numpy(), ends)
         for row, cost, advantages in zip(
