@@ -89,6 +89,17 @@ def test_a_step_reports_every_metric_and_counts_optimizer_steps(model_dir: Path)
     assert report.num_tokens == sum(int(t.loss_mask.sum()) for _, ts in make_groups() for t in ts)
 
 
+def test_loss_and_gradient_norm_are_means_over_the_optimizer_steps(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, found = Trainer(model_dir, make_config(minibatches=3)), []
+    monkeypatch.setattr(trainer, "_norm", lambda loss, own=trainer._norm: found.append(own(loss)) or found[-1])
+    metrics = trainer.train_step(1, make_groups()).metrics
+    norms, losses, _ = np.array(found).T
+    assert len(set(norms)) == len(set(losses)) == 3
+    assert metrics["grad_norm"] == pytest.approx(norms.mean()) and metrics["loss"] == pytest.approx(losses.mean())
+
+
 def test_on_policy_the_ratio_is_one_and_the_mismatch_none(model_dir: Path) -> None:
     for anchor in ("rollout", "recomputed"):
         trainer = Trainer(model_dir, make_config(minibatches=1, objective={"anchor": anchor}))
@@ -198,9 +209,10 @@ def test_an_infinite_loss_is_refused_before_any_step_was_ever_taken(model_dir: P
     before = weights(trainer)
     groups = poisoned("gradient")
     groups[2][1][1].turns[-1].reward = -1.0
-    report = trainer.train_step(1, groups)
-    assert report.refused == "non-finite loss in group 000001-002"
-    assert (weights(trainer) == before).all() and not trainer.optimizer.state
+    for step in range(1, 5):  # its row is in the first or in the second of the step's two optimizer steps
+        report = trainer.train_step(step, groups)
+        assert report.refused == "non-finite loss in group 000001-002"
+        assert (weights(trainer) == before).all() and not trainer.optimizer.state
 
 
 def test_nothing_kept_is_no_update(model_dir: Path) -> None:
