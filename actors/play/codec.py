@@ -20,10 +20,11 @@ their tokens stand for the same bytes in every context. Nothing here waits.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -182,6 +183,15 @@ class ChatCodec:
                 "take a model whose tokenizer covers them, or build a tiny policy for this environment"
             )
 
+    def unknown_words(self, texts: Iterable[str]) -> list[str]:
+        """The words that the tokenizer has no tokens for, sorted, each once; a text in which it is none of the words
+        counts as one. Characters that the tokenizer composes (NFC) are not unknown."""
+        found = set[str]()
+        for text in texts:
+            if self._unknown(text):
+                found |= {word for word in text.split() if self._unknown(" " + word)} or {text}
+        return sorted(found)
+
     # --- the template ---
 
     def _require_kept_reasoning(self) -> None:
@@ -275,6 +285,10 @@ class ChatCodec:
         unknown = self._tokenizer.unk_token_id
         spelled = b"".join(self._literal(int(index)) for index in ids).decode("utf-8", errors="replace")
         return spelled != text or (unknown is not None and unknown in ids)
+
+    def _unknown(self, text: str) -> bool:
+        composed = normalize("NFC", text)
+        return self._lossy(text, self.encode(text)) and self._lossy(composed, self.encode(composed))
 
     def _spell(self, index: int) -> bytes:
         return b"" if index in self._silent else self._literal(index)

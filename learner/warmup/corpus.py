@@ -22,6 +22,7 @@ import numpy as np
 
 from actors.play.codec import ChatCodec
 from envs.config import EnvironmentConfig
+from envs.untrusted.files import brief
 from learner.batching import Row
 from learner.warmup.chat_files import read_transcripts
 from learner.warmup.demonstrations import Demonstration, Transcript, encode, transcripts
@@ -106,7 +107,17 @@ def _rows(codec: ChatCodec, conversations: Sequence[Transcript], limits: Limits)
     names = [one.origin or f"demonstration {number}" for number, one in enumerate(conversations, 1)]
     _require_fit(names, [len(one.token_ids) for one in encoded], limits.conversation, limits.conversation_key)
     _require_fit(names, [_longest_turn(one) for one in encoded], limits.turn, limits.turn_key, " in a turn")
+    for name, one in zip(names, conversations, strict=True):
+        _require_known(name, codec.unknown_words(one.texts()))
     return tuple(_row(number, one) for number, one in enumerate(encoded))
+
+
+def _require_known(name: str, unknown: Sequence[str]) -> None:
+    if unknown:
+        raise ValueError(
+            f"{name} has words that the model's tokenizer has no tokens for: {brief(list(unknown))}; take a model "
+            "whose tokenizer covers them, or other demonstrations"
+        )
 
 
 def _require_fit(names: Sequence[str], lengths: Sequence[int], most: int, key: str, where: str = "") -> None:

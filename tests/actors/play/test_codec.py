@@ -279,6 +279,11 @@ def test_check_names_the_words_that_the_tokenizer_lacks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'left'") as error:
         codec.check([" go up", " go left"])
     assert "'go'" not in str(error.value) and "tokenizer.json" in str(error.value)
+    assert codec.unknown_words([" go up", " go left right left", "\t"]) == ["\t", "left", "right"]
+
+
+def test_byte_level_bpe_knows_every_word(codec: ChatCodec) -> None:
+    assert codec.unknown_words(["überall 世界 \t", "<|im_end|>", "e\u0301"]) == []
 
 
 def test_the_byte_alphabet_is_the_tokenizers_own() -> None:

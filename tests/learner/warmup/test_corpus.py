@@ -111,6 +111,18 @@ def test_a_conversation_of_a_file_that_does_not_fit_is_refused_with_its_row(code
         corpus(codec, SMALL.model_copy(update={"data": str(file)}))
 
 
+def test_a_conversation_with_words_that_the_tokenizer_does_not_know_is_refused_with_both(
+    codec: ChatCodec, tmp_path: Path
+) -> None:
+    file = conversations(tmp_path / "chat.jsonl", 12)
+    rows = file.read_text().splitlines()
+    strange = json.loads(rows[4])
+    strange["messages"][-1]["content"] = "<think> zebra is prudent </think> <answer> Up </answer>"
+    file.write_text("\n".join([*rows[:4], json.dumps(strange), *rows[5:]]) + "\n")
+    with pytest.raises(ValueError, match=r"chat\.jsonl, row 5 has words .*'prudent', 'zebra'"):
+        corpus(codec, SMALL.model_copy(update={"data": str(file)}))
+
+
 def test_a_demonstrated_turn_that_a_rollout_would_cut_off_is_refused_with_the_longest(codec: ChatCodec) -> None:
     says = r"demonstration \d+ has (\d+) tokens in a turn, which exceeds sampling\.max_tokens_per_turn=9; none has more"
     with pytest.raises(ValueError, match=says) as refused:
