@@ -92,6 +92,7 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(model_dir: Pat
     with pytest.raises(ValueError, match=r"supervised step 7: loss .* is not finite"):
         imitate(trainer, [*rows, *demonstrations(20, seed=1)], 7)
     assert torch.equal(weights(trainer), before) and trainer.optimizer_steps == 0
+    assert all(p.grad is None for p in trainer.policy.parameters()), "the next step does not begin with this gradient"
 
 
 def three_steps(trainer: Trainer, folder: Path) -> None:

@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention
@@ -55,6 +55,7 @@ def test_the_setting_allows_the_tables_entries() -> None:
 @pytest.mark.parametrize("kernels", KERNELS)
 @settings(deadline=None, max_examples=30)
 @given(trees(), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.sampled_from([8, 5]), st.sampled_from([None, 7]))
+@example([np.arange(8)], (4, 2), 8, 7)  # a row that is one token longer than the window
 def test_attention_and_its_gradients_are_those_of_a_dense_mask(
     kernels: str, rows: list[np.ndarray], heads: tuple[int, int], value_size: int, window: int | None
 ) -> None:
