@@ -36,6 +36,11 @@ layout to them as the keyword argument `layout`."""
 TILE = 128
 """Number of queries, and of keys, in a block of FlexAttention's mask."""
 
+VARIANTS = 64
+"""Compiled forms of FlexAttention that torch may keep. It compiles one for each combination of one token, one tile or
+several, with or without a window, with or without gradients, and perhaps of sizes that are multiples of a tile. Beyond
+torch's own limit of 8 it would compute the dense form instead, which holds the scores of all pairs of tokens."""
+
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 
 
@@ -174,6 +179,9 @@ def _flex() -> Callable[..., Tensor] | None:
         )
         return None
     os.environ.update(own_compile_cache())
+    from torch._dynamo import config as compiler  # here, because the import takes a second
+
+    compiler.recompile_limit = max(compiler.recompile_limit, VARIANTS)
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -1,4 +1,6 @@
+import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -136,6 +138,33 @@ def test_the_way_for_a_gpu_gives_what_blocks_give(
     up = torch.randn(wanted.shape, generator=generator)
     gradients = [torch.autograd.grad(out, (q, k, v), up) for out in (found, wanted)]
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_no_layout_of_a_run_is_one_too_many_for_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its limit of compiled forms, torch would compute the dense form. The backend here calls it on purpose."""
+    ran: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        return lambda *values: ran.append(graph) or graph.forward(*values)
+
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(attention, "_flex", attention._flex.__wrapped__)
+    kernel = attention._flex()
+    monkeypatch.setattr(attention, "_flex", lambda: kernel)
+    torch._dynamo.reset()
+    lengths = ([300, 310], [200, 20, 30], [40], [1])  # several tiles, also of another number; one tile; an empty rank's
+    for calls, (grad, window, rows) in enumerate(itertools.product((False, True), (0, 30), lengths), start=1):
+        layout = Layout.of(pack([np.arange(length) + 1000 * i for i, length in enumerate(rows)]), CPU)
+        q, k, v = (torch.randn(1, n, len(layout.ends), 16, requires_grad=grad) for n in (4, 2, 2))
+        with torch.set_grad_enabled(grad):
+            attention._on_cuda(q, k, v, 0.3, layout, window if window < layout.longest else 0)
+        assert len(ran) == calls, (rows, window, grad)
+    assert 8 < len(set(map(id, ran))) < attention.VARIANTS / 4
+    torch._dynamo.reset()
 
 
 def packed_gradients(policy: Policy, rows: list[Row], objective: ObjectiveConfig, temperature: float) -> tuple:
