@@ -130,6 +130,7 @@ def test_the_export_loads_in_transformers(model_dir: Path, tmp_path: Path) -> No
     exported = model.state_dict()
     assert all((exported[n].numpy() == a).all() for chunk in bundle.chunks for n, a in chunk.items())
     assert (folder / "tokenizer_config.json").read_text() == "{}"
+    assert (folder / "generation_config.json").read_text() == (model_dir / "generation_config.json").read_text()
     assert Trainer(folder, make_config()).publish(1, lambda chunk: chunk).checksum == bundle.checksum
 
 
@@ -204,6 +205,8 @@ def test_an_export_in_several_files_is_the_same_model(model_dir: Path, tmp_path:
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
     assert all((loaded[name] == tensor).all() for name, tensor in gathered(trainer.policy))
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for _, tensor in gathered(trainer.policy))
 
 
 def critic(trainer: Trainer, model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:

@@ -75,11 +75,13 @@ def test_an_fp32_head_is_the_float32_product_of_the_rounded_layers_output(model_
     errors = {}
     for fp32_head in (False, True):
         trainer = Trainer(model_dir, make_config(dtype="bfloat16", fp32_head=fp32_head))
-        heads = []
-        head = trainer.policy.model.get_input_embeddings()
-        head.register_forward_hook(lambda module, _, out, heads=heads: heads.append((module.weight.dtype, out.dtype)))
+        heads, layers = [], []
+        head, layer = trainer.policy.model.get_input_embeddings(), trainer.policy.model.model.layers[0].self_attn.q_proj
+        for part, seen in ((head, heads), (layer, layers)):
+            part.register_forward_hook(lambda module, _, out, seen=seen: seen.append((module.weight.dtype, out.dtype)))
         errors[fp32_head] = float((trainer._score(trainer.policy, inputs) - exact).abs().mean())
         assert heads == [(torch.float32 if fp32_head else torch.bfloat16,) * 2]
+        assert layers == [(torch.bfloat16,) * 2]
         report = trainer.train_step(1, make_groups(2))
         assert report.updated and all(p.dtype == torch.float32 for p in trainer.policy.parameters())
     assert errors[True] < errors[False]
