@@ -3,8 +3,8 @@
 The model has random weights, in bfloat16 with float32 masters. The step has eight groups of 16, whose packed layout is
 16,384 tokens (prompts of 256 tokens, answers of 113), one micro-batch and one optimizer step: forward pass, backward
 pass, clipping and AdamW, as in `Trainer.train_step` of a run. The figures are those of the median step after the first
-three. Model FLOPs are those of the matrix products that the packed step needs
-(`benchmarks.learner.random_work.operations`), with the head at sampled tokens only and without recomputation.
+three, the seconds by part those of the last step. Model FLOPs are those of the matrix products that the packed step
+needs (`benchmarks.learner.random_work.operations`), with the head at sampled tokens only and without recomputation.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def measure(place: Place, shape: str, **others: Any) -> Iterator[dict[str, Any]]
         if not report.updated:
             raise RuntimeError(f"step {step} was refused: {report.refused}")
         if step == 0:
-            yield {"first_step_s": seconds[0], "surprisal": report.metrics["entropy"]}
+            yield {"first_step_s": seconds[0], "entropy_nats": report.metrics["entropy"]}
         parts = {name: value for name, value in report.seconds.items() if value > 0}
     yield speed(place, trainer, groups, statistics.median(seconds[WARM_UP:])) | {"seconds_by_part": parts}
     yield against_estimate(place, config, learner, work.tokens)
