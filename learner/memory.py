@@ -126,15 +126,15 @@ def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
 
 
 def available(learner: LearnerConfig) -> int | None:
-    """Bytes that a rank may use: the configured value, else the memory of its GPU, else its share of this host's
-    memory. None if the rank uses a GPU and this process sees none."""
+    """Bytes that a rank may use: the configured value, else the memory of its GPU, else its share of the memory that
+    this host, or this container, has left. None if the rank uses a GPU and this process sees none."""
     if learner.max_memory_gib is not None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
         return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
-    import psutil  # here, so that estimates need nothing beyond torch and transformers
+    from actors.process.free_memory import free_memory  # here: estimates need nothing beyond torch and transformers
 
-    return psutil.virtual_memory().available // learner.ranks
+    return free_memory() // learner.ranks
 
 
 def check(

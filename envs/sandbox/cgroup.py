@@ -25,7 +25,7 @@ class MemoryGroups:
         self._lock = threading.Lock()
         self._free: list[Path] = []
         self._made: list[Path] = []
-        self._parent, self._limit_file, self.reason = _parent()
+        self._parent, self._limit_file, self.reason = own_group()
         if self._parent is not None:
             _remove_stale(self._parent)
             try:
@@ -73,8 +73,8 @@ class MemoryGroups:
         return group
 
 
-def _parent() -> tuple[Path | None, str, str]:
-    """(this process's own group, the name of the limit's file, the reason if there is no group)."""
+def own_group() -> tuple[Path | None, str, str]:
+    """(this process's group of the memory controller, the name of the limit's file, the reason if there is none)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().split()
     except OSError as error:
