@@ -5,9 +5,9 @@ After every event
     issued = in_flight + buffered + kept_waiting + training + trained + dropped{reason} + failed{reason} + cancelled
 
 where each term is counted separately and none is computed as the remainder. A ticket moves only along `TRANSITIONS`;
-any other move raises RuntimeError. The one way back is `play_again`, for all tickets of a step that was not trained on
-when its groups, or the weights that sampled them, were lost. At the end of a run the first four terms on the right are
-0.
+any other move raises RuntimeError. There are two ways back, for the tickets of a step that was not trained on when its
+groups, or the weights that sampled them, were lost: `play_again`, and for those of its refill rounds, which begin anew,
+`withdraw`. At the end of a run the first four terms on the right are 0.
 
 Once a step is complete its tickets are settled: they are counted, but no longer known by their ids, so that neither the
 ledger nor a checkpoint grows with the run. Admission issues no step twice, so a settled id does not come back.
@@ -73,6 +73,15 @@ class Ledger:
         if state not in REPLAYED:
             raise RuntimeError(f"ticket {ticket_id} is {state} and cannot be played again")
         self._change(ticket_id, IN_FLIGHT, "")
+
+    def withdraw(self, ticket_id: str) -> None:
+        """Takes a ticket back as if it had never been issued, so that its id may be issued again. RuntimeError if it
+        was trained on or cancelled."""
+        self.play_again(ticket_id)
+        self._counts[self._state.pop(ticket_id)] -= 1
+        del self._since[ticket_id]
+        self.issued -= 1
+        self.check()
 
     def settle(self, ticket_ids: Iterable[str]) -> None:
         """Forgets the ids of tickets of a complete step; their counts stay. RuntimeError if one of them is open."""

@@ -33,7 +33,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -203,7 +202,7 @@ class Coordinator:
 
     async def _end(self) -> None:
         open_tickets = self._open_tickets()
-        self.source.cursor -= sum(len(window.tickets) - window.first for window in self.windows.values())
+        self.source.cursor -= len(self._refills())
         self.windows.clear()
         await self.archiving.finish()
         await self.scoring.drain(self._is_told_to_stop)
@@ -338,22 +337,24 @@ class Coordinator:
 
     async def _play_again(self) -> dict[str, float]:
         """Publishes weights that were made again, if they differ, and plays every ticket that was not trained on again;
-        the figures of the publication."""
+        the figures of the publication. Refill rounds begin anew, as after a resume: what is missing is another number
+        then, and a step must not train on more groups than its first round held."""
         await self._cancel_plays()
         figures = await self.learning.publish_remade()
         self.admission.renumber(self.learning.version)
-        lost = list(self.windows.values())
+        for ticket in self._refills():
+            self.ledger.withdraw(ticket.ticket_id)
+        self.source.cursor -= len(self._refills())
         self.windows = {
-            window.step: replace(window, issued_at=time.time(), plays=[], groups={}, seconds_filter=0.0)
-            for window in lost
+            window.step: Window(window.step, time.time(), window.first, window.tickets[: window.first])
+            for window in self.windows.values()
         }
         await self.filtering.rewind(self._settled, min(self.windows, default=self.admission.next_step) - 1)
         for window in self.windows.values():
             for ticket in window.tickets:
                 self.ledger.play_again(ticket.ticket_id)
                 window.plays.append(asyncio.create_task(self._play(window, ticket)))
-        if lost:
-            count = sum(len(window.tickets) for window in lost)
+        if count := sum(len(window.tickets) for window in self.windows.values()):
             self.say(f"{count} groups are played again, from version {self.learning.version}")
         return figures
 
@@ -498,6 +499,10 @@ class Coordinator:
         except PlayAgain:
             await self._play_again()
             await self._checkpoint(step, open_tickets)
+
+    def _refills(self) -> list[Ticket]:
+        """The tickets of refill rounds. No others were issued after them: one step at a time is decided on."""
+        return [ticket for window in self.windows.values() for ticket in window.tickets[window.first :]]
 
     def _open_tickets(self) -> list[dict[str, Any]]:
         """The tickets that a resumed run plays again. Those of refill rounds are not among them: the rounds begin anew,

@@ -17,10 +17,10 @@ from cluster.control.ledger import (
     Ledger,
 )
 
-AGAIN, SETTLE = "again", "settle"
+AGAIN, WITHDRAW, SETTLE = "again", "withdraw", "settle"
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN, SETTLE))), max_size=120))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN, WITHDRAW, SETTLE))), max_size=120))
 def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(events):
     ledger, known, gone = Ledger(), {}, []
     for number, state in events:
@@ -37,9 +37,12 @@ def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(e
         elif state == AGAIN and known[ticket] in REPLAYED:
             ledger.play_again(ticket)
             known[ticket] = IN_FLIGHT
-        elif state == AGAIN:
+        elif state == WITHDRAW and known[ticket] in REPLAYED:
+            ledger.withdraw(ticket)
+            del known[ticket]
+        elif state in (AGAIN, WITHDRAW):
             with pytest.raises(RuntimeError, match="cannot be played again"):
-                ledger.play_again(ticket)
+                ledger.play_again(ticket) if state == AGAIN else ledger.withdraw(ticket)
         elif state in TRANSITIONS.get(known[ticket], set()):
             ledger.move(ticket, state, "cause")
             known[ticket] = state

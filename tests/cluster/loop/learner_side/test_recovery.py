@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from cluster.control.party_errors import Failed
 from cluster.loop.coordinator import Coordinator
+from cluster.loop.tickets.window import Window
 from cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.parties import NEVER_S, FakeArchive, FakeParties, Fault, World
@@ -379,6 +381,32 @@ FAULTS = st.one_of(
     ),
     st.builds(Fault, st.sampled_from(OTHERS), st.integers(2, 14), st.just("die"), st.booleans()),
 )
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_loss_within_refill_rounds_begins_them_anew_so_that_no_step_trains_on_more_than_its_first_round_held(
+    tmp_path: Path, staleness: int
+) -> None:
+    """The groups that are played again, from other weights, may all have the signal that the first ones lacked."""
+    words = ("filter.refill=true", "filter.max_refill_rounds=2", f"loop.max_staleness={staleness}", "loop.steps=3")
+    plays, lost, coordinators = Counter[str](), [], list[Coordinator]()
+
+    def rewards(ticket, index: int) -> float:
+        plays[ticket.ticket_id] += index == 0
+        return float(index % 2 and (plays[ticket.ticket_id] > 1 or ticket.ticket_id != "000002-000"))
+
+    world = World(configured(tmp_path, *words), rewards=rewards, drifts=True)
+
+    def lose(kind: str, _: int) -> None:
+        if not lost and coordinators and len(coordinators[0].windows.get(2, Window(2, 0.0, 0)).tickets) > 3:
+            lost.append(kind)
+            coordinators[0].fleet.learner.kill()
+
+    world.on_call = lose
+    outcome, archive = made(world, coordinators.append)
+    assert lost and not recoveries(archive)[0]["same"]
+    assert [list(rows.values()) for _, rows in sorted(archive.steps.items())] == [["kept"] * 3] * 3
+    assert outcome.coordinator.source.cursor == outcome.ledger.issued == 9, "the refill's task is the next step's"
 
 
 @QUICK
