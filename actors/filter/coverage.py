@@ -11,8 +11,9 @@ Invariants:
 
 - Groups enter in order of their steps, and of tickets within a step, so that no figure depends on the order of arrival.
 - A kind's name is made printable and cut to `MAX_NAME` characters, because a remote environment may send any text.
-- Memory is bounded: the window, and the ages of the `MAX_KINDS` kinds that were played last. The first `SHOWN_KINDS`
-  kinds have figures of their own; further kinds count in the figures over all kinds.
+- Memory is bounded: the window, and the ages of the `MAX_KINDS` kinds that were played last, or of as many kinds as the
+  window has groups if that is more; a forgotten age is NaN. The first `SHOWN_KINDS` kinds have figures of their own;
+  further kinds count in the figures over all kinds.
 - The state is plain JSON.
 """
 
@@ -72,7 +73,8 @@ class Coverage:
             self._fed[group.kind] = step if group.kept else before
             if group.kind not in self._shown and len(self._shown) < SHOWN_KINDS:
                 self._shown.append(group.kind)
-        for gone in list(self._fed)[: max(0, len(self._fed) - MAX_KINDS)]:
+        held = max(MAX_KINDS, self._recent.maxlen or 0)  # so that every kind in the window has an age
+        for gone in list(self._fed)[: max(0, len(self._fed) - held)]:
             del self._fed[gone]
 
     @property
@@ -97,20 +99,20 @@ class Coverage:
             "kinds/effective": effective_number(kept.values()),
             "kinds/starved": float(len(starved)),
             "kinds/starved_success": self._success(starved),
-            "kinds/oldest_steps": float(max((self.age(kind, step) for kind in played), default=0)),
+            "kinds/oldest_steps": max((self.age(kind, step) for kind in played), default=0.0),
             **self._by_kind(step, played, kept),
         }
 
-    def age(self, kind: str, step: int) -> int:
-        """Steps since a kind was last kept, 0 if it was kept at this step."""
-        return step - self._fed.get(kind, step)
+    def age(self, kind: str, step: int) -> float:
+        """Steps since a kind was last kept, 0 if it was kept at this step; NaN if that is forgotten."""
+        return float(step - self._fed[kind]) if kind in self._fed else math.nan
 
     def _by_kind(self, step: int, played: Mapping[str, int], kept: Mapping[str, int]) -> dict[str, float]:
         found: dict[str, float] = {}
         for kind in self._shown:
             count = played[kind]
             found[f"kinds/kept/{kind}"] = kept[kind] / count if count else math.nan
-            found[f"kinds/age/{kind}"] = float(self.age(kind, step))
+            found[f"kinds/age/{kind}"] = self.age(kind, step)
             found[f"kinds/success/{kind}"] = self._success({kind})
         return found
 

@@ -75,6 +75,15 @@ def test_memory_does_not_grow_with_the_number_of_kinds() -> None:
     found = coverage.figures(2 * MAX_KINDS)
     assert len(coverage.state()["fed"]) == MAX_KINDS and found["kinds/played"] == 8
     assert sum(key.startswith("kinds/age/") for key in found) == SHOWN_KINDS
+    assert math.isnan(found["kinds/age/kind 0"]), "an age that is forgotten is not that of a kind which was just kept"
+
+
+def test_every_kind_in_the_window_has_its_age_however_large_the_window_is() -> None:
+    coverage = Coverage(MAX_KINDS + 8)
+    for step in range(MAX_KINDS + 8):
+        coverage.add(step, [Seen(f"kind {step}", False, 0.0)])
+    found = coverage.figures(MAX_KINDS + 7)
+    assert found["kinds/starved"] == found["kinds/oldest_steps"] == found["kinds/age/kind 0"] == MAX_KINDS + 8
 
 
 @given(st.lists(GROUPS, min_size=1, max_size=6), st.integers(1, 20), st.sampled_from([0.0, 0.25, 0.5]))
