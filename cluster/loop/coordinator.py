@@ -93,7 +93,7 @@ class Coordinator:
     ) -> None:
         self.config, self.fleet, self.say, self.state = config, fleet, say, state
         for measured in state.with_tasks(config):
-            say(f"the fixed tasks of the {measured} are others than before: what is paired by task begins anew")
+            say(f"the {measured} has other tasks, or another temperature, now: what is paired by task begins anew")
         self.admission = Admission(config.loop.max_staleness, config.loop.steps, state.clock, state.version)
         self.ledger = Ledger.restore(state.ledger)
         self.source = _training_tickets(config, state.cursor)

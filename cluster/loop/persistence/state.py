@@ -68,18 +68,22 @@ class LoopState:
     outcomes: dict[str, int] = field(default_factory=dict)
     """Scorings by outcome that no step has counted yet."""
     fixed_tasks: dict[str, str] = field(default_factory=dict)
-    """What the fixed tasks of the validation and of the probe are (`with_tasks`); empty in older releases."""
+    """What the fixed tasks of the validation and of the probe are, and how they are sampled (`with_tasks`); empty in
+    older releases."""
 
     def with_tasks(self, config: RunConfig) -> list[str]:
         """Takes on the fixed tasks of the configuration; returns what begins anew, because it was measured on other
-        tasks: gains, the best step and warnings are paired by task."""
+        tasks, or at another temperature: gains, the best step and warnings are paired by task."""
         env, checked, probe = config.environment, config.validation, config.scorer.probe
         base = [env.name, dict(env.options), env.prompt, env.validation_seed]
         tasks = {
             "validation": json.dumps([*base, checked.tasks, checked.temperature], sort_keys=True, default=str),
             "probe": json.dumps([*base, probe.tasks, probe.samples], sort_keys=True, default=str),
+            # By itself, because older releases lack it: `probe.tasks` may be unset, and then follows the validation's.
+            "probe_sampling": json.dumps([probe.num_tasks(checked.tasks), config.sampling.temperature]),
         }
-        other = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
+        changed = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
+        other = list(dict.fromkeys(name.partition("_")[0] for name in changed))
         self.fixed_tasks = tasks
         first = self.first_validation  # of an older release: only the number of its tasks is known
         if first is not None and len(first["solved"]) != checked.tasks and "validation" not in other:
@@ -91,6 +95,7 @@ class LoopState:
         if "probe" in other:
             self.scorer = self.scorer and self.scorer | {"probe": None}
             self.alarm = self.alarm and {name: own for name, own in self.alarm.items() if name != "probe"}
+            self.scorer_figures = [figures for figures in self.scorer_figures if "probe/step" not in figures]
         return other
 
     def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:

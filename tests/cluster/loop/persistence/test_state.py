@@ -35,14 +35,17 @@ MEASURED = {
     "alarm": {"cusum": 1.0, "probe": {"mi": {}}},
     "best_success": 0.5,
     "best_step": 3,
+    "scorer_figures": [{"scorer/step": 3.0}, {"probe/step": 3.0}],
 }
 
 
 @pytest.mark.parametrize(
     ("words", "other"),
     [
-        (["validation.tasks=9"], ["validation"]),
+        (["validation.tasks=99"], ["validation"]),
+        (["validation.tasks=9"], ["validation", "probe"]),
         (["scorer.probe.samples=2"], ["probe"]),
+        (["sampling.temperature=0.7"], ["probe"]),
         (["environment.validation_seed=5"], ["validation", "probe"]),
         (["loop.prompts=4"], []),
     ],
@@ -58,6 +61,15 @@ def test_what_is_paired_by_task_begins_anew_with_other_tasks(words, other):
     assert kept == (anew if "validation" in other else {name: MEASURED[name] for name in anew})
     assert (state.scorer["probe"] is None, "probe" in state.alarm) == ("probe" in other, "probe" not in other)
     assert (state.scorer["ema"], state.alarm["cusum"]) == (1.0, 1.0)
+    assert ({"probe/step": 3.0} in state.scorer_figures) == ("probe" not in other), "nor is one that waits its level"
+    assert {"scorer/step": 3.0} in state.scorer_figures
+
+
+def test_a_checkpoint_that_does_not_say_how_the_probe_was_sampled_goes_on_with_its_readings():
+    state = LoopState(**MEASURED)
+    state.with_tasks(load("frozenlake"))
+    del state.fixed_tasks["probe_sampling"]
+    assert state.with_tasks(load("frozenlake", ["sampling.temperature=0.7"])) == [] and state.scorer["probe"]
 
 
 def test_a_checkpoint_of_an_older_release_is_known_by_the_number_of_its_tasks():
