@@ -142,6 +142,7 @@ def test_the_way_for_a_gpu_gives_what_blocks_give(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch._dynamo.config.patch(recompile_limit=8)  # torch's own, which the kernel raises
 def test_no_layout_of_a_run_is_one_too_many_for_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its limit of compiled forms, torch would compute the dense form. The backend here calls it on purpose."""
     ran: list[torch.fx.GraphModule] = []
@@ -150,7 +151,6 @@ def test_no_layout_of_a_run_is_one_too_many_for_the_compiled_kernel(monkeypatch:
         return lambda *values: ran.append(graph) or graph.forward(*values)
 
     monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     monkeypatch.setattr(attention, "_flex", attention._flex.__wrapped__)
     kernel = attention._flex()
