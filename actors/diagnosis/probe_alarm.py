@@ -46,19 +46,16 @@ class ProbeAlarm:
     def reading(self, step: int, found: Mapping[str, float | None]) -> tuple[str, ...]:
         """Records one reading, by the flat keys of `metrics.jsonl`; returns the figures whose alarm it raises."""
         new = []
-        for name, key in WATCHED.items():
-            value, error, p_value = (_known(found.get(f"{key}{end}")) for end in ("", "_standard_error", "_p_value"))
-            if self.figures[name].scoring(step, value, error, p_value <= TOLD):
+        for name, alarm in self.figures.items():
+            value, error, p_value = _measured(name, found)
+            if alarm.scoring(step, value, error, p_value <= TOLD):
                 new.append(name)
         return tuple(new)
 
     def blind(self, found: Mapping[str, float | None]) -> tuple[str, ...]:
         """The figures that have a level and that a reading does not know, so that their alarm cannot be raised."""
-        armed = [name for name, alarm in self.figures.items() if alarm.reference is not None]
-        pairs = [
-            (name, _known(found.get(f"{WATCHED[name]}{end}"))) for name in armed for end in ("", "_standard_error")
-        ]
-        return tuple(dict.fromkeys(name for name, value in pairs if not math.isfinite(value)))
+        armed = (name for name, alarm in self.figures.items() if alarm.reference is not None)
+        return tuple(name for name in armed if not all(map(math.isfinite, _measured(name, found)[:2])))
 
     def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry: 1 for a figure whose fall is told at present, else 0."""
@@ -81,5 +78,7 @@ class ProbeAlarm:
             self.figures[name].restore(own)
 
 
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
+def _measured(name: str, found: Mapping[str, float | None]) -> list[float]:
+    """A figure's value, standard error and p-value in a reading; NaN where unknown."""
+    values = (found.get(f"{WATCHED[name]}{end}") for end in ("", "_standard_error", "_p_value"))
+    return [math.nan if value is None else value for value in values]

@@ -75,8 +75,8 @@ class StepDecision:
     @property
     def best_reason(self) -> str:
         """` (the best: REASON)` of the group with the highest score; empty for a step without groups."""
-        ranked = sorted(self.decisions, key=lambda one: -math.inf if one.score is None else one.score)
-        return f" (the best: {ranked[-1].reason})" if ranked else ""
+        best = max(self.decisions, key=lambda one: -math.inf if one.score is None else one.score, default=None)
+        return "" if best is None else f" (the best: {best.reason})"
 
 
 def loss_scale(kind: LossScale, decision: StepDecision, rho: float) -> float:

@@ -20,7 +20,7 @@ their tokens stand for the same bytes in every context. Nothing here waits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -169,15 +169,8 @@ class ChatCodec:
 
     def check(self, texts: list[str]) -> None:
         """Raise ValueError with the words that change when a text is encoded and decoded."""
-        missing: list[str] = []
-        for text in texts:
-            ids = self.encode(text)
-            if not self._lossy(text, ids):
-                continue
-            words = [word for word in text.split() if self._lossy(" " + word, self.encode(" " + word))]
-            missing.extend(words or [text])
-        if missing:
-            names = ", ".join(sorted({repr(word) for word in missing})[:20])
+        if missing := _words_that(self._changes, texts):
+            names = ", ".join(sorted(map(repr, missing))[:20])
             raise ValueError(
                 f"the tokenizer of {self._dir} (tokenizer.json) cannot express {names}, which the environment uses: "
                 "take a model whose tokenizer covers them, or build a tiny policy for this environment"
@@ -186,11 +179,7 @@ class ChatCodec:
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
         """The words that the tokenizer has no tokens for, sorted, each once; a text in which it is none of the words
         counts as one. Characters that the tokenizer composes (NFC) are not unknown."""
-        found = set[str]()
-        for text in texts:
-            if self._unknown(text):
-                found |= {word for word in text.split() if self._unknown(" " + word)} or {text}
-        return sorted(found)
+        return sorted(_words_that(self._unknown, texts))
 
     # --- the template ---
 
@@ -286,9 +275,11 @@ class ChatCodec:
         spelled = b"".join(self._literal(int(index)) for index in ids).decode("utf-8", errors="replace")
         return spelled != text or (unknown is not None and unknown in ids)
 
+    def _changes(self, text: str) -> bool:
+        return self._lossy(text, self.encode(text))
+
     def _unknown(self, text: str) -> bool:
-        composed = normalize("NFC", text)
-        return self._lossy(text, self.encode(text)) and self._lossy(composed, self.encode(composed))
+        return self._changes(text) and self._changes(normalize("NFC", text))
 
     def _spell(self, index: int) -> bytes:
         return b"" if index in self._silent else self._literal(index)
@@ -315,6 +306,15 @@ class ChatCodec:
                 f"the tokenizer of {self._dir} has pieces outside the byte-level alphabet, such as {unspelled[0]!r} "
                 "(tokenizer.json, `model.vocab`); only byte-level tokenizers are supported"
             )
+
+
+def _words_that(fail: Callable[[str], bool], texts: Iterable[str]) -> set[str]:
+    """The words that fail in texts that fail; a text in which no word does by itself counts as one."""
+    found = set[str]()
+    for text in texts:
+        if fail(text):
+            found |= {word for word in text.split() if fail(" " + word)} or {text}
+    return found
 
 
 def _opening_of_reasoning(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -128,11 +128,8 @@ def judged(found: Sequence[Kept], environment: str) -> dict[str, Any]:
     verdict = "not run" if missing else not_worse(figure["low"], figure["high"], tolerance)
     steered = [run.series(RHO) for run in found if (run.recipe, run.arm) == (environment, AUTO)]
     moved = [list(series.values())[-1] for series in steered if series]
-    return (
-        row
-        | means
-        | {"difference": figure, "missing": missing, "last_rho": moved, "verdict": verdict, "note": apart(pairs)}
-    )
+    row |= {"difference": figure, "missing": missing, "last_rho": moved, "verdict": verdict, "note": apart(pairs)}
+    return row | means
 
 
 COLUMNS = (

@@ -192,11 +192,8 @@ def _series(name: str) -> Callable[[Kept], Series]:
 def true_shares(one: Kept) -> Series:
     """At each scoring, the share of true reasonings among those that state anything; None where none does, or only the
     share among all was kept."""
-    return [row["judge"] / row["judge_names"] if row.get("judge_names") else None for row in _judged(one)]
-
-
-def _judged(one: Kept) -> list[Mapping[str, Any]]:
-    return [row for row in one["rows"] if "judge" in row]
+    judged = (row for row in one["rows"] if "judge" in row)
+    return [row["judge"] / row["judge_names"] if row.get("judge_names") else None for row in judged]
 
 
 MEASURED: Mapping[str, Callable[[Kept], Series]] = {

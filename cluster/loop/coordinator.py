@@ -342,9 +342,10 @@ class Coordinator:
         await self._cancel_plays()
         figures = await self.learning.publish_remade()
         self.admission.renumber(self.learning.version)
-        for ticket in self._refills():
+        refills = self._refills()
+        for ticket in refills:
             self.ledger.withdraw(ticket.ticket_id)
-        self.source.cursor -= len(self._refills())
+        self.source.cursor -= len(refills)
         self.windows = {
             window.step: Window(window.step, time.time(), window.first, window.tickets[: window.first])
             for window in self.windows.values()
@@ -422,11 +423,9 @@ class Coordinator:
             found = f"{len(decision.decisions)} groups{decision.best_reason}"
             self.say(f"step {step}: no signal in {found}; no update")
             if decision.action == "abort":
-                rule = self.config.filter
-                cause = (
-                    "on_no_signal=abort" if rule.on_no_signal == "abort" else f"no_signal_limit={rule.no_signal_limit}"
-                )
-                self._end_with(step, Ending(EndCause.NO_SIGNAL, f"filter.{cause}, nothing kept of {found}"))
+                policy, limit = self.config.filter.on_no_signal, self.config.filter.no_signal_limit
+                setting = "on_no_signal=abort" if policy == "abort" else f"no_signal_limit={limit}"
+                self._end_with(step, Ending(EndCause.NO_SIGNAL, f"filter.{setting}, nothing kept of {found}"))
             return None
         ids = [group.ticket.ticket_id for group in kept]
         for ticket_id in ids:
