@@ -13,7 +13,7 @@ from envs.wording import DemonstrationQuality
 class TinyRecipe(Settings):
     """Settings from which a tiny policy is built."""
 
-    version: int = 1
+    version: int = 2
     """Version of the building code; to be increased when a change of the code changes the result."""
     width: int = Field(128, ge=16)
     layers: int = Field(4, ge=1)

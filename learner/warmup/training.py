@@ -21,6 +21,7 @@ from transformers import DynamicCache, Qwen2ForCausalLM
 
 from actors.shared_prefix import common_length
 from learner.warmup.demonstrations import Demonstration
+from learner.warmup.muon import Muon
 from learner.warmup.tiny_recipe import TinyRecipe
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Optimizer:
         chosen = {id(p) for p in matrices}
         rest = [p for p in model.parameters() if id(p) not in chosen]
         decay, rate = recipe.weight_decay, recipe.matrix_learning_rate
-        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, ns_steps=4, adjust_lr_fn="match_rms_adamw")
+        muon = Muon(matrices, lr=rate, weight_decay=decay, steps=4)
         adam = torch.optim.AdamW(rest, lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.0)
         self._parts = ((muon, rate), (adam, recipe.learning_rate))
         self._parameters = [*matrices, *rest]

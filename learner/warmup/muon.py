@@ -1,0 +1,52 @@
+"""Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/), in the type of its parameters.
+
+PyTorch's own computes its products in bfloat16 whatever the parameters are. Processors without instructions for
+bfloat16, such as most laptops', emulate it: with AVX2 alone a product of 512 x 512 took 20 to 36 times as long as in
+float32, and the warm-up of a tiny policy 15 minutes instead of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the odd polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] close to 1; PyTorch's values."""
+SMALLEST_NORM = 1e-7
+
+
+def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
+    """`matrix` [rows, columns] with its singular values brought to between about 0.7 and 1.2 by `steps` Newton-Schulz
+    iterations; those far below the largest need more steps, and a matrix of zeros stays one."""
+    a, b, c = COEFFICIENTS
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide = wide / wide.norm().clamp(min=SMALLEST_NORM)
+    for _ in range(steps):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose every step is orthogonalized, with decoupled weight decay; for matrices only.
+
+    The root mean square of a step is that of AdamW's (`adjust_lr_fn="match_rms_adamw"` of `torch.optim.Muon`).
+    """
+
+    def __init__(
+        self, matrices: Iterable[torch.Tensor], *, lr: float, weight_decay: float, momentum: float = 0.95, steps: int = 5
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "steps": steps})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            rate, momentum = group["lr"], group["momentum"]
+            for matrix in group["params"]:
+                mean = self.state[matrix].setdefault("mean", torch.zeros_like(matrix))
+                mean.lerp_(matrix.grad, 1 - momentum)
+                step = orthogonalized(matrix.grad.lerp(mean, momentum), group["steps"])
+                matrix.mul_(1 - rate * group["weight_decay"])
+                matrix.add_(step, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
