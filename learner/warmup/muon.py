@@ -36,12 +36,12 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, matrices: Iterable[torch.Tensor], *, lr: float, weight_decay: float, momentum: float = 0.95, steps: int = 5
+        self, matrices: Iterable[torch.Tensor], *, lr: float, weight_decay: float, steps: int, momentum: float = 0.95
     ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "steps": steps})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
             for matrix in group["params"]:
