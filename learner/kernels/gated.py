@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.activations import SiLUActivation
 
 from learner.kernels.linear import Linear, outer, product, serves
-from learner.kernels.operators import silu_backward
+from learner.kernels.operators import has_onednn_linear, silu_backward
 
 TILE = 2048
 NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -26,8 +26,10 @@ def use_gated_blocks(model: nn.Module) -> None:
 
     Call it after `learner.kernels.linear.use_fast_products`. A module counts as a gated block if it has the submodules
     of Llama's and Qwen's blocks, and if, for one module of its class, this function gives the module's own result on a
-    few tokens.
+    few tokens. Without oneDNN's products nothing is replaced.
     """
+    if not has_onednn_linear():
+        return
     blocks = [module for module in model.modules() if _has_the_parts(module)]
     same = {kind: _gives_the_same(block) for kind, block in {type(block): block for block in blocks}.items()}
     for block in blocks:
