@@ -1,7 +1,7 @@
 """Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/), in the type of its parameters.
 
 PyTorch's own computes its products in bfloat16 whatever the parameters are. Processors without instructions for
-bfloat16, such as most laptops', emulate it: with AVX2 alone products of 512 x 512 took 5 to 36 times as long as in
+bfloat16, such as many laptops', emulate it: with AVX2 alone products of 512 x 512 took 5 to 36 times as long as in
 float32, and most of a tiny policy's warm-up went there (docs/measurements.md).
 """
 
