@@ -4,10 +4,13 @@ On CPU vLLM 0.32 leaves norms to torch's compiler. Without the compiler (`rollou
 eight operators of torch, which take four to twelve times as long as the kernel: a fifth of the generation of a model
 of 135 million parameters (docs/measurements.md). `register` makes the kernels known as implementations of vLLM's own
 operators, and `PRIORITY` puts them first. They compute each row by itself, so a token's log-probability still does not
-depend on its batch.
+depend on its batch. On processors with AVX2 alone they cut bfloat16 off instead of rounding it, which makes every sum
+too small; torch's own operators serve there.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -22,9 +25,20 @@ LANES = 8
 
 
 def norm_fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    """Whether `norm` takes these arguments: whole, contiguous rows, with weights of the rows' type."""
+    """Whether `norm` takes these arguments: whole, contiguous rows, with weights of the rows' type, which the kernels
+    round to the nearest."""
     weighted = weight is not None and weight.dtype == x.dtype
-    return variance_size is None and weighted and x.is_contiguous() and x.shape[-1] % LANES == 0
+    whole = variance_size is None and x.is_contiguous() and x.shape[-1] % LANES == 0
+    return weighted and whole and rounds(x.dtype)
+
+
+@cache
+def rounds(dtype: torch.dtype) -> bool:
+    """Whether the kernels of this processor round to the nearest number of this type: found out on a sum that lies
+    closer to the next number than to the one below."""
+    one, more = torch.ones(1, LANES, dtype=dtype), torch.full((1, LANES), 0.75 * torch.finfo(dtype).eps, dtype=dtype)
+    _, kept = add_norm(one.clone(), more.clone(), one[0], 1e-5)
+    return torch.equal(kept, one + more)
 
 
 def add_norm_fits(

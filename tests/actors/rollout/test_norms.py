@@ -84,6 +84,23 @@ def test_norms_that_the_kernels_do_not_compute_are_left_to_torch() -> None:
         ir.ops.rms_norm(*other)
 
 
+def test_kernels_that_cut_off_instead_of_rounding_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from actors.rollout import norms
+
+    def rounding(x: torch.Tensor, residual: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x + residual
+
+    def cutting(x: torch.Tensor, residual: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        bits = (x.float() + residual.float()).view(torch.int32) & -(1 << 16)
+        return x, bits.view(torch.float32).to(x.dtype)
+
+    x = rows(0, (4, 16), torch.bfloat16)
+    monkeypatch.setattr(norms, "rounds", norms.rounds.__wrapped__)
+    for kernel, fits in ((rounding, True), (cutting, False)):
+        monkeypatch.setattr(norms, "add_norm", kernel)
+        assert norms.norm_fits(x, x[0], 1e-5) == fits
+
+
 def test_only_engines_on_cpu_that_compile_nothing_ask_for_the_kernels() -> None:
     from actors.rollout.norms import PRIORITY
 
