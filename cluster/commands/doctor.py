@@ -147,7 +147,9 @@ def _accelerator() -> Finding:
         return Finding("accelerator", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
     cuda_without_card = torch.version.cuda is not None
     mend = f"this torch is a CUDA build but finds no GPU; for the CPU set-up {SET_UP}" if cuda_without_card else ""
-    return Finding("accelerator", f"none, CPU with {torch.backends.cpu.get_cpu_capability()}", mend)
+    vectors = torch.backends.cpu.get_cpu_capability()
+    emulated = "" if vectors == "AVX512" else " alone: it emulates bfloat16, many times slower than float32"
+    return Finding("accelerator", f"none, CPU with {vectors}{emulated}", mend)
 
 
 def _programs() -> Iterator[Finding]:
