@@ -32,6 +32,13 @@ def norm_fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: i
     return weighted and whole and rounds(x.dtype)
 
 
+def add_norm_fits(
+    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+) -> bool:
+    """Whether `add_norm` takes these arguments."""
+    return norm_fits(x, weight, epsilon, variance_size) and x_residual.is_contiguous()
+
+
 @cache
 def rounds(dtype: torch.dtype) -> bool:
     """Whether the kernels of this processor round to the nearest number of this type: found out on a sum that lies
@@ -39,13 +46,6 @@ def rounds(dtype: torch.dtype) -> bool:
     one, more = torch.ones(1, LANES, dtype=dtype), torch.full((1, LANES), 0.75 * torch.finfo(dtype).eps, dtype=dtype)
     _, kept = add_norm(one.clone(), more.clone(), one[0], 1e-5)
     return torch.equal(kept, one + more)
-
-
-def add_norm_fits(
-    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
-) -> bool:
-    """Whether `add_norm` takes these arguments."""
-    return norm_fits(x, weight, epsilon, variance_size) and x_residual.is_contiguous()
 
 
 def norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:

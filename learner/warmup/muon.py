@@ -20,17 +20,18 @@ SMALLEST_NORM = 1e-7
 def orthogonalized(matrix: torch.Tensor, steps: int) -> torch.Tensor:
     """`matrix` [rows, columns] with its singular values brought to between about 0.7 and 1.2 by `steps` Newton-Schulz
     iterations; those far below the largest need more steps, and a matrix of zeros stays one."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalized(matrix.T, steps).T
     a, b, c = COEFFICIENTS
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    wide = wide / wide.norm().clamp(min=SMALLEST_NORM)
+    found = matrix / matrix.norm().clamp(min=SMALLEST_NORM)
     for _ in range(steps):
-        gram = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose every step is orthogonalized, with decoupled weight decay; for matrices only.
+    """Nesterov momentum whose every step is orthogonalized, with decoupled weight decay; for matrices only.
 
     The root mean square of a step is that of AdamW's (`adjust_lr_fn="match_rms_adamw"` of `torch.optim.Muon`).
     """
@@ -42,11 +43,14 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
+        """One step along every matrix's gradient, which must be set."""
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
             for matrix in group["params"]:
-                mean = self.state[matrix].setdefault("mean", torch.zeros_like(matrix))
-                mean.lerp_(matrix.grad, 1 - momentum)
-                step = orthogonalized(matrix.grad.lerp(mean, momentum), group["steps"])
+                state = self.state[matrix]
+                if not state:
+                    state["mean"] = torch.zeros_like(matrix)
+                mean = state["mean"].lerp_(matrix.grad, 1 - momentum)
+                update = orthogonalized(matrix.grad.lerp(mean, momentum), group["steps"])
                 matrix.mul_(1 - rate * group["weight_decay"])
-                matrix.add_(step, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
+                matrix.add_(update, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
