@@ -2,8 +2,9 @@
 
 Logits are computed for one tile of tokens and vocabulary at a time, in the forward and again in the backward pass. Only
 their log-sum-exp and entropy are kept for the backward pass, two numbers per token. If all logits fit into one tile,
-they are kept too, which saves the second product. A tile has a fixed number of logits: the smaller its part of the
-vocabulary, the more tokens it has, so that the output matrix and its gradient are read and written less often.
+they are kept too, which saves the second product. A tile has a fixed number of logits. Its part of the vocabulary
+shrinks until all tokens fit into one tile, because each further tile of tokens adds to the whole gradient of the output
+matrix once more.
 
 With z = h W^T / T, p = softmax(z) and H its entropy: d log p_t / dz = 1_t - p and dH / dz = -p (log p + H).
 """
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from learner.kernels.linear import outer, product
 
-TILE_VOCABULARY = 8192
+TILE_VOCABULARY, LEAST_VOCABULARY = 8192, 1024
+"""The most and, if the vocabulary has as many, the fewest of its entries in a tile."""
 TILE_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}
 """Logits per tile, by device. A few MiB fit a processor's cache; a GPU needs larger products to be fully used."""
 
@@ -81,7 +83,7 @@ class _Head(torch.autograd.Function):
         temperature: float,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        many, words = _tile(weight, hidden.device.type)
+        many, words = _tile(len(hidden), len(weight), hidden.device.type)
         log_probs, entropies, norms = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         kept = None
         for span in tiles(len(hidden), many):
@@ -100,37 +102,45 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, norms, entropies, kept = ctx.saved_tensors
-        many, words = _tile(weight, hidden.device.type)
+        many, words = _tile(len(hidden), len(weight), hidden.device.type)
         d_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         d_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for part in tiles(len(weight), words):
-            d_part = torch.zeros_like(weight[part], dtype=torch.float32) if d_weight is not None else None
+            d_part = None
             for span in tiles(len(hidden), many):
                 logits = _logits(hidden[span], weight, bias, part, ctx.temperature) if kept is None else kept
                 of_entropy = (grads[1][span], entropies[span]) if ctx.entropy_gradient else None
                 d_logits = _gradient(logits, norms[span], targets[span] - part.start, grads[0][span], of_entropy)
-                d_logits = d_logits.div_(ctx.temperature).to(weight.dtype)
+                d_logits = _over(d_logits, ctx.temperature).to(weight.dtype)
                 d_hidden[span] += product(d_logits, weight[part].t())
-                if d_part is not None:
-                    d_part += outer(d_logits, hidden[span].to(weight.dtype))
+                if d_weight is not None:
+                    more = outer(d_logits, hidden[span].to(weight.dtype))
+                    d_part = more if d_part is None else d_part.float().add_(more)
                 if d_bias is not None:
                     d_bias[part] += d_logits.sum(0)
-            if d_weight is not None and d_part is not None:
-                d_weight[part] = d_part
+            if d_weight is not None:
+                d_weight[part] = 0 if d_part is None else d_part
         return d_hidden.to(hidden.dtype), d_weight, d_bias, None, None, None
 
 
-def _tile(weight: Tensor, device: str) -> tuple[int, int]:
+def _tile(num_tokens: int, vocabulary: int, device: str) -> tuple[int, int]:
     """Size of a tile: (number of tokens, number of vocabulary entries)."""
-    words = min(len(weight), TILE_VOCABULARY)
+    fits = max(1, TILE_LOGITS[device] // max(1, num_tokens))
+    even = 1 << fits.bit_length() - 1  # a power of two, because products of odd sizes are slower
+    words = min(vocabulary, TILE_VOCABULARY, max(LEAST_VOCABULARY, even))
     return max(1, TILE_LOGITS[device] // words), words
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, part: slice, temperature: float) -> Tensor:
     """Logits (num_tokens, num_words) / temperature, float32; the product is computed in the weight's dtype."""
     logits = product(hidden.to(weight.dtype), weight[part], None if bias is None else bias[part]).float()
-    return logits.div_(temperature) if temperature != 1 else logits
+    return _over(logits, temperature)
+
+
+def _over(values: Tensor, temperature: float) -> Tensor:
+    """The values, divided in place; at temperature 1 that pass over them is saved."""
+    return values.div_(temperature) if temperature != 1 else values
 
 
 def _gradient(

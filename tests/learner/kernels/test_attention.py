@@ -251,13 +251,14 @@ def test_what_packed_rows_cannot_have_is_refused_by_name(attend: Callable[..., o
         attend(torch.nn.Identity(), q, q, q, None)
 
 
-@pytest.mark.parametrize(("words", "logits"), [(61, 61 * 7), (10, 50), (1 << 13, 1 << 20)])
+@pytest.mark.parametrize(("words", "logits"), [(61, 61 * 7), (10, 50), (61, 23 * 20), (1 << 13, 1 << 20)])
 @pytest.mark.parametrize("entropic", [False, True])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_the_head_has_the_values_and_gradients_of_log_softmax(
     monkeypatch: pytest.MonkeyPatch, words: int, logits: int, entropic: bool, kernels: str
 ) -> None:
     monkeypatch.setattr(head, "TILE_VOCABULARY", words)
+    monkeypatch.setattr(head, "LEAST_VOCABULARY", 10)
     monkeypatch.setitem(head.TILE_LOGITS, "cpu", logits)
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*s, dtype=torch.float32, requires_grad=True) for s in ((23, 8), (61, 8), (61,)))
@@ -272,6 +273,15 @@ def test_the_head_has_the_values_and_gradients_of_log_softmax(
     inputs = (hidden, weight, bias)
     for one, other in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(wanted_loss, inputs), strict=True):
         assert relative(one, other) < 1e-5
+
+
+def test_a_tile_of_the_head_holds_every_token_if_a_part_of_the_vocabulary_can_be_small_enough() -> None:
+    assert head._tile(2000, 49_152, "cpu") == (2048, 2048)
+    assert head._tile(300, 49_152, "cpu") == (512, 8192)
+    assert head._tile(2000, 192, "cpu")[1] == 192
+    for tokens in (0, 1, 100_000):
+        many, words = head._tile(tokens, 151_936, "cpu")
+        assert many * words <= head.TILE_LOGITS["cpu"] and words >= head.LEAST_VOCABULARY
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
