@@ -47,6 +47,7 @@ from cluster.errors import UserError
 from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
+from cluster.idle_settings import idle_settings
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.initial_policy import prepare_model
 from cluster.loop.persistence.state import LoopState, check_folder, checkpoints, read_state
@@ -285,7 +286,7 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
 
 
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Writes the resolved configuration; for a resumed run, prints each setting that changed."""
+    """Writes the resolved configuration; prints what to know of its settings, and for a resumed run what changed."""
     resolved = config.run_dir / "config.yaml"
     if resolved.exists():
         for change in changes(settings_of(resolved), config):
@@ -293,6 +294,8 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     say(f"new weights reach rollout workers {config.weight_transfer_text}")
     departures = config.algorithm_differences
     say(f"algorithm {config.learner.algorithm}" + (f", but {'; '.join(departures)}" if departures else ""))
+    for setting in idle_settings(config):
+        say(f"setting without effect: {setting}")
     write_whole(resolved, dump(config))
 
 

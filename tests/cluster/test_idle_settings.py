@@ -1,0 +1,60 @@
+"""Settings that another setting switches off are told, and only those."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import flat, load, recipe_names
+from cluster.idle_settings import CASES, idle_settings
+from cluster.loop.run import create_run
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_no_shipped_recipe_has_a_setting_that_does_nothing(recipe: str) -> None:
+    assert idle_settings(load(recipe)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["filter.rule=none", "filter.epsilon=0.1"], ["filter.epsilon=0.1 does nothing with filter.rule=none"]),
+        (
+            ["filter.rule=top_k", "filter.band=[0.1,0.5]"],
+            ["filter.band=[0.1, 0.5] does nothing with filter.rule=top_k"],
+        ),
+        (["filter.rule=band", "filter.band=[0.1,0.5]"], []),
+        (
+            ["filter.rule=none", "filter.include_zero=true"],
+            ["filter.include_zero=true does nothing with filter.rule=none"],
+        ),
+        (
+            ["learner.optimizer.decay=cosine", "learner.optimizer.decay_steps=0"],
+            ["learner.optimizer.decay=cosine does nothing with learner.optimizer.decay_steps=0"],
+        ),
+        (["learner.optimizer.decay=cosine", "learner.optimizer.decay_steps=9"], []),
+        (
+            ["learner.objective.normaliser_tokens=80", "learner.objective.aggregation=token_mean"],
+            ["learner.objective.normaliser_tokens=80 does nothing with learner.objective.aggregation=token_mean"],
+        ),
+        (["learner.objective.aggregation=constant"], []),
+        (["recorder.wandb_entity=us"], ["recorder.wandb_entity=us does nothing without wandb in recorder.loggers"]),
+        (["upload.every_s=5"], ["upload.every_s=5.0 does nothing without a store"]),
+        (["upload.every_s=5", "store=/mnt/runs"], []),
+        (["rollout.tensor_parallel_size=2"], ["rollout.tensor_parallel_size=2 does nothing with rollout.num_gpus=0.0"]),
+    ],
+)
+def test_a_setting_that_another_one_switches_off_is_told_with_that_one(overrides: list[str], told: list[str]) -> None:
+    assert idle_settings(load("frozenlake", overrides)) == told
+
+
+def test_every_case_names_settings_that_exist() -> None:
+    known = flat(load("frozenlake").model_dump(mode="json"))
+    assert [key for case in CASES for key in case.keys if key not in known] == []
+
+
+def test_a_run_says_at_its_start_which_settings_do_nothing(tmp_path: Path) -> None:
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "filter.window_size=9"])
+    config.run_dir.mkdir()
+    said: list[str] = []
+    create_run(config, said.append)
+    assert "setting without effect: filter.window_size=9 does nothing with filter.window=whole" in said
