@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
     from actors.play.codec import ChatCodec
 
-NICENESS = 10
-"""Niceness of the scoring thread: if all cores are busy, rollout workers and learner have priority."""
+LEAST_PRIORITY = 19
 PARITY_BOUND = 0.1
 """Largest mean absolute difference (nats per token) to the learner on the probe. bfloat16 on one side and float32 on
 the other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
@@ -72,7 +71,8 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
 
 @ray.remote(concurrency_groups={"health": 1, **WATCHING})
 class ScorerActor:
-    """The scorer in its own process, on one CPU thread of low priority or on a GPU (`scorer.num_gpus`); see `Scorer`.
+    """The scorer in its own process, on one CPU thread that yields to all others, or on a GPU (`scorer.num_gpus`); see
+    `Scorer`.
 
     The actor answers `health` even while it scores.
     """
@@ -90,7 +90,8 @@ class ScorerActor:
         """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy."""
         from actors.scorer.cross_scoring import CrossScorer  # imports torch, which only this process needs
 
-        _step_back()
+        _step_back(config)
+        self._config = config
         self._model_dir = str(local(model))
         scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
@@ -137,7 +138,7 @@ class ScorerActor:
     @contextmanager
     def _working(self, step: int, bundle: WeightBundle) -> Iterator[None]:
         """The time in which the actor is busy with a step under the bundle's weights, or under the fixed model."""
-        _step_back()
+        _step_back(self._config)
         self._busy = (step, time.monotonic())
         try:
             if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
@@ -238,10 +239,18 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
     return model.to("cuda") if config.num_gpus > 0 else model
 
 
-def _step_back() -> None:
-    """Gives the calling thread low priority and one torch thread. On Linux both belong to a thread, and Ray may call
-    methods from different threads. A process with an even lower priority keeps it, because only root may raise one."""
+def _step_back(config: ScorerConfig) -> None:
+    """Gives the calling thread one torch thread; on a CPU it yields the processor to every other process that wants it.
+    On Linux both belong to a thread, and Ray may call methods from different threads.
+
+    Niceness is too weak for that: Ray starts all its workers at 15 of 19. A learner whose threads wait for one another
+    at every product is as slow as its slowest thread, so a scorer with an equal share of one core halves its speed.
+    """
     import torch
 
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     torch.set_num_threads(1)
+    if config.num_gpus == 0:
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:  # some containers refuse the call
+            os.setpriority(os.PRIO_PROCESS, 0, LEAST_PRIORITY)

@@ -18,7 +18,7 @@ from actors.archive.rows import packed, to_table
 from actors.diagnosis.proxies import proxies_of_samples
 from actors.messages import WeightBundle
 from actors.records import Group, Task, Ticket
-from actors.scorer.actor import NICENESS, PARITY_BOUND, ScorerActor, _step_back, by_group, load_model
+from actors.scorer.actor import LEAST_PRIORITY, PARITY_BOUND, ScorerActor, _step_back, by_group, load_model
 from actors.scorer.drawing import draw_first_turn
 from actors.scorer.fixed_model import check_scorer_model
 from actors.scorer.pace import ScoringPace
@@ -168,6 +168,9 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     figures, *_ = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
     assert figures["scorer/version"] == -1 and math.isnan(figures["scorer/parity"])
     assert figures["first_turn/num_samples"] == 12 and figures["first_turn/version_mismatch"] == 0.0
+    process = ray.get(scorer.__ray_call__.remote(lambda _: os.getpid()))
+    threads = [int(task.name) for task in Path(f"/proc/{process}/task").iterdir()]
+    assert os.SCHED_IDLE in {os.sched_getscheduler(thread) for thread in threads}  # Ray started it at niceness 15
 
     from actors.scorer.cross_scoring import CrossScorer
 
@@ -179,22 +182,32 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     ray.kill(scorer)
 
 
-@pytest.mark.parametrize(("started", "runs"), [(0, NICENESS), (15, 15)])
-def test_the_scorer_takes_a_low_priority_and_never_raises_the_one_it_was_given(
-    started: int, runs: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_gpus", "refused", "idle", "niceness"),
+    [(0, False, True, 0), (0, True, False, LEAST_PRIORITY), (1, False, False, 0)],
+)
+def test_the_scorer_on_a_cpu_yields_to_every_other_process(
+    num_gpus: int, refused: bool, idle: bool, niceness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    found: list[int] = []
+    if refused:
+        monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    found: list[tuple[int, int]] = []
 
-    def thread() -> None:  # niceness is a thread's own on Linux
-        os.setpriority(os.PRIO_PROCESS, 0, max(started, os.getpriority(os.PRIO_PROCESS, 0)))
-        _step_back()
-        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+    def thread() -> None:  # policy and niceness are a thread's own on Linux
+        found.append((os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)))
+        _step_back(CONFIG.model_copy(update={"num_gpus": num_gpus}))
+        found.append((os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)))
 
     worker = threading.Thread(target=thread)
     worker.start()
     worker.join()
-    assert found == [max(runs, os.getpriority(os.PRIO_PROCESS, 0))]
+    started, runs = found
+    assert runs == (os.SCHED_IDLE if idle else started[0], niceness or started[1])
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError("not here")
 
 
 def test_bfloat16_weights_score_nearly_as_float32_does(tmp_path: Path) -> None:
