@@ -288,7 +288,7 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     """Writes the resolved configuration; prints what to know of its settings, and for a resumed run what changed."""
     resolved = config.run_dir / "config.yaml"
-    if resolved.exists():
+    if resolved.exists() and (config.run_dir / "metrics.jsonl").exists():  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
     say(f"new weights reach rollout workers {config.weight_transfer_text}")

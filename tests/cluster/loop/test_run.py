@@ -233,3 +233,19 @@ def test_a_run_that_another_process_drives_is_refused_and_its_archive_untouched(
     other.close()
     with pytest.raises(UserError, match="the loop was reached"):
         train()
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_what_changed_is_told_of_a_run_that_began_and_not_of_one_that_a_sweep_prepared(tmp_path, began) -> None:
+    words = [f"runs_dir={tmp_path}", "name=it"]
+    prepared, started = load("frozenlake", words), load("frozenlake", [*words, "scorer.every=7"])
+    prepared.run_dir.mkdir()
+    run.create_run(prepared, lambda _: None)
+    if began:
+        (prepared.run_dir / "metrics.jsonl").touch()
+    said: list[str] = []
+    run.create_run(started, said.append)
+    assert [line for line in said if "changed" in line] == (
+        ["setting changed since the run started: scorer.every: None -> 7"] if began else []
+    )
+    assert load(str(prepared.run_dir / "config.yaml")) == started
