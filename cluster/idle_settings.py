@@ -25,14 +25,9 @@ class Case:
     reason: Callable[[RunConfig], str]
 
 
-def _with(*keys: str) -> Callable[[RunConfig], str]:
-    """A reason that names the settings which switch something off, with their values in the run."""
-
-    def reason(config: RunConfig) -> str:
-        values = flat(config.model_dump(mode="json"))
-        return "with " + " and ".join(f"{key}={_text(values[key])}" for key in keys)
-
-    return reason
+def _with(key: str) -> Callable[[RunConfig], str]:
+    """A reason that names the setting which switches something off, with its value in the run."""
+    return lambda run: f"with {key}={_text(flat(run.model_dump(mode='json'))[key])}"
 
 
 def _below(prefix: str, *names: str) -> tuple[str, ...]:

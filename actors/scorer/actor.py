@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from actors.play.codec import ChatCodec
 
 LEAST_PRIORITY = 19
+"""Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
 PARITY_BOUND = 0.1
 """Largest mean absolute difference (nats per token) to the learner on the probe. bfloat16 on one side and float32 on
 the other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
