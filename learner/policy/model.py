@@ -178,7 +178,7 @@ def shard(policy: Sharded, mesh: DeviceMesh, config: LearnerConfig) -> Sharded:
         fully_shard(layer, mesh=mesh, mp_policy=inner, reshard_after_forward=several, offload_policy=offload)
     fully_shard(policy, mesh=mesh, mp_policy=outer, reshard_after_forward=False, offload_policy=offload)
     for module in policy.modules():
-        if several and isinstance(module, FSDPModule):  # a single rank's whole gradient would be copied, divided by 1
+        if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return policy
