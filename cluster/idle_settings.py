@@ -9,25 +9,30 @@ To add a case, add an entry to `CASES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from actors.filter.rules import RULES
 from cluster.config import RunConfig, flat
+from learner.objective.algorithms import as_written
+
+Reason = Callable[[Mapping[str, Any]], str]
+"""Why settings do nothing, such as "without a store", of a run's settings by dotted key."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Settings by dotted key, the runs in which they do nothing, and the reason there, such as "without a store"."""
+    """Settings by dotted key, the runs in which they do nothing, and the reason there."""
 
     keys: tuple[str, ...]
     idle: Callable[[RunConfig], bool]
-    reason: Callable[[RunConfig], str]
+    reason: Reason
 
 
-def _with(key: str) -> Callable[[RunConfig], str]:
+def _with(key: str) -> Reason:
     """A reason that names the setting which switches something off, with its value in the run."""
-    return lambda run: f"with {key}={_text(flat(run.model_dump(mode='json'))[key])}"
+    return lambda values: f"with {key}={as_written(values[key])}"
 
 
 def _below(prefix: str, *names: str) -> tuple[str, ...]:
@@ -99,12 +104,12 @@ CASES: tuple[Case, ...] = (
     Case(
         _below("recorder", "wandb_project", "wandb_entity", "wandb_mode"),
         lambda run: "wandb" not in run.recorder.loggers,
-        lambda run: "without wandb in recorder.loggers",
+        lambda _: "without wandb in recorder.loggers",
     ),
     Case(
         _below("upload", "every_s", "give_up_after_s", "lease_s"),
         lambda run: not run.store,
-        lambda run: "without a store",
+        lambda _: "without a store",
     ),
     Case(
         _below("cluster", "num_cpus", "object_store_mib"),
@@ -120,13 +125,9 @@ def idle_settings(config: RunConfig) -> list[str]:
     values = flat(config.model_dump(mode="json"))
     usual = flat(RunConfig.model_validate({"learner": {"algorithm": config.learner.algorithm}}).model_dump(mode="json"))
     return [
-        f"{key}={_text(values[key])} does nothing {case.reason(config)}"
+        f"{key}={as_written(values[key])} does nothing {case.reason(values)}"
         for case in CASES
         if case.idle(config)
         for key in case.keys
         if values[key] != usual[key]
     ]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -264,7 +264,7 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
         UserError: the folder already holds a run, or a run to be resumed is missing or damaged.
     """
     run_dir = config.run_dir
-    if not resume and (run_dir / "metrics.jsonl").exists():
+    if not resume and _has_begun(run_dir):
         raise UserError(
             f"{run_dir} already holds a run. Continue it with --resume, or choose another folder with name=NAME "
             f"(or remove {run_dir})."
@@ -285,10 +285,14 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
     return read_state(newest), newest
 
 
+def _has_begun(run_dir: Path) -> bool:
+    return (run_dir / "metrics.jsonl").exists()
+
+
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     """Writes the resolved configuration; prints what to know of its settings, and for a resumed run what changed."""
     resolved = config.run_dir / "config.yaml"
-    if resolved.exists() and (config.run_dir / "metrics.jsonl").exists():  # else a sweep wrote what it is to start with
+    if resolved.exists() and _has_begun(config.run_dir):  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
     say(f"new weights reach rollout workers {config.weight_transfer_text}")

@@ -139,7 +139,7 @@ def with_filter(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     own = ALGORITHMS[name].filter if name in ALGORITHMS else {}
     clashing = [f"filter.{key}={given[key]}" for key, value in own.items() if key in given and given[key] != value]
     if clashing:
-        wanted = ", ".join(f"{key}={_text(value)}" for key, value in own.items())
+        wanted = ", ".join(f"{key}={as_written(value)}" for key, value in own.items())
         raise ValueError(
             f"learner.algorithm={name} has a filter of its own ({wanted}), which {', '.join(clashing)} contradicts: "
             "remove those keys or give them these values, or set learner.algorithm_filter=false to combine the rest of "
@@ -157,11 +157,12 @@ def differences(name: str, learner: Mapping[str, Any]) -> list[str]:
         for part in key.split("."):
             node = node[part]
         if node != value:
-            found.append(f"learner.{key}: {_text(value)} -> {_text(node)}")
+            found.append(f"learner.{key}: {as_written(value)} -> {as_written(node)}")
     if ALGORITHMS[name].filter and not learner["algorithm_filter"]:
         found.append("learner.algorithm_filter: true -> false")
     return found
 
 
-def _text(value: Any) -> str:
+def as_written(value: Any) -> str:
+    """A setting's value as a user writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
