@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from actors.archive.reader import is_of_step, read_metrics
+from actors.scorer.pace import OUTCOMES
 from benchmarks.common import print_figures
 from benchmarks.loop import run_steps
 
@@ -35,7 +36,6 @@ ARMS = {
     "off": ["scorer.enabled=false"],
 }
 PARTS = ("step", "train", "rollout")
-OUTCOMES = ("done", "skipped", "late", "refused", "failed")
 MOST_CPU_SHARE, MOST_RATIO = 0.10, 1.1
 """Targets: largest CPU share of the scorer, and largest ratio of a step's seconds with it to those without."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.diagnosis.metrics import LINKS, LINKS_TESTED, SCOPES, SHARES, scoped
 from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from actors.scorer.pace import OUTCOMES
 
 EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
 """failed: the trajectory failed. no_turn: the trajectory ended before its first turn. empty: the reasoning is only
@@ -240,10 +241,11 @@ METRICS: Table = {
         MetricSpec(
             "squelch_scorings_total",
             "counter",
-            "Scorings by outcome: done, skipped because the scorer was behind, refused for age, late, failed",
+            "Scorings by outcome: done, skipped because the scorer was behind, refused for age, late, failed, "
+            "withdrawn because the groups were lost before they were trained on",
             "scorer/{outcome}",
             ("outcome",),
-            product(("done", "skipped", "refused", "late", "failed")),
+            product(OUTCOMES),
         ),
         MetricSpec(
             "squelch_turn_reasoning",

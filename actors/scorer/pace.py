@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-OUTCOMES = ("done", "skipped", "refused", "late", "failed")
+OUTCOMES = ("done", "skipped", "refused", "late", "failed", "withdrawn")
+ENDS = ("done", "refused", "failed", "withdrawn")
+"""The outcomes that end a scoring."""
 
 
 class ScoringPace:
@@ -19,14 +21,10 @@ class ScoringPace:
     def __init__(self, every: int, timeout_s: float) -> None:
         self.every, self.timeout_s = every, timeout_s
         self.outcomes: Counter[str] = Counter()
-        self._step: int | None = None
+        self.step: int | None = None
+        """The step that is being scored."""
         self._started = 0.0
         self._late_said = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a scoring is running."""
-        return self._step is not None
 
     def due(self, step: int) -> bool:
         """Whether a step should be scored: step 1 and every multiple of `every`."""
@@ -36,27 +34,32 @@ class ScoringPace:
         """Whether to score this step now. A due step is skipped, and counted, while the scorer is busy."""
         if not self.due(step):
             return False
-        if self.busy:
+        if self.step is not None:
             self.outcomes["skipped"] += 1
             return False
-        self._step, self._started, self._late_said = step, now, False
+        self.step, self._started, self._late_said = step, now, False
         return True
 
     def check(self, now: float) -> str | None:
         """The message about a scoring that exceeds `timeout_s`, once per scoring; else None."""
-        if not self.busy or self._late_said or now - self._started <= self.timeout_s:
+        if self.step is None or self._late_said or now - self._started <= self.timeout_s:
             return None
         self._late_said = True
         self.outcomes["late"] += 1
-        return f"the scorer is late with step {self._step}: over {self.timeout_s:g} s (scorer.timeout_s)"
+        return f"the scorer is late with step {self.step}: over {self.timeout_s:g} s (scorer.timeout_s)"
 
     def end(self, outcome: str, cause: str = "") -> str | None:
-        """Ends the present scoring as `done`, `refused` or `failed`; returns a message unless it is done. A failure of
-        the scorer raises no error: training continues without scores."""
-        if outcome not in ("done", "refused", "failed"):
-            raise ValueError(f"outcome={outcome!r} is none of done, refused, failed")
-        if self._step is None:
+        """Ends the present scoring with an outcome of `ENDS`; returns the message about a failure. A failure of the
+        scorer raises no error: training continues without scores."""
+        if outcome not in ENDS:
+            raise ValueError(f"outcome={outcome!r} is none of {', '.join(ENDS)}")
+        if self.step is None:
             raise RuntimeError(f"no scoring is under way to end as {outcome}")
-        step, self._step = self._step, None
+        step, self.step = self.step, None
         self.outcomes[outcome] += 1
-        return None if outcome == "done" else f"scoring of step {step} {outcome}: {cause}"
+        return None if outcome in ("done", "withdrawn") else f"scoring of step {step} {outcome}: {cause}"
+
+    def withdraw(self) -> None:
+        """Counts the last finished scoring as withdrawn instead of done."""
+        self.outcomes["done"] -= 1
+        self.outcomes["withdrawn"] += 1

@@ -351,6 +351,8 @@ class Coordinator:
             for window in self.windows.values()
         }
         await self.filtering.rewind(self._settled, min(self.windows, default=self.admission.next_step) - 1)
+        for step in self.windows:
+            self.scoring.withdraw(step)
         for window in self.windows.values():
             for ticket in window.tickets:
                 self.ledger.play_again(ticket.ticket_id)

@@ -52,6 +52,8 @@ class Scoring:
         self._probes: deque[dict[str, float]] = deque()
         """Figures of the readings of the fixed probe that no step has recorded yet, oldest first."""
         self._task: asyncio.Task[None] | None = None
+        self._withdrawn: asyncio.Task[None] | None = None
+        """The scoring under way whose figures are of no use any more."""
         self._probe: asyncio.Task[None] | None = None
         self.probing: int | None = None
         """The step whose reading of the fixed probe has neither ended nor failed."""
@@ -80,11 +82,23 @@ class Scoring:
         except PartyError as error:
             self._failed(step, started, error)
         else:
-            self.pace.end("done")
-            self._figures.append(figures | {"scorer/step": float(step), "seconds/score": time.time() - started})
             self._span = (started, time.time())
-            self.archive.event("scorer", "score", *self._span, step=step)
+            outcome = "withdrawn" if self._withdrawn is asyncio.current_task() else "done"
+            self.pace.end(outcome)
+            self.archive.event("scorer", "score", *self._span, step=step, outcome=outcome)
+            if outcome == "withdrawn":
+                return
+            self._figures.append(figures | {"scorer/step": float(step), "seconds/score": time.time() - started})
             await self._keep(step, scores)
+
+    def withdraw(self, step: int) -> None:
+        """Forgets the figures of a step whose groups were lost before they were trained on. They are played again, and
+        what is scored then is the step's scoring. The scorer's moving averages keep what they have seen."""
+        if self._figures and self._figures[-1]["scorer/step"] == step:
+            self._figures.pop()
+            self.pace.withdraw()
+        elif self.pace.step == step:
+            self._withdrawn = self._task
 
     async def _keep(self, step: int, scores: pa.Table) -> None:
         """Writes the score matrices. Only readers of the run need them, so the run goes on without them."""

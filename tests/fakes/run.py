@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,8 @@ def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:
     assert sorted(step for step in archive.figures if step) == list(range(1, clock_now + 1))
     assert sum(world.trained.values()) == counts["trained"]
     assert all(count == 1 for count in world.trained.values()), "a task was trained on twice"
+    scorings = [line.get("scorer/step") for line in [*archive.figures.values(), *archive.scored_alone]]
+    assert all(count == 1 for step, count in Counter(scorings).items() if step is not None), "a scoring too many"
     assert all(0 <= age <= world.config.loop.max_staleness for age in world.staleness), world.staleness
     assert outcome.coordinator.admission.version <= clock_now + archive.events.count(("learner", "restart"))
     assert not outcome.fleet.workers.present() and not outcome.fleet.players.present()

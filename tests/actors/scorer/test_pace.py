@@ -39,3 +39,13 @@ def test_ending_what_is_not_under_way_or_with_another_word_is_an_error() -> None
     pace.begin(1, now=0.0)
     with pytest.raises(ValueError, match="'finished' is none of"):
         pace.end("finished")
+
+
+def test_a_scoring_whose_groups_are_lost_counts_as_withdrawn_whether_it_has_ended_or_not() -> None:
+    pace = ScoringPace(every=1, timeout_s=10)
+    pace.begin(1, now=0.0)
+    assert pace.end("done") is None
+    pace.withdraw()
+    pace.begin(1, now=1.0)
+    assert pace.end("withdrawn") is None
+    assert +pace.outcomes == {"withdrawn": 2}
