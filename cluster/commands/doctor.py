@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.fleet.processor import emulates_16_bits, vectors
 from cluster.package import DISTRIBUTION, checkout
 from cluster.terminal import say
 
@@ -147,9 +148,9 @@ def _accelerator() -> Finding:
         return Finding("accelerator", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
     cuda_without_card = torch.version.cuda is not None
     mend = f"this torch is a CUDA build but finds no GPU; for the CPU set-up {SET_UP}" if cuda_without_card else ""
-    vectors = torch.backends.cpu.get_cpu_capability()
-    emulated = "" if vectors == "AVX512" else " alone: it emulates bfloat16, many times slower than float32"
-    return Finding("accelerator", f"none, CPU with {vectors}{emulated}", mend)
+    found = vectors()
+    slow = " alone: it emulates bfloat16, many times slower than float32" if emulates_16_bits(found) else ""
+    return Finding("accelerator", f"none, CPU with {found}{slow}", mend)
 
 
 def _programs() -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from cluster.fleet import local_ray
 from cluster.fleet.demand import needed
 from cluster.fleet.object_store import check_joined, local_mib
 from cluster.fleet.placement import make_room
+from cluster.fleet.processor import emulated
 from cluster.package import checkout
 from envs.contract import Demonstrator, MissingCapabilityError, require
 from envs.episode import Episode
@@ -243,6 +244,8 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
     say(_check_memory(folder, config))
+    if slow := emulated(config):
+        say(slow)
     return folder.resolve()
 
 

@@ -1,0 +1,29 @@
+"""Whether a run is told that its processor emulates the type of numbers that it would compute with."""
+
+import pytest
+import torch
+
+from cluster.config import load
+from cluster.fleet.processor import emulated
+
+BFLOAT16 = ["learner.dtype=bfloat16", "rollout.dtype=bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "settings", "named"),
+    [
+        ("AVX2", BFLOAT16, "learner.dtype=bfloat16 and rollout.dtype=bfloat16: this processor has AVX2 alone"),
+        ("AVX2", ["scorer.dtype=bfloat16"], "scorer.dtype=bfloat16: "),
+        ("AVX2", ["scorer.dtype=bfloat16", "scorer.enabled=false"], ""),
+        ("AVX2", [*BFLOAT16, "learner.num_gpus=1", "rollout.num_gpus=1"], ""),
+        ("AVX2", [], ""),
+        ("AVX512", BFLOAT16, ""),
+    ],
+    ids=["both", "scorer", "no scorer", "GPUs", "float32", "AVX-512"],
+)
+def test_16_bit_numbers_on_a_processor_that_emulates_them_are_told_of_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, vectors: str, settings: list[str], named: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
+    found = emulated(load("frozenlake", settings))
+    assert found.startswith(named) and bool(found) == bool(named)
