@@ -43,7 +43,6 @@ from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import finished, how_it_ended, parsed
 from cluster.inspector.texts import Pieces
-from cluster.inspector.trajectories import prompt_of, reasoning_of
 from cluster.sweep.plan import Arm
 from cluster.sweep.table import t_interval, text
 
@@ -125,7 +124,7 @@ def reasonings(folder: Path, step: int) -> list[dict[str, str]]:
     trajectories = [one for one in from_table(read_groups(folder, [step])) if one.turns]
     first = sorted(trajectories, key=lambda one: one.index)[:REASONINGS]
     return [
-        {"prompt": pieces.text(prompt_of(one, 0))[-240:], "reasoning": pieces.text(reasoning_of(one, 0))}
+        {"prompt": pieces.text(one.prompt_ids(0))[-400:], "reasoning": pieces.text(one.reasoning_ids(0))}
         for one in first
     ]
 
