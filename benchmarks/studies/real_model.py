@@ -9,10 +9,15 @@ The model is SmolLM2-135M-Instruct (docs/real-models.md). The parts and their ar
 
     part                  recipe               steps   arms                                             seeds
     countdown             smollm2-countdown    60      as it comes                                      0, 1
-    frozenlake            smollm2-frozenlake   60      as it comes                                      0
+    frozenlake            smollm2-frozenlake   60      the board alone is shown, as it came at first    0
     question              smollm2-countdown    100     no filter and top-p 0.9, entropy bonus 0.03      0, 1, 2
     question-entropy      smollm2-countdown    100     no filter and top-p 0.9, entropy bonus 0.001     0
+    frozenlake-cells      smollm2-frozenlake   60      as it comes                                      0
     question-frozenlake   smollm2-frozenlake   60      no filter and top-p 0.9, entropy bonus 0.03      0
+
+`frozenlake` learned nothing, because the model could not read its board. The recipe shows the cells of things beside it
+since, and its warm-up looks at what the reasoning states. `frozenlake-cells` was added then; `question-frozenlake` had
+not been run.
 
 `--list` and `--run` are those of `benchmarks.claims`. A finished cell leaves one small file under
 `benchmarks/studies/results/real_model`, with ten reasonings of the first and the last step; commit it. A run that was
@@ -74,11 +79,13 @@ def _filters(entropy: float) -> tuple[Arm, ...]:
 
 
 AS_IT_COMES = (Arm("base", {}),)
+BOARD_ALONE = {"environment.options.observation_format": "grid", "model.warmup.true_reasonings": None}
 PARTS = {
     "countdown": Part("smollm2-countdown", 60, 1024, AS_IT_COMES, (0, 1)),
-    "frozenlake": Part("smollm2-frozenlake", 60, 512, AS_IT_COMES, (0,)),
+    "frozenlake": Part("smollm2-frozenlake", 60, 512, (Arm("base", BOARD_ALONE),), (0,)),
     "question": Part("smollm2-countdown", 100, 512, _filters(0.03), (0, 1, 2)),
     "question-entropy": Part("smollm2-countdown", 100, 512, _filters(0.001), (0,)),
+    "frozenlake-cells": Part("smollm2-frozenlake", 60, 512, AS_IT_COMES, (0,)),
     "question-frozenlake": Part("smollm2-frozenlake", 60, 256, _filters(0.03), (0,)),
 }
 FIGURES = {
