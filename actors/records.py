@@ -107,6 +107,15 @@ class Trajectory:
     """Return of each replay of the trajectory's actions under fresh noise; empty if the environment declares no noise,
     None if the trajectory was not replayed or a replay failed."""
 
+    def prompt_ids(self, turn: int) -> np.ndarray:
+        """X of a turn (from 0): the ids that were fed and sampled before it samples."""
+        return self.token_ids[: self.turns[turn].sample_start]
+
+    def reasoning_ids(self, turn: int) -> np.ndarray:
+        """Z of a turn (from 0); empty for a turn without reasoning."""
+        found = self.turns[turn]
+        return self.token_ids[found.reasoning_start : found.reasoning_end]
+
     @property
     def episode_return(self) -> float:
         """Sum of rewards, without format penalties."""

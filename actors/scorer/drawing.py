@@ -179,8 +179,9 @@ def unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | N
 
 
 def _sample(group: str, trajectory: Trajectory, index: int, mass: float) -> _Sample:
-    ids, turn = np.asarray(trajectory.token_ids, dtype=np.int64), trajectory.turns[index]
-    prompt, reasoning = ids[: turn.sample_start], ids[turn.reasoning_start : turn.reasoning_end]
+    turn = trajectory.turns[index]
+    prompt = np.asarray(trajectory.prompt_ids(index), dtype=np.int64)
+    reasoning = np.asarray(trajectory.reasoning_ids(index), dtype=np.int64)
     pictures = tuple(picture for picture in trajectory.pictures if picture.position < turn.sample_start)
     key, versions = content_key(prompt, pictures), (turn.version_min, turn.version_max)
     return _Sample(group, trajectory.index, index, prompt, pictures, key, reasoning, versions, mass)

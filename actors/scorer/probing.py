@@ -116,7 +116,7 @@ def _prompt(trajectories: Sequence[Trajectory]) -> np.ndarray | None:
     """The ids that the first turn's reasoning was sampled under; None if no trajectory of the task has a turn."""
     for trajectory in trajectories:
         if trajectory.turns:
-            return np.asarray(trajectory.token_ids[: trajectory.turns[0].sample_start], dtype=np.int64)
+            return np.asarray(trajectory.prompt_ids(0), dtype=np.int64)
     return None
 
 
@@ -125,8 +125,7 @@ def _reasoning(trajectory: Trajectory, version: int, room: int) -> np.ndarray | 
     reason = unusable(trajectory, 0, version)
     if reason is not None:
         return reason
-    turn = trajectory.turns[0]
-    found = np.asarray(trajectory.token_ids[turn.reasoning_start : turn.reasoning_end], dtype=np.int64)
+    found = np.asarray(trajectory.reasoning_ids(0), dtype=np.int64)
     return "too_long" if len(found) > room else found
 
 

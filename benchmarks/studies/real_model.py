@@ -9,10 +9,15 @@ The model is SmolLM2-135M-Instruct (docs/real-models.md). The parts and their ar
 
     part                  recipe               steps   arms                                             seeds
     countdown             smollm2-countdown    60      as it comes                                      0, 1
-    frozenlake            smollm2-frozenlake   60      as it comes                                      0
+    frozenlake            smollm2-frozenlake   60      the board alone is shown, as it came at first    0
     question              smollm2-countdown    100     no filter and top-p 0.9, entropy bonus 0.03      0, 1, 2
     question-entropy      smollm2-countdown    100     no filter and top-p 0.9, entropy bonus 0.001     0
+    frozenlake-cells      smollm2-frozenlake   60      as it comes                                      0
     question-frozenlake   smollm2-frozenlake   60      no filter and top-p 0.9, entropy bonus 0.03      0
+
+`frozenlake` learned nothing, because the model could not read its board. The recipe shows the cells of things beside it
+since, and its warm-up looks at what the reasoning states. `frozenlake-cells` was added then; `question-frozenlake` had
+not been run.
 
 `--list` and `--run` are those of `benchmarks.claims`. A finished cell leaves one small file under
 `benchmarks/studies/results/real_model`, with ten reasonings of the first and the last step; commit it. A run that was
@@ -43,7 +48,6 @@ from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import finished, how_it_ended, parsed
 from cluster.inspector.texts import Pieces
-from cluster.inspector.trajectories import prompt_of, reasoning_of
 from cluster.sweep.plan import Arm
 from cluster.sweep.table import t_interval, text
 
@@ -75,11 +79,13 @@ def _filters(entropy: float) -> tuple[Arm, ...]:
 
 
 AS_IT_COMES = (Arm("base", {}),)
+BOARD_ALONE = {"environment.options.observation_format": "grid", "model.warmup.true_reasonings": None}
 PARTS = {
     "countdown": Part("smollm2-countdown", 60, 1024, AS_IT_COMES, (0, 1)),
-    "frozenlake": Part("smollm2-frozenlake", 60, 512, AS_IT_COMES, (0,)),
+    "frozenlake": Part("smollm2-frozenlake", 60, 512, (Arm("base", BOARD_ALONE),), (0,)),
     "question": Part("smollm2-countdown", 100, 512, _filters(0.03), (0, 1, 2)),
     "question-entropy": Part("smollm2-countdown", 100, 512, _filters(0.001), (0,)),
+    "frozenlake-cells": Part("smollm2-frozenlake", 60, 512, AS_IT_COMES, (0,)),
     "question-frozenlake": Part("smollm2-frozenlake", 60, 256, _filters(0.03), (0,)),
 }
 FIGURES = {
@@ -125,7 +131,7 @@ def reasonings(folder: Path, step: int) -> list[dict[str, str]]:
     trajectories = [one for one in from_table(read_groups(folder, [step])) if one.turns]
     first = sorted(trajectories, key=lambda one: one.index)[:REASONINGS]
     return [
-        {"prompt": pieces.text(prompt_of(one, 0))[-240:], "reasoning": pieces.text(reasoning_of(one, 0))}
+        {"prompt": pieces.text(one.prompt_ids(0))[-400:], "reasoning": pieces.text(one.reasoning_ids(0))}
         for one in first
     ]
 

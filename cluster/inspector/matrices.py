@@ -23,10 +23,8 @@ from cluster.inspector.trajectories import (
     Board,
     board_of,
     by_index,
-    prompt_of,
     readable,
     reasoning_log_probs,
-    reasoning_of,
 )
 from cluster.runs.folder import RunFolder
 
@@ -126,18 +124,18 @@ class Texts:
 
     def reasoning(self, place: TurnPlace) -> str:
         """The text of a reasoning."""
-        return self.pieces.text(reasoning_of(self.trajectory(place), place.turn))
+        return self.pieces.text(self.trajectory(place).reasoning_ids(place.turn))
 
     def prompt(self, place: TurnPlace) -> PromptView:
         """A prompt, for the page."""
         trajectory = self.trajectory(place)
-        text = self.pieces.text(prompt_of(trajectory, place.turn))
+        text = self.pieces.text(trajectory.prompt_ids(place.turn))
         return PromptView(place, readable(text), board_of(self.environment[place.group], text))
 
     def tokens(self, place: TurnPlace) -> Markup:
         """The tokens of a reasoning, coloured by the log-probability with which they were sampled."""
         trajectory = self.trajectory(place)
-        ids, log_probs = reasoning_of(trajectory, place.turn), reasoning_log_probs(trajectory, place.turn)
+        ids, log_probs = trajectory.reasoning_ids(place.turn), reasoning_log_probs(trajectory, place.turn)
         return tokens_html(self.pieces.html(ids), log_probs, (0, 0))
 
 

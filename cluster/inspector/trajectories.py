@@ -109,7 +109,7 @@ def group_view(table: pa.Table, pieces: Pieces, whole: bool = False) -> GroupVie
     found = from_table(table)
     views = tuple(trajectory_view(one, environment, pieces, None if whole else MOST_TOKENS) for one in found)
     first = next((one for one in found if one.turns), found[0])
-    opening = pieces.text(first.token_ids[: first.turns[0].sample_start] if first.turns else first.token_ids)
+    opening = pieces.text(first.prompt_ids(0) if first.turns else first.token_ids)
     return GroupView(facts, views, readable(opening), board_of(environment, opening))
 
 
@@ -151,19 +151,8 @@ def _turn_view(
     )
 
 
-def prompt_of(trajectory: Trajectory, turn: int) -> np.ndarray:
-    """X of a turn (from 0): the ids that were fed and sampled before it samples."""
-    return trajectory.token_ids[: trajectory.turns[turn].sample_start]
-
-
-def reasoning_of(trajectory: Trajectory, turn: int) -> np.ndarray:
-    """Z of a turn (from 0)."""
-    found = trajectory.turns[turn]
-    return trajectory.token_ids[found.reasoning_start : found.reasoning_end]
-
-
 def reasoning_log_probs(trajectory: Trajectory, turn: int) -> np.ndarray:
-    """The rollout's log-probabilities of `reasoning_of`, nats."""
+    """The rollout's log-probabilities of the reasoning, nats."""
     found = trajectory.turns[turn]
     return trajectory.log_probs[found.reasoning_start : found.reasoning_end]
 

@@ -24,6 +24,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from actors.diagnosis.grounding import judge_of
 from actors.pretrained.gguf_file import STAMP
 from actors.pretrained.source import resolved
 from actors.process.folders import file_digest
@@ -40,7 +41,7 @@ from cluster.fleet.bootstrap import (
     weight_bytes,
 )
 from cluster.fleet.ray_parties import RayParties
-from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
+from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from cluster.runs.logs import log_folder, write_trace
 from envs.file_lock import held
 from envs.untrusted.files import MIB, Unreadable, read_bytes, require_regular
@@ -109,7 +110,10 @@ def _warm_up(
 
     longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
     limits = Limits(longest, "rollout.max_model_len", config.sampling.max_tokens_per_turn if plays else longest)
-    corpus = make_corpus(ChatCodec(folder), config.environment, warmup, limits)
+    codec = ChatCodec(folder)
+    corpus = make_corpus(codec, config.environment, warmup, limits)
+    judge = judge_of(config.environment.name) if plays else None
+    truth = None if judge is None else truth_of(judge, codec.text)
     steps = corpus.num_steps(warmup)
     say(f"{len(corpus.trained)} demonstrations, {corpus.num_tokens} tokens, {steps} optimizer steps")
     place = {"runs_dir": str(work.parent), "name": work.name}  # not the run's: it has not begun
@@ -118,7 +122,7 @@ def _warm_up(
     try:
         connect(settings, say, weights=weight_bytes(folder, settings))
         parties = RayParties(settings, folder.resolve(), log_folder(work))
-        warming = Warming(settings, warmup, corpus, plays, work, parties, digest, say)
+        warming = Warming(settings, warmup, corpus, plays, work, parties, digest, say, truth)
         progress = asyncio.run(_stoppable(warming, out))
     except Stopped as stopped:
         say(f"{stopped}; repeat the command to continue")
@@ -148,7 +152,13 @@ def summary(progress: Progress) -> list[str]:
 
 
 def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
-    """Raises UserError if there is nothing to learn from: no such file, or an environment without demonstrations."""
+    """Raises UserError if there is nothing to learn from, as without the file or with an environment that demonstrates
+    nothing, or no judge of the share at which the warm-up is to stop."""
+    if warmup.true_reasonings is not None and judge_of(config.environment.name) is None:
+        raise UserError(
+            f"model.warmup.true_reasonings={warmup.true_reasonings:g}: {config.environment.name} has no judge of "
+            "reasonings; set model.warmup.format_validity instead"
+        )
     if not warmup.data:
         check_demonstrator(config.environment.name, "give a file of chat messages instead (model.warmup.data)")
         return
@@ -184,7 +194,7 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
         data,
         texts,
         _content(folder),
-        _play(config) if warmup.format_validity is not None else None,
+        _play(config) if warmup.may_stop_early else None,
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -28,17 +28,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from actors.archive.rows import from_table
+from actors.diagnosis.grounding import shares
 from actors.process.disk import partial_path, put_in_place
 from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
@@ -56,6 +59,11 @@ from learner.config import CriticConfig, ObjectiveConfig
 from learner.warmup.corpus import Corpus
 from learner.warmup.settings import WarmupConfig
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from envs.contract import Judge
+
 FAILED_SHARE = 0.25
 """Share of a check's trajectories that may fail: beyond it the check says more of the party that is slow or down."""
 CHECK_SEED = 1_000_000_000
@@ -64,6 +72,11 @@ wanted format validity."""
 REPORT = "squelch_warmup.json"
 RISE, FLOOR = 0.05, 0.1
 """Share of the steps over which the learning rate rises, and the share of its peak that is left at the end."""
+
+
+Truth = Callable[[Sequence["pa.Table"]], float | None]
+"""The share of first reasonings in the rows of groups that state something of their task, all of it true; None if there
+are no reasonings to judge."""
 
 
 class Stopped(Exception):
@@ -76,7 +89,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found after `step` optimizer steps. The last three are None where nothing was played."""
+    """What a check found after `step` optimizer steps. What needs play is None where nothing was played."""
 
     step: int
     held_out_loss: float
@@ -87,6 +100,8 @@ class Check:
     """Share of turns that are well formed."""
     varied: float | None = None
     """Share of tasks whose samples differ in their return, so that RL could learn from them."""
+    true: float | None = None
+    """Share of first reasonings that state something of their task, all of it true; None without a judge."""
 
     def words(self) -> str:
         """The check in one line."""
@@ -96,7 +111,8 @@ class Check:
             else f"  success {self.success:.3f}  well-formed turns {self.format_validity:.3f}  groups with variance "
             f"{self.varied:.3f}"
         )
-        return f"held-out loss {self.held_out_loss:.3f}{played}"
+        judged = "" if self.true is None else f"  true reasonings {self.true:.3f}"
+        return f"held-out loss {self.held_out_loss:.3f}{played}{judged}"
 
 
 @dataclass
@@ -133,7 +149,7 @@ def learner_settings(config: RunConfig, warmup: WarmupConfig, steps: int) -> Run
 
 class Warming:
     """One warm-up. `config`: as `learner_settings` gives it; `plays`: whether checks play the environment; `work`: the
-    folder of its checkpoints."""
+    folder of its checkpoints; `truth`: the share of true reasonings in the rows of groups (`truth_of`)."""
 
     def __init__(
         self,
@@ -145,7 +161,9 @@ class Warming:
         parties: Parties,
         digest: str,
         say: Callable[[str], None],
+        truth: Truth | None = None,
     ) -> None:
+        self.truth = truth
         self.config, self.warmup, self.corpus, self.plays, self.work = config, warmup, corpus, plays, work
         self.fleet, self.say = Fleet(config, parties, _no_event), say
         self.watchdog = Watchdog(_no_event, _no_event)
@@ -228,16 +246,19 @@ class Warming:
         self.say(f"warm-up {step:4d}/{self.steps}  loss {done.loss:.3f}  {seconds:.2f} s")
 
     def _enough(self) -> bool:
-        """Whether the last check found the wanted format validity."""
-        wanted, found = self.warmup.format_validity, self.progress.checks[-1].format_validity
-        return wanted is not None and found is not None and found >= wanted
+        """Whether the last check found the wanted shares, if any is wanted."""
+        warmup, last = self.warmup, self.progress.checks[-1]
+        shares = (warmup.format_validity, last.format_validity), (warmup.true_reasonings, last.true)
+        return warmup.may_stop_early and all(
+            wanted is None or (found is not None and found >= wanted) for wanted, found in shares
+        )
 
     def _check_due(self) -> bool:
         """Whether the present weights are to be checked and were not yet; a step is saved before it is checked."""
         step, checks = self.progress.step, self.progress.checks
         if checks and checks[-1].step == step:
             return False
-        wanted = self.plays and self.warmup.format_validity is not None
+        wanted = self.plays and self.warmup.may_stop_early
         return step in (0, self.steps) or (wanted and step % self.warmup.check_every == 0)
 
     async def _check(self) -> None:
@@ -246,8 +267,9 @@ class Warming:
         self.progress.checks.append(check)
         self.say(f"after {check.step} steps: {check.words()}")
 
-    async def _played(self) -> tuple[float, float, float]:
-        """(success, share of well-formed turns, share of tasks with variance) of the present weights."""
+    async def _played(self) -> tuple[float, float, float, float | None]:
+        """(success, share of well-formed turns, share of tasks with variance, share of true reasonings) of the present
+        weights."""
         await self._publish()
         groups = await Supervisor(self.fleet, self.watchdog).beside(self._groups())
         summaries = [group.summary for group in groups]
@@ -259,7 +281,8 @@ class Warming:
                 f"the warm-up's check at step {self.progress.step}: {failed_text(failed, tasks, 'trajectories')}; "
                 "more than a quarter, so that it says nothing of the weights"
             )
-        return _figures(summaries)
+        true = self.truth(await self.play.rows(groups)) if self.truth is not None else None
+        return *_figures(summaries), true
 
     async def _publish(self) -> None:
         """Loads the present weights into every rollout worker; one that is late, or fails the checks, is replaced."""
@@ -306,6 +329,19 @@ def _figures(summaries: list[GroupSummary]) -> tuple[float, float, float]:
     success = sum(int(one.successes.sum()) for one in summaries) / trajectories
     valid = sum(one.format_valid_turns for one in summaries) / max(turns, 1)
     return success, valid, float(np.mean([len(np.unique(one.returns)) > 1 for one in summaries]))
+
+
+def truth_of(judge: Judge, text: Callable[[np.ndarray], str]) -> Truth:
+    """The share of true reasonings as a judge sees it; `text` decodes ids."""
+
+    def truth(rows: Sequence[pa.Table]) -> float | None:
+        played = [one for table in rows for one in from_table(table) if one.failure is None and one.turns]
+        prompts = [text(one.prompt_ids(0)) for one in played]
+        reasonings = [text(one.reasoning_ids(0)) for one in played]
+        found = shares(judge, prompts, reasonings, range(len(played)))["right"]
+        return None if math.isnan(found) else found
+
+    return truth
 
 
 def _tickets(config: RunConfig, warmup: WarmupConfig) -> list[Ticket]:

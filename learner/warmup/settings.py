@@ -27,9 +27,12 @@ class WarmupConfig(Settings):
     format_validity: float | None = Field(None, gt=0, le=1)
     """Share of well-formed turns at which the warm-up stops, so that something is left to learn; unset: all
     demonstrations are used."""
+    true_reasonings: float | None = Field(None, gt=0, le=1)
+    """Share of reasonings that state something of their task, all of it true, at which the warm-up stops; with
+    `format_validity`, once both are there. Needs an environment with a judge."""
     check_every: int = Field(5, ge=1)
     """Optimizer steps between two checks; a check measures the held-out loss and, if the environment is known, plays.
-    Without `format_validity` only the start and the end are checked."""
+    Without a share to stop at only the start and the end are checked."""
     tasks: int = Field(16, ge=1)
     """Validation tasks that a check plays, the same each time."""
     samples: int = Field(4, ge=1)
@@ -43,3 +46,8 @@ class WarmupConfig(Settings):
     )
     """Quality of the demonstrations: nearly all of them read the state, and a third plan at random, so that RL has
     something to learn."""
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether there is a share at which it stops."""
+        return self.format_validity is not None or self.true_reasonings is not None

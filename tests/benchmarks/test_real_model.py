@@ -13,7 +13,7 @@ from benchmarks.studies.real_model import ENTROPY, PARTS, STUDY, compared, early
 
 def test_the_cells_are_runs_that_can_be_made_in_the_order_that_was_fixed(tmp_path) -> None:
     assert list(dict.fromkeys(cell.part for cell in STUDY.cells)) == list(PARTS)
-    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == 13
+    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == 14
     for cell in STUDY.cells:
         config = run_of(STUDY, cell, str(tmp_path)).config
         assert (config.loop.steps, config.validation.every) == (cell.steps, cell.steps)

@@ -66,6 +66,7 @@ def test_a_warm_up_happens_once_for_runs_that_share_it(model: Path, warmed: list
     "change",
     [
         "model.warmup.format_validity=0.5",
+        "model.warmup.true_reasonings=0.5",
         "model.warmup.quality.grounded=0.5",
         "environment.options.max_number=9",
         "environment.prompt=tiny",
@@ -124,3 +125,9 @@ def test_a_model_that_cannot_be_had_names_the_setting(tmp_path: Path) -> None:
 def test_a_missing_file_of_conversations_is_named(model: Path, warmed: list[Path]) -> None:
     with pytest.raises(UserError, match=r"model\.warmup\.data: gone\.jsonl does not exist"):
         prepare_model(recipe(model, "model.warmup.data=gone.jsonl"), quietly)
+
+
+def test_a_share_of_true_reasonings_is_refused_without_a_judge(model: Path, warmed: list[Path]) -> None:
+    words = ("environment.name=MetaMathQA", "environment.options={}", "model.warmup.true_reasonings=0.5")
+    with pytest.raises(UserError, match=r"model\.warmup\.true_reasonings=0\.5: MetaMathQA has no judge"):
+        prepare_model(recipe(model, *words), quietly)

@@ -6,19 +6,21 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from actors.archive.rows import to_table
 from actors.failures import Failure, FailureCause
-from actors.records import Ticket
+from actors.records import Group, Task, Ticket, Trajectory, Turn
 from cluster.control.party_errors import Died
 from cluster.errors import UserError
 from cluster.loop import warming
 from cluster.loop.persistence.state import checkpoints
 from cluster.loop.tickets.playing import Play, PlayedGroup
-from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings
+from cluster.loop.warming import REPORT, Progress, Stopped, Truth, Warming, learner_settings, truth_of
 from learner.batching import Row
 from learner.warmup.corpus import Corpus
 from learner.warmup.settings import WarmupConfig
@@ -48,11 +50,12 @@ def warm(
     failing: Callable[[Ticket], Failure | None] = lambda ticket: None,
     stop_in_check: int = 0,
     overrides: tuple[str, ...] = (),
+    truth: Truth | None = None,
 ) -> tuple[Progress, World, list[str]]:
     config = learner_settings(settings(tmp_path, *overrides), warmup, CORPUS.num_steps(warmup))
     world, said = World(config, faults, rewards=lambda ticket, index: float(index % 2), failing=failing), list[str]()
     work = tmp_path / "out.warmup"
-    made = Warming(config, warmup, CORPUS, plays, work, FakeParties(world), digest, said.append)
+    made = Warming(config, warmup, CORPUS, plays, work, FakeParties(world), digest, said.append, truth)
 
     def signalled(kind: str, number: int) -> None:
         if kind == "learner.imitate" and world.calls[kind] == stop_at:
@@ -112,6 +115,54 @@ def test_a_model_that_is_well_formed_already_is_left_alone(tmp_path: Path, valid
     validity += [0.9]
     progress, world, _ = warm(tmp_path, SMALL.model_copy(update={"format_validity": 0.8}))
     assert progress.step == 0 and not world.calls["learner.imitate"]
+
+
+@pytest.mark.parametrize(
+    ("validities", "shares", "stops_at"),
+    [([0.0, 0.9, 0.9], [0.0, 0.2, 0.4], 4), ([0.0, 0.5, 0.9], [0.5, 0.5, 0.5], 4), ([0.9] * 4, [0.0] * 4, 5)],
+    ids=["truth is last", "format is last", "never"],
+)
+def test_it_stops_once_both_wanted_shares_are_there(
+    tmp_path: Path, validity: list[float], validities: list[float], shares: list[float], stops_at: int
+) -> None:
+    validity += validities
+    wanted = SMALL.model_copy(update={"format_validity": 0.8, "true_reasonings": 0.3})
+    progress, _, said = warm(tmp_path, wanted, truth=lambda rows: shares.pop(0))
+    assert progress.step == stops_at and not shares
+    assert any(line.endswith("true reasonings 0.500") or line.endswith("true reasonings 0.000") for line in said)
+
+
+def test_reasonings_that_cannot_be_judged_never_are_enough(tmp_path: Path, validity: list[float]) -> None:
+    validity += [1.0] * 4
+    progress, _, said = warm(tmp_path, SMALL.model_copy(update={"true_reasonings": 0.1}), truth=lambda rows: None)
+    assert progress.step == 5 and not any("true reasonings" in line for line in said)
+
+
+def test_the_share_of_true_reasonings_is_the_judges_over_first_turns_that_were_played() -> None:
+    class Judge:
+        def facts(self, prompt: str) -> str:
+            return prompt
+
+        def claims(self, reasoning: str) -> list[str]:
+            return reasoning.split()
+
+        def holds(self, claim: str, facts: str) -> bool:
+            return claim == facts
+
+    def one(index: int, prompt: int, reasoning: list[int], failure: Failure | None = None) -> Trajectory:
+        ids = np.array([prompt, *reasoning, 0], dtype=np.int32)
+        first = Turn(1, len(ids), 1, 1 + len(reasoning), 0.0, 0.0, True, False, 1, 0, 0)
+        return Trajectory(
+            index, ids, np.arange(len(ids)) > 0, np.zeros(len(ids), np.float32), [first], False, False, failure
+        )
+
+    failed = Failure(FailureCause.WORKER_DIED, "gone")
+    right, wrong, partly, silent = one(0, 7, [7, 7]), one(1, 7, [8]), one(2, 7, [7, 8]), one(3, 7, [])
+    played = [right, wrong, partly, silent, one(4, 7, [7], failed)]
+    group = Group(Ticket("t", 0, Task("FrozenLake", 0), 5, 0), "key", played)
+    truth = truth_of(Judge(), lambda ids: " ".join(map(str, ids)))
+    assert truth([to_table(group)]) == 0.25
+    assert truth([to_table(replace(group, trajectories=played[4:]))]) is None
 
 
 @pytest.mark.parametrize("call", [1, 3, 4, 5])
