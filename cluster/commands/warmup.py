@@ -48,11 +48,17 @@ def run(options: argparse.Namespace) -> int:
     if warmup is None:
         raise UserError("model.warmup=null: there is nothing to warm up by; leave the override out")
     check_source(config, warmup)
+    plays = bool(options.env or options.recipe)
+    if warmup.may_stop_early and not plays:
+        raise UserError(
+            "model.warmup.format_validity and true_reasonings are found by play, for which --data names no "
+            "environment: give --env NAME too, or leave them out"
+        )
     with quiet() as output:
         told = output.aloud(say)
         folder = find_model(config, told)
         check_model(folder, config, told)
-        warmed_up(config, warmup, folder, options.out, bool(options.env or options.recipe), told)
+        warmed_up(config, warmup, folder, options.out, plays, told)
     say(f"done: {options.out}; train it with model.path={options.out}")
     return 0
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cluster.config import RunConfig
 
-SIXTEEN_BITS = ("bfloat16", "float16")
-
 
 def vectors() -> str:
     """The vector instructions that PyTorch uses here, such as `AVX2` and `AVX512`."""
@@ -29,7 +27,7 @@ def emulated(config: RunConfig) -> str:
     slow = [
         f"{name}.dtype={party.dtype}"
         for name, party in parties.items()
-        if party.num_gpus == 0 and party.dtype in SIXTEEN_BITS and (name != "scorer" or config.scorer.enabled)
+        if party.num_gpus == 0 and party.dtype != "float32" and (name != "scorer" or config.scorer.enabled)
     ]
     if not slow or not emulates_16_bits(found := vectors()):
         return ""

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import shutil
 import signal
 import time
@@ -41,7 +40,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from actors.archive.rows import from_table
-from actors.diagnosis.grounding import shares
+from actors.diagnosis.grounding import right
 from actors.process.disk import partial_path, put_in_place
 from actors.records import GroupSummary, Ticket
 from cluster.config import RunConfig
@@ -336,10 +335,13 @@ def truth_of(judge: Judge, text: Callable[[np.ndarray], str]) -> Truth:
 
     def truth(rows: Sequence[pa.Table]) -> float | None:
         played = [one for table in rows for one in from_table(table) if one.failure is None and one.turns]
-        prompts = [text(one.prompt_ids(0)) for one in played]
-        reasonings = [text(one.reasoning_ids(0)) for one in played]
-        found = shares(judge, prompts, reasonings, range(len(played)))["right"]
-        return None if math.isnan(found) else found
+        states = [judge.facts(text(one.prompt_ids(0))) for one in played]
+        judged = [
+            right(judge, judge.claims(text(one.reasoning_ids(0))), state)
+            for one, state in zip(played, states, strict=True)
+            if state is not None
+        ]
+        return float(np.mean(judged)) if judged else None
 
     return truth
 

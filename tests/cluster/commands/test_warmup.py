@@ -68,3 +68,12 @@ def test_a_setting_below_a_block_that_is_off_turns_it_on() -> None:
     """Found by a reviewer: the output of `squelch config` could not take `learner.lora.rank`."""
     tree = read_recipe("frozenlake") | {"learner": {"lora": None}}
     assert validated(tree, ["learner.lora.rank=8"], "it").learner.lora.rank == 8
+
+
+@pytest.mark.parametrize("share", ["format_validity", "true_reasonings"])
+def test_a_share_to_stop_at_is_refused_where_nothing_is_played(tmp_path, capsys, share: str) -> None:
+    data = tmp_path / "chats.jsonl"
+    data.write_text("{}\n")
+    words = ("some/model", str(tmp_path / "out"), "--data", str(data), f"model.warmup.{share}=0.8")
+    assert main(["warmup", *words]) == 2
+    assert "give --env NAME too" in capsys.readouterr().err
