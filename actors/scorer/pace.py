@@ -26,6 +26,11 @@ class ScoringPace:
         self._started = 0.0
         self._late_said = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether a scoring is running."""
+        return self.step is not None
+
     def due(self, step: int) -> bool:
         """Whether a step should be scored: step 1 and every multiple of `every`."""
         return step == 1 or step % self.every == 0
@@ -34,7 +39,7 @@ class ScoringPace:
         """Whether to score this step now. A due step is skipped, and counted, while the scorer is busy."""
         if not self.due(step):
             return False
-        if self.step is not None:
+        if self.busy:
             self.outcomes["skipped"] += 1
             return False
         self.step, self._started, self._late_said = step, now, False
@@ -42,7 +47,7 @@ class ScoringPace:
 
     def check(self, now: float) -> str | None:
         """The message about a scoring that exceeds `timeout_s`, once per scoring; else None."""
-        if self.step is None or self._late_said or now - self._started <= self.timeout_s:
+        if not self.busy or self._late_said or now - self._started <= self.timeout_s:
             return None
         self._late_said = True
         self.outcomes["late"] += 1
