@@ -98,7 +98,11 @@ def test_the_unsafe_way_is_an_option_and_warns(caplog: pytest.LogCaptureFixture)
         unsafe.close()
 
 
-def test_the_probe_sees_through_a_back_end_that_does_not_isolate() -> None:
+@pytest.mark.parametrize("own_file", [backends.HOST_FILES[0], "/in/a/folder/that/only/its/owner/enters"])
+def test_the_probe_sees_through_a_back_end_that_does_not_isolate(
+    monkeypatch: pytest.MonkeyPatch, own_file: str
+) -> None:
+    monkeypatch.setattr(backends, "HOST_FILES", (own_file, *backends.HOST_FILES[1:]))
     identity = identities()[-1]
     pretender = dataclasses.replace(rlimits(find(identity), identity), isolates=True)
     with pytest.raises(ValueError, match=r"not locked in: .*it reads the host's files.*it opens sockets"):
