@@ -98,7 +98,9 @@ def test_the_unsafe_way_is_an_option_and_warns(caplog: pytest.LogCaptureFixture)
         unsafe.close()
 
 
-@pytest.mark.parametrize("own_file", [backends.HOST_FILES[0], "/in/a/folder/that/only/its/owner/enters"])
+@pytest.mark.parametrize(
+    "own_file", [backends.HOST_FILES[0], "/in/a/folder/that/only/its/owner/enters"], ids=["own", "hidden"]
+)
 def test_the_probe_sees_through_a_back_end_that_does_not_isolate(
     monkeypatch: pytest.MonkeyPatch, own_file: str
 ) -> None:
