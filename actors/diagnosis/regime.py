@@ -111,7 +111,7 @@ class RegimeGauge:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {"true": self.true}
+        return {"true": list(self.true)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the baseline from a checkpoint; one of an earlier release has none."""

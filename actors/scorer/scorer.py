@@ -10,6 +10,8 @@ Invariants:
 - Every scoring has every key of every scope; unknown metrics are NaN, and excluded reasonings are counted by reason.
 - Metrics depend on the step, the seed, the window and the scorer's state only. The state is the moving averages, the
   regime's baseline, the set of turns and environments reported so far, and what the last reading of the probe said.
+- A step that is scored again, because its groups were lost and played again, is scored from the state before its first
+  scoring; no figure of that one stays.
 """
 
 from __future__ import annotations
@@ -108,6 +110,8 @@ class Scorer:
         self.matrices: dict[str, ScoreMatrix] = {}
         """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
         self.followed = Followed()
+        self._before: tuple[int, dict[str, Any]] | None = None
+        """The last step scored, and what it has changed as it was before."""
 
     def score(
         self, step: int, version: int, groups: Groups, environments: Mapping[str, str] | None = None
@@ -126,6 +130,9 @@ class Scorer:
                 f"version {version}, which is more than max_staleness={self.max_staleness} apart"
             )
         refuse_pictures(step, groups)
+        if self._before is not None and self._before[0] == step:
+            self._rewind(self._before[1])
+        self._before = step, self._moving()
         figures = {"scorer/version": float(version)}
         self.matrices = {}
         draws = self._draws(step, version, groups)
@@ -284,21 +291,31 @@ class Scorer:
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
+        return self._moving() | {
+            "followed": None if math.isnan(self.followed.follows) else asdict(self.followed),
+            "before": None if self._before is None else list(self._before),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint. An earlier release kept neither `followed` nor `before`."""
+        self._rewind(state)
+        followed, before = state.get("followed"), state.get("before")
+        self.followed = Followed() if followed is None else Followed(**followed)
+        self._before = None if before is None else (before[0], before[1])
+
+    def _moving(self) -> dict[str, Any]:
+        """The part of the state that a scoring changes."""
         return {
             "ema": {scope: ema.state() for scope, ema in self._ema.items()},
             "regime": {scope: gauge.state() for scope, gauge in self._regime.items()},
             "parts": sorted(self._parts),
-            "followed": None if math.isnan(self.followed.follows) else asdict(self.followed),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint."""
+    def _rewind(self, state: Mapping[str, Any]) -> None:
         for scope in SCOPES:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
-        followed = state.get("followed")  # an earlier release did not keep the step
-        self.followed = Followed() if followed is None else Followed(**followed)
 
 
 def _with_places(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:

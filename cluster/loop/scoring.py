@@ -93,7 +93,7 @@ class Scoring:
 
     def withdraw(self, step: int) -> None:
         """Forgets the figures of a step whose groups were lost before they were trained on. They are played again, and
-        what is scored then is the step's scoring. The scorer's moving averages keep what they have seen."""
+        what is scored then is the step's scoring. The scorer then forgets what the first one left in its state."""
         if self._figures and self._figures[-1]["scorer/step"] == step:
             self._figures.pop()
             self.pace.withdraw()
