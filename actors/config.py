@@ -352,8 +352,8 @@ class ScorerConfig(Settings):
     1)."""
     max_pairs: int | None = Field(None, ge=64)
     """Most pairs (reasoning, prompt) scored in one scope. In a larger matrix each reasoning is scored under its own
-    prompt and a random subset of the others (docs/reasoning.md, "Under a budget"). Unset: all pairs, or as many as
-    `share` allows."""
+    prompt and a random subset of the others, never fewer than two of them, even if that takes more pairs
+    (docs/reasoning.md, "With a budget"). Unset: all pairs, or as many as `share` allows."""
     token_budget: int = Field(16384, ge=64)
     """Most tokens in one scoring batch."""
     ema_alpha: float = Field(0.9, ge=0, lt=1)

@@ -358,8 +358,8 @@ class RunConfig(Settings):
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that ship with Squelch."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    """Names of the recipes that ship with Squelch, without those that others extend and that cannot run alone."""
+    return sorted(path.stem for path in RECIPES.glob("[!_]*.yaml"))
 
 
 def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:

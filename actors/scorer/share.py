@@ -75,15 +75,27 @@ class StepWork:
 
 def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> float:
     """Forward passes of one token in a scoring of both scopes, in passes in float32."""
-    prompts = min(scorer.max_prompts, work.prompts)
-    samples = prompts * min(scorer.samples_per_prompt, work.group_size)
-    draws = scorer.trajectory_draws
-    columns = draws if work.turns > 1 else min(work.prompts, draws)
-    limit = math.inf if max_pairs is None else max_pairs
-    pairs = min(samples * prompts, max(limit, samples * (1 + MIN_OTHERS)))
-    pairs += min(draws * columns, max(limit, draws * (1 + MIN_OTHERS)))
+    prompts, columns = _columns(work, scorer)
     prefixes = prompts * work.opening + columns * (work.opening + (work.sampled - work.turn) / 2)
-    return COST[work.scoring] * (pairs * work.turn + prefixes)
+    return COST[work.scoring] * (sum(scope_pairs(work, scorer, max_pairs)) * work.turn + prefixes)
+
+
+def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> tuple[float, float]:
+    """Most pairs of the first-turn and of the trajectory scope. More than `max_pairs` where that would leave a reasoning
+    fewer than MIN_OTHERS other prompts."""
+    prompts, columns = _columns(work, scorer)
+    samples, draws = prompts * min(scorer.samples_per_prompt, work.group_size), scorer.trajectory_draws
+    limit = math.inf if max_pairs is None else max_pairs
+    return (
+        min(samples * prompts, max(limit, samples * (1 + MIN_OTHERS))),
+        min(draws * columns, max(limit, draws * (1 + MIN_OTHERS))),
+    )
+
+
+def _columns(work: StepWork, scorer: ScorerConfig) -> tuple[int, int]:
+    """Prompts of the first-turn and of the trajectory scope."""
+    draws = scorer.trajectory_draws
+    return min(scorer.max_prompts, work.prompts), draws if work.turns > 1 else min(work.prompts, draws)
 
 
 def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
@@ -145,7 +157,8 @@ def _scored(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
 def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     """The chosen settings and their counted share, for the user."""
     share = scoring_passes(work, scorer, scorer.max_pairs) / (scorer.interval * work.token_passes)
-    pairs = "all pairs" if scorer.max_pairs is None else f"at most {scorer.max_pairs} pairs"
+    most = max(scope_pairs(work, scorer, scorer.max_pairs))
+    pairs = "all pairs" if scorer.max_pairs is None else f"at most {most:g} pairs"
     text = f"scoring every {scorer.interval} steps, {pairs}"
     probe = scorer.probe
     if probe.every:

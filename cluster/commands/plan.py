@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 GIB, MIB = 2**30, 2**20
 DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
+ON_GPUS = ("learner.num_gpus=1", "rollout.num_gpus=1", "scorer.num_gpus=1")
+"""What `--device-gib` takes as set if nothing of a recipe runs on a GPU."""
+TINY_GIB = 4
+"""A party of the tiny policy needs less, libraries and the rollout worker's cache included."""
 RANK_RUNTIME_GIB = 1.0
 """Libraries, contexts and the allocator's overhead of a learner rank: an allowance, not counted in its estimate."""
 
@@ -90,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-gib",
         type=positive(float),
         metavar="N",
-        help="memory of a GPU, GiB (default: a table for 24, 48, 80 and 141)",
+        help="memory of a GPU, GiB (default: a table for 24, 48, 80 and 141); a recipe on CPUs is planned for GPUs then",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -100,6 +104,11 @@ def run(options: argparse.Namespace) -> int:
     from cluster.config import load
 
     config = load(options.recipe, options.overrides)
+    moved = options.device_gib is not None and not any(
+        party.num_gpus for party in (config.learner, config.rollout, config.scorer)
+    )
+    if moved:
+        config = load(options.recipe, [*ON_GPUS, *options.overrides])
     shape = _shape(config)
     size = None if shape is None else _size(shape)
     devices = [options.device_gib] if options.device_gib else list(DEVICES_GIB)
@@ -109,6 +118,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(_plain(config, needs, timing, store), indent=2)
     else:
+        if moved and needs:
+            say(f"this recipe runs on CPUs; planned as with {' '.join(ON_GPUS)}")
         say("\n".join([*_memory_lines(config, needs, store), "", *_timing_lines(config, timing)]))
     return 0
 
@@ -243,7 +254,7 @@ def _store_advice(config: RunConfig, size: ModelSize) -> str | None:
 
 def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> list[str]:
     if not needs:
-        return ["memory: the tiny policy has about a million parameters; each party needs less than 2 GiB of memory"]
+        return [f"memory: the tiny policy has about a million parameters; each party needs less than {TINY_GIB} GiB"]
     lines = [f"memory of {Path(config.model.path).name}, GiB, estimated from its shapes"]
     for need in needs:
         device = "host memory" if need.device_gib is None else f"{need.device_gib:g} GiB"

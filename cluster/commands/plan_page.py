@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
-from cluster.commands.plan import DEVICES_GIB, Need, needs_of
+from cluster.commands.plan import DEVICES_GIB, TINY_GIB, Need, needs_of
 from cluster.config import load, recipe_names
 
 SETTING = re.compile(r"[a-z_]+\.[a-z_]+=[a-z0-9.]*[a-z0-9]")
@@ -41,11 +41,13 @@ fewer sequences at once, which is slower.
 HOST = """\
 ## Recipes on CPUs with a language model
 
-| recipe | party | GiB of host memory | consists of |
-|---|---|---|---|
+`squelch plan RECIPE --device-gib N` plans them for GPUs.
+
+| recipe | party | GiB of host memory | consists of | what helps |
+|---|---|---|---|---|
 """
 TINY_TITLE = "\n## Recipes with the tiny policy\n\n"
-TINY = "Each party needs less than 4 GiB of host memory: "
+TINY = f"Each party needs less than {TINY_GIB} GiB of host memory: "
 
 
 def page() -> str:
@@ -82,7 +84,7 @@ def _cell(need: Need) -> str:
 
 
 def _host_row(name: str, need: Need) -> str:
-    return f"| `{name}` | {need.count} x {need.role} | {need.needs_gib:.1f} | {need.parts} |\n"
+    return f"| `{name}` | {need.count} x {need.role} | {need.needs_gib:.1f} | {need.parts} | {need.advice or '-'} |\n"
 
 
 def main() -> None:

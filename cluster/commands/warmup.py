@@ -71,6 +71,8 @@ def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:
         found.append(f"model.warmup.data={json.dumps(str(options.data), ensure_ascii=False)}")
     elif not isinstance(model, dict) or model.get("warmup") is None:
         found.append("model.warmup={}")
+    if options.recipe is None:
+        found.append("environment.prompt=natural")
     if options.env:
         found.append(f"environment.name={json.dumps(options.env)}")
     if options.address:

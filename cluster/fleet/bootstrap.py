@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
+TINY_VOCABULARY = 10_000
+"""Every tiny policy has fewer tokens, and every pretrained language model has more."""
 _SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """An empty SETTINGS frame of HTTP/2: length 0, type 4, no flags, stream 0."""
 PREPARED = {"worker_process_setup_hook": HOOK}
@@ -236,7 +238,7 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank
             has too little memory.
     """
-    from actors.model_folder import check_model_folder  # imports transformers
+    from actors.model_folder import check_model_folder, read_config  # imports transformers
 
     try:
         check_model_folder(folder)
@@ -244,6 +246,11 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
     say(_check_memory(folder, config))
+    if config.environment.prompt == "tiny" and read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY:
+        say(
+            "environment.prompt=tiny is the language of the tiny policy, and this is a pretrained model; set "
+            "environment.prompt=natural"
+        )
     if slow := emulated(config):
         say(slow)
     return folder.resolve()

@@ -25,6 +25,24 @@ def matrix(
     return likelihood, rng.integers(12, 33, len(source)), source
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", [0.3, 1.0, 1.5, 3.0])
+def test_eight_prompts_under_two_others_give_the_same_within_the_interval(signal: float) -> None:
+    """The fewest others, of the prompts of a usual step (64 reasonings)."""
+    whole, part, held = [], [], []
+    for repeat in range(100):
+        likelihood, lengths, source = matrix(np.random.default_rng((repeat, 8)), 8, 8, signal)
+        whole.append(proxies_of_scores(usable(likelihood, lengths, source)).mi_est)
+        drawn = np.where(draw_pairs(source, 8, MIN_OTHERS, (repeat,)), likelihood, np.nan)
+        found = estimate(drawn, lengths, source)
+        part.append(found.mi_est)
+        held.append((found.intervals["mi_est"].low, found.intervals["mi_est"].high))
+    low, high = np.array(held).T
+    assert abs(np.mean(part) - np.mean(whole)) <= 0.01
+    assert np.mean((low <= whole) & (whole <= high)) >= 0.9
+    assert np.mean((low <= np.mean(whole)) & (np.mean(whole) <= high)) >= 0.9
+
+
 def at_a_quarter(likelihood: np.ndarray, source: np.ndarray, seed: int) -> np.ndarray:
     num = likelihood.shape[1]
     return np.where(draw_pairs(source, num, num // QUARTER - 1, (seed,)), likelihood, np.nan)

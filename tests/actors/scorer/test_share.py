@@ -17,6 +17,7 @@ from actors.scorer.share import (
     chosen,
     in_words,
     probe_passes,
+    scope_pairs,
     scoring_passes,
 )
 
@@ -58,7 +59,9 @@ def test_a_larger_share_never_scores_less(work: StepWork) -> None:
 def test_a_language_model_on_countdown_is_scored_every_tenth_step_with_a_part_of_the_pairs() -> None:
     found = chosen(COUNTDOWN, ScorerConfig())
     assert found.interval >= SELDOM and FEWEST_PAIRS <= (found.max_pairs or 0) < 256
-    assert in_words(COUNTDOWN, found).startswith(f"scoring every {found.interval} steps, at most {found.max_pairs} ")
+    pairs = max(scope_pairs(COUNTDOWN, found, found.max_pairs))
+    assert pairs == 64 * 3, "two other prompts for each of 64 reasonings, the fewest"
+    assert in_words(COUNTDOWN, found).startswith(f"scoring every {found.interval} steps, at most {pairs} pairs")
 
 
 @given(work=WORK, share=st.floats(0.01, 1.0))

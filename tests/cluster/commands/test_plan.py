@@ -42,7 +42,7 @@ def test_a_run_gives_the_time_of_a_step_and_the_number_of_workers(tmp_path: Path
 
     assert main(["plan", "frozenlake", "loop.max_staleness=1", "--run", str(tmp_path / "one")]) == 0
     said = capsys.readouterr().out
-    assert "predicted at max_staleness 1" in said and "Set rollout.count=" in said and "less than 2 GiB" in said
+    assert "predicted at max_staleness 1" in said and "Set rollout.count=" in said and "less than 4 GiB" in said
 
 
 def test_a_larger_step_than_the_runs_is_scaled_and_says_so(tmp_path: Path, capsys) -> None:

@@ -45,6 +45,22 @@ def test_the_command_line_completes_a_recipe_whose_blocks_are_empty(monkeypatch,
     assert config.model.warmup.epochs == (7 if "epochs: 7" in recipe else type(config.model.warmup)().epochs)
 
 
+def test_without_a_recipe_the_environment_speaks_natural_english_unless_another_style_is_asked_for(
+    monkeypatch, tmp_path
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(initial_policy, "check_source", lambda config, _: found.append(config.environment.prompt))
+    monkeypatch.setattr(initial_policy, "find_model", lambda *_: raise_enough())
+    for words in ([], ["environment.prompt=tiny"]):
+        with pytest.raises(RuntimeError, match="enough"):
+            main(["warmup", "some/model", str(tmp_path / "out"), "--env", "FrozenLake", *words])
+    assert found == ["natural", "tiny"]
+
+
+def raise_enough() -> None:
+    raise RuntimeError("enough")
+
+
 def test_a_warm_up_that_is_switched_off_is_refused(monkeypatch, tmp_path, capsys) -> None:
     code, found = configured(monkeypatch, tmp_path, "model: {warmup: {}}\n", "--env", "FrozenLake", "model.warmup=null")
     assert code == 2 and not found and "model.warmup=null" in capsys.readouterr().err

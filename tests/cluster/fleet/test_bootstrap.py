@@ -1,5 +1,6 @@
 """Where a run looks for its cluster."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -136,3 +137,21 @@ def test_an_address_of_another_form_is_refused_before_anything_is_warmed_up(monk
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UserError, match=f"^cluster.address='{address}': give HOST:PORT, or auto"):
         check_address(load("frozenlake", [f"cluster.address='{address}'"]))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "vocabulary", "told"), [("tiny", 32_000, True), ("tiny", 4_096, False), ("natural", 32_000, False)]
+)
+def test_a_pretrained_model_under_the_tiny_policys_language_is_told_of_the_other(
+    monkeypatch, tmp_path, prompt: str, vocabulary: int, told: bool
+) -> None:
+    monkeypatch.setattr("actors.model_folder.check_model_folder", lambda folder: None)
+    monkeypatch.setattr(bootstrap, "_check_memory", lambda folder, config: "enough memory")
+    save_model(tmp_path, byte_level_bpe())
+    shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": vocabulary}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "model.safetensors").touch()
+    said: list[str] = []
+    long = ["rollout.max_model_len=16000", "learner.token_budget=16000"]
+    bootstrap.check_model(tmp_path, load("frozenlake", [f"environment.prompt={prompt}", *long]), said.append)
+    assert ("set environment.prompt=natural" in " ".join(said)) == told
