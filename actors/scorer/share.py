@@ -81,8 +81,8 @@ def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) 
 
 
 def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> tuple[float, float]:
-    """Most pairs of the first-turn and of the trajectory scope. More than `max_pairs` where that would leave a reasoning
-    fewer than MIN_OTHERS other prompts."""
+    """Most pairs of the first-turn and of the trajectory scope; more than `max_pairs` where that would leave a
+    reasoning fewer than MIN_OTHERS other prompts."""
     prompts, columns = _columns(work, scorer)
     samples, draws = prompts * min(scorer.samples_per_prompt, work.group_size), scorer.trajectory_draws
     limit = math.inf if max_pairs is None else max_pairs

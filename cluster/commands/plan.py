@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-gib",
         type=positive(float),
         metavar="N",
-        help="memory of a GPU, GiB (default: a table for 24, 48, 80 and 141); a recipe on CPUs is planned for GPUs then",
+        help="memory of a GPU, GiB (default: a table for 24, 48, 80 and 141); plans recipes on CPUs for GPUs too",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
