@@ -13,6 +13,7 @@ Pure numpy in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,14 +90,15 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def draw_links(
     channel: LinkChannel,
-    samples: int,
+    samples: int | Sequence[int],
     rng: np.random.Generator,
     nulls: bool = True,
     references: int | None = None,
     others: int | None = None,
 ) -> LinksReading:
-    """A reading from `samples` pairs of each prompt, with or without `nulls`. `references`: reasonings of each other
-    prompt under which a prompt's answers are scored; `others`: other prompts under which an answer is; None: all. The
+    """A reading from `samples` pairs of each prompt, one number for all or one for each, with or without `nulls`.
+    `references`: reasonings of each other prompt under which a prompt's answers are scored (with one number of samples
+    for all only); `others`: other prompts under which an answer is; None: all. The
     curve repeats the answer's own likelihood, because the reasonings of a channel have no parts."""
     num = len(channel.reasoning)
     task = np.repeat(np.arange(num), samples)
@@ -107,6 +109,7 @@ def draw_links(
     curve = np.repeat(np.diag(swapped)[:, None], len(SHARES), axis=1)
     seed = (int(rng.integers(2**31)),)
     if references is not None:
+        assert isinstance(samples, int)
         ranks = rng.random((num, num, samples)).argsort(axis=2).argsort(axis=2)
         chosen = (ranks < references).reshape(num, num * samples)[task] | (task[:, None] == task)
         swapped = np.where(chosen, swapped, np.nan)

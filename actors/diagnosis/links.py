@@ -31,8 +31,8 @@ p(A | X_i, Z) over the K_j scored reasonings Z of task j, and W the number of ot
 Standard errors are for fixed tasks, as for the probe. In D each pair (Z, A) enters twice, as an answer and as a
 reasoning in the mixtures of other answers: its value is its influence, the sum of both derivatives. With K = 2 the two
 values of a prompt in I(A;Z|X) are functions of the same two pairs, so their spread says little about the estimate's;
-the variance between tasks is used there, which is too large by the differences between tasks. Intervals are Student's
-t. They cover the expectation of their form: the truth for D (to second order) and for X past Z.
+as soon as one prompt has only two pairs, the variance between tasks is used for all of them, which is too large by the
+differences between tasks. Intervals are Student's t. They cover the expectation of their form: the truth for D (to second order) and for X past Z.
 
 Invariants:
 
@@ -228,7 +228,7 @@ def _form(
     top = terms.max(axis=1, keepdims=True)
     mixture = (top + np.log(np.exp(terms - top).sum(axis=1, keepdims=True)))[:, 0] - np.log(size - leave_out)
     means = task_means(own - mixture, task, num_tasks)
-    return mixture, _between(means) if size.max() == 2 else means
+    return mixture, _between(means) if size.min() == 2 else means
 
 
 def _between(means: TaskMeans) -> TaskMeans:

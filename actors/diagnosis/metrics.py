@@ -149,6 +149,12 @@ METRICS: Table = {
             product(("names", "right", "right_elsewhere")),
         ),
         gauge(
+            "squelch_reasoning_untrue",
+            "judge/untrue",
+            "1 while the share of true ones among the first-turn reasonings that state anything is below half of the "
+            "run's baseline, else 0; NaN without a judge, or where too few state anything",
+        ),
+        gauge(
             "squelch_dependence_alarm",
             "alarm/raised",
             "1 while input dependence is falling (change-point alarm), else 0",

@@ -7,14 +7,15 @@ and is it true?
     private_code    both are told, and where a judge exists its share of true statements, among the reasonings that
                     state anything, is below half of the run's baseline
     grounded        the rest
-    unknown         the figure that decides is not known
+    unknown         the figure that decides is not known, for example the judge's where the reasoning states too little
 
 The rules are read from top to bottom. MI is that of the scoring; D (`actors.diagnosis.links`) is that of the last
 reading of the fixed probe, whatever the scope, and the judge reads first turns only. H(Z|X) is no part of the regime:
 in each regime the reasoning may be varied or always the same.
 
 The judge's baseline is the median of the first `BASELINE_SCORINGS` shares (or of all so far, if there are fewer). The
-other rules need no baseline, so a run that starts in a regime is reported at its first scoring.
+other rules need no baseline, so a run that starts in a regime is reported at its first scoring. Whether the reasoning
+has become untrue is known without D too (`RegimeGauge.untrue`), and is reported beside the regime.
 
 Invariants: an unknown figure never changes the baseline. Pure; plain JSON state.
 """
@@ -61,13 +62,21 @@ class Reading:
     """1 if the answer follows from the reasoning, 0 if not (`LinksReading.follows`)."""
     true_share: float = math.nan
     """Share of true ones among the reasonings that state anything."""
+    judged: bool = False
+    """Whether there is a judge of these turns."""
 
     @classmethod
-    def of(cls, figures: Mapping[str, float], follows: float = math.nan, true_share: float = math.nan) -> Reading:
+    def of(
+        cls,
+        figures: Mapping[str, float],
+        follows: float = math.nan,
+        true_share: float = math.nan,
+        judged: bool = False,
+    ) -> Reading:
         """The reading in a scope's metrics, whose keys do not contain the scope."""
         names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "mi_seq_est_low")
         found = [figures.get(name, math.nan) for name in (*names, "reasoned")]
-        return cls(*found, follows=follows, true_share=true_share)
+        return cls(*found, follows=follows, true_share=true_share, judged=judged)
 
     @property
     def known(self) -> bool:
@@ -106,8 +115,16 @@ class RegimeGauge:
             return UNKNOWN
         if not reading.follows:
             return DECORATIVE
-        false = bool(self.true) and reading.true_share < TRUE_SHARE * statistics.median(self.true)
-        return PRIVATE_CODE if false else GROUNDED
+        if reading.judged and math.isnan(reading.true_share):
+            return UNKNOWN
+        return PRIVATE_CODE if self.untrue(reading) == 1 else GROUNDED
+
+    def untrue(self, reading: Reading) -> float:
+        """1 if the share of true statements is below `TRUE_SHARE` of its baseline, else 0; NaN without a share or a
+        baseline. It needs no D: reasoning that became untrue is decorative or a private code."""
+        if math.isnan(reading.true_share) or not self.true:
+            return math.nan
+        return float(reading.true_share < TRUE_SHARE * statistics.median(self.true))
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""

@@ -184,9 +184,11 @@ class Scorer:
             first = scope == "first_turn"
             own["reasoned"] = reasoned_share(groups, first)
             true = true_share(figures["judge/names"], figures["judge/right"], judged) if first else math.nan
-            regime = gauge.read(Reading.of(own, follows, true))
-            flat |= {f"{scope}/{key}": value for key, value in one_hot(regime).items()}
+            reading = Reading.of(own, follows, true, first and not math.isnan(figures["judge/names"]))
+            flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(reading)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
+            if first:
+                flat["judge/untrue"] = gauge.untrue(reading)
         return flat
 
     def _parts_of(

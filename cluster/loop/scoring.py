@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,8 @@ class Scoring:
         """The step whose reading of the fixed probe has neither ended nor failed."""
         self._mute = False
         """Whether the first turns of the last scoring were mute; a resumed run tells of it again."""
+        self._untrue = False
+        """Whether the judge found the reasoning of the last scoring untrue; as with `_mute` after a resume."""
         self._blind: tuple[str, ...] = ()
         """Figures of the probe's alarm that the last reading did not know; as with `_mute` after a resume."""
         self._started = 0.0
@@ -191,9 +194,10 @@ class Scoring:
         return earlier
 
     def _watch(self, taken: dict[str, float]) -> None:
-        """Passes new figures to the alarm, and reports once when the alarm is raised, or when reasoning falls silent,
-        which leaves the alarm without figures."""
+        """Passes new figures to the alarm, and reports once when the alarm is raised, when reasoning falls silent, which
+        leaves the alarm without figures, or when it becomes untrue, which the alarm does not see."""
         self._watch_silence(taken)
+        self._watch_truth(taken)
         seen = scoring_of(taken)
         if seen is None or not self.alarm.scoring(*seen):
             return
@@ -208,6 +212,17 @@ class Scoring:
         if self._mute and not before:
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
             self._tell(int(taken["scorer/step"]), "reasoning_mute", text)
+
+    def _watch_truth(self, taken: dict[str, float]) -> None:
+        untrue = taken.get("judge/untrue", math.nan)
+        if math.isnan(untrue):
+            return
+        before, self._untrue = self._untrue, untrue == 1.0
+        if self._untrue and not before:
+            share = taken["judge/right"] / taken["judge/names"]
+            text = f"reasoning has become untrue: the judge finds {share:.2f} of what states anything true, less than "
+            text += "half of the run's first shares; MI does not see it"
+            self._tell(int(taken["scorer/step"]), "reasoning_untrue", text, true_share=share)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:
         """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it

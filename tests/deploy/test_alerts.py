@@ -82,6 +82,27 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "0 1 0 1"}, "3m", None),
         ({f'squelch_reasoning_regime{{{FIRST},regime="grounded"}}': "1+0x9"}, "5m", None),
     ],
+    "SquelchReasoningUntrue": [
+        ({"squelch_reasoning_untrue": "0 1 1 1"}, "3m", {}),
+        ({"squelch_reasoning_untrue": "0 1 0 1"}, "3m", None),
+        ({"squelch_reasoning_untrue": f"NaN+0{LONG}"}, "5m", None),
+        (
+            {
+                "squelch_reasoning_untrue": "1+0x9",
+                f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "1+0x9",
+            },
+            "5m",
+            None,
+        ),
+        (
+            {
+                "squelch_reasoning_untrue": "1+0x9",
+                f'squelch_reasoning_regime{{{FIRST},regime="private_code"}}': "0+0x9",
+            },
+            "5m",
+            {},
+        ),
+    ],
     "SquelchReasoningIgnoresInput": [
         ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "10m", {"scope": "first_turn"}),
         ({RETRIEVAL: f"0.12+0{LONG}", **CHANCE}, "2m", None),

@@ -34,6 +34,9 @@ def begun() -> RegimeGauge:
         (replace(HEALTHY, true_share=0.29), "private_code"),
         (replace(HEALTHY, true_share=0.31), "grounded"),
         (replace(HEALTHY, true_share=math.nan), "grounded"),  # there is no judge
+        (replace(HEALTHY, true_share=math.nan, judged=True), "unknown"),  # it states too little to be judged
+        (replace(HEALTHY, true_share=math.nan, judged=True, follows=0.0), "decorative"),
+        (replace(HEALTHY, true_share=0.31, judged=True), "grounded"),
         (replace(HEALTHY, follows=math.nan), "unknown"),
         (replace(HEALTHY, mi_seq_est=math.nan), "unknown"),
         (replace(HEALTHY, p_value=math.nan, low=math.nan), "unknown"),
@@ -57,6 +60,21 @@ def test_the_judges_baseline_is_of_the_first_scorings_and_outlives_a_restart() -
     again.restore(json.loads(json.dumps(gauge.state())))
     low = replace(HEALTHY, true_share=0.25)
     assert again.read(low) == gauge.read(low) == "private_code", "a slow fall does not lower the bar"
+
+
+@pytest.mark.parametrize(
+    ("reading", "untrue"),
+    [
+        (HEALTHY, 0.0),
+        (replace(HEALTHY, true_share=0.29), 1.0),
+        (replace(HEALTHY, true_share=0.29, follows=math.nan), 1.0),
+        (replace(UNTOLD, true_share=0.29), 1.0),
+        (replace(HEALTHY, true_share=math.nan), math.nan),
+    ],
+)
+def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: Reading, untrue: float) -> None:
+    assert begun().untrue(reading) == pytest.approx(untrue, nan_ok=True)
+    assert math.isnan(RegimeGauge().untrue(reading)), "there is no baseline yet"
 
 
 def test_a_checkpoint_of_an_earlier_release_has_no_baseline_and_is_read() -> None:

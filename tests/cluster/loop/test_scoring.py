@@ -108,6 +108,20 @@ def test_silence_is_told_once_until_there_is_reasoning_again() -> None:
     assert len(said) == 2 and all("fallen silent" in line for line in said)
 
 
+def test_that_reasoning_became_untrue_is_told_once_until_it_is_true_again() -> None:
+    watched, said, events = scoring()
+    found = [(0.0, 0.4), (1.0, 0.1), (float("nan"), float("nan")), (1.0, 0.1), (0.0, 0.3), (1.0, 0.15)]
+    figures = [
+        {"scorer/step": step, "judge/untrue": untrue, "judge/names": 0.5, "judge/right": right}
+        for step, (untrue, right) in enumerate(found)
+    ]
+    asyncio.run(watched.restore(None, figures))
+    for step in range(7):
+        watched.take_figures(step, 0.1)
+    assert [(e["name"], e["step"]) for e in events] == [("reasoning_untrue", 1), ("reasoning_untrue", 5)]
+    assert "finds 0.20 of what states anything true" in said[0] and len(said) == 2
+
+
 def reading(step: int, dependence: float) -> dict[str, float]:
     """Figures of a reading of the fixed probe."""
     values = {"probe/mi": 2.0, "probe/link/dependence": dependence}
