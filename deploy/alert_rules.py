@@ -110,7 +110,7 @@ RULES = (
         "2m",
         "warning",
         "The reasoning is no longer true",
-        "Among the first-turn reasonings that state anything, the judge's share of true ones is below half of the run's "
+        "Of the first-turn reasonings that state anything, the judge's share of true ones is below half of the run's "
         "baseline. Whether the answer depends on them is not known, or it does not. Mutual information and entropy may "
         "look healthy. Read a few reasonings; compare with an earlier checkpoint.",
     ),

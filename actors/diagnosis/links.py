@@ -32,7 +32,8 @@ Standard errors are for fixed tasks, as for the probe. In D each pair (Z, A) ent
 reasoning in the mixtures of other answers: its value is its influence, the sum of both derivatives. With K = 2 the two
 values of a prompt in I(A;Z|X) are functions of the same two pairs, so their spread says little about the estimate's;
 as soon as one prompt has only two pairs, the variance between tasks is used for all of them, which is too large by the
-differences between tasks. Intervals are Student's t. They cover the expectation of their form: the truth for D (to second order) and for X past Z.
+differences between tasks. Intervals are Student's t. They cover the expectation of their form: the truth for D (to
+second order) and for X past Z.
 
 Invariants:
 

@@ -149,7 +149,7 @@ def _accelerator() -> Finding:
     cuda_without_card = torch.version.cuda is not None
     mend = f"this torch is a CUDA build but finds no GPU; for the CPU set-up {SET_UP}" if cuda_without_card else ""
     found = vectors()
-    slow = " alone: it emulates bfloat16, many times slower than float32" if emulates_16_bits(found) else ""
+    slow = " without products of 16 bits: it emulates bfloat16, slower than float32" if emulates_16_bits(found) else ""
     return Finding("accelerator", f"none, CPU with {found}{slow}", mend)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.config import RunConfig
+
+
+PRODUCTS = frozenset({"avx512_bf16", "amx_bf16"})
+"""Instructions that multiply 16-bit numbers, as the kernel names them."""
 
 
 def vectors() -> str:
@@ -16,8 +21,21 @@ def vectors() -> str:
 
 
 def emulates_16_bits(instructions: str) -> bool:
-    """Whether products of 16-bit numbers are slower than those of float32 by a large factor (docs/real-models.md)."""
-    return instructions != "AVX512"
+    """Whether products of 16-bit numbers are slower than those of float32 by a large factor (docs/real-models.md).
+    AVX-512 alone has none; where the kernel does not tell what the processor has, it is taken to have them."""
+    if instructions != "AVX512":
+        return True
+    has = flags()
+    return bool(has) and not has & PRODUCTS
+
+
+def flags() -> frozenset[str]:
+    """What the processor has, by the kernel's names; empty where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
 def emulated(config: RunConfig) -> str:
@@ -32,6 +50,6 @@ def emulated(config: RunConfig) -> str:
     if not slow or not emulates_16_bits(found := vectors()):
         return ""
     return (
-        f"{' and '.join(slow)}: this processor has {found} alone and emulates 16-bit numbers, many times slower than "
+        f"{' and '.join(slow)}: this processor has {found} without products of 16 bits and emulates them, slower than "
         "float32; set float32"
     )

@@ -194,8 +194,8 @@ class Scoring:
         return earlier
 
     def _watch(self, taken: dict[str, float]) -> None:
-        """Passes new figures to the alarm, and reports once when the alarm is raised, when reasoning falls silent, which
-        leaves the alarm without figures, or when it becomes untrue, which the alarm does not see."""
+        """Passes new figures to the alarm, and reports once when it is raised, when reasoning falls silent, so that the
+        alarm has no figures, or when reasoning becomes untrue, which the alarm does not see."""
         self._watch_silence(taken)
         self._watch_truth(taken)
         seen = scoring_of(taken)

@@ -52,7 +52,7 @@ from cluster.fleet.supervision import Supervisor, Watchdog
 from cluster.fleet.waiting import within
 from cluster.loop.learner_side.ranks import Ranks
 from cluster.loop.persistence.state import checkpoint_dir, checkpoints
-from cluster.loop.tickets.playing import Play, PlayedGroup, failed_text, failures
+from cluster.loop.tickets.playing import Play, failed_text, failures
 from learner.checkpoint.manifest import read_loop
 from learner.config import CriticConfig, ObjectiveConfig
 from learner.warmup.corpus import Corpus
@@ -270,7 +270,7 @@ class Warming:
         """(success, share of well-formed turns, share of tasks with variance, share of true reasonings) of the present
         weights."""
         await self._publish()
-        groups = await Supervisor(self.fleet, self.watchdog).beside(self._groups())
+        groups = await Supervisor(self.fleet, self.watchdog).beside(self.play.groups(self.tickets))
         summaries = [group.summary for group in groups]
         failed, tasks = failures(summaries), sum(one.group_size for one in summaries)
         if failed:
@@ -292,16 +292,6 @@ class Warming:
                 return
             except UpdateFailed as failed:
                 self.fleet.lose_late(failed, bundle.version)
-
-    async def _groups(self) -> list[PlayedGroup]:
-        """Plays the tickets, as many at a time as the engines hold."""
-        places = await self.play.places(self.warmup.samples)
-
-        async def play(ticket: Ticket) -> PlayedGroup:
-            async with places:
-                return await self.play.group(ticket)
-
-        return await asyncio.gather(*map(play, self.tickets))
 
     async def _save(self) -> None:
         step = self.progress.step

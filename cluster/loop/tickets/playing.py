@@ -159,6 +159,17 @@ class Play:
         group = Group(ticket, "", trajectories)
         return PlayedGroup(ticket, summarise(group), self.fleet.parties.payloads.put(to_table(group)))
 
+    async def groups(self, tickets: Sequence[Ticket]) -> list[PlayedGroup]:
+        """Plays tickets of one group size, in their order, as many groups at a time as the engines hold (`places`).
+        Raises as `group`."""
+        places = await self.places(tickets[0].group_size)
+
+        async def play(ticket: Ticket) -> PlayedGroup:
+            async with places:
+                return await self.group(ticket)
+
+        return await asyncio.gather(*map(play, tickets))
+
     # -- validation ------------------------------------------------------------------------------------------------
 
     async def validate(self, tickets: list[Ticket]) -> tuple[np.ndarray, list[GroupSummary]]:

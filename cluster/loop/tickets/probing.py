@@ -12,7 +12,6 @@ neither in the ledger nor in the archive. The scorer reads them while training g
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from actors.records import Ticket
@@ -34,7 +33,7 @@ class Probing:
 
     async def groups(self) -> list[PlayedGroup]:
         """Plays every task under the current version; the groups are in the order of the tasks."""
-        return list(await asyncio.gather(*map(self.play.group, self.tickets)))
+        return await self.play.groups(self.tickets)
 
 
 def _tickets(config: RunConfig) -> list[Ticket]:

@@ -9,6 +9,7 @@ import pytest
 from actors.failures import Failure, FailureCause
 from actors.records import Ticket
 from cluster.control.party_errors import Failed
+from cluster.loop.tickets.playing import Play, PlayedGroup
 from tests.fakes.parties import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
@@ -35,6 +36,29 @@ def test_a_validation_plays_lots_of_a_groups_size_and_no_more_at_once_than_the_e
     _, archive = ran(world)
     validations = sum("validation/failed" in row for row in archive.figures.values())
     assert sorted(world.evaluated) == sorted(lots * validations) and world.evaluating_most == at_once
+
+
+@pytest.mark.parametrize(("held", "at_once"), [(8, 2), (3, 1), (99, 4)])
+def test_the_fixed_probe_plays_no_more_groups_at_once_than_the_engines_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, at_once: int
+) -> None:
+    playing, most = 0, 0
+
+    async def play(self: Play, ticket: Ticket) -> PlayedGroup:
+        nonlocal playing, most
+        probing = ticket.ticket_id.startswith("probe-")
+        playing += probing
+        most = max(most, playing)
+        try:
+            return await whole(self, ticket)
+        finally:
+            playing -= probing
+
+    whole = Play.group
+    monkeypatch.setattr(Play, "group", play)
+    words = (f"rollout.max_num_seqs={held}", "rollout.count=1", "scorer.probe.tasks=4", "scorer.probe.samples=4")
+    ran(World(configured(tmp_path, *words, "validation.tasks=4")))
+    assert most == at_once, "of four groups of four"
 
 
 def test_each_lot_has_the_time_of_a_group_however_many_there_are(tmp_path: Path) -> None:
