@@ -84,6 +84,30 @@ def test_it_learns_with_what_training_can_use(model_dir: Path, settings: dict[st
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("settings", [{}, {"lora": {"rank": 4}}], ids=["whole", "lora"])
+def test_a_warm_up_that_continues_from_a_checkpoint_gives_the_same_weights(
+    model_dir: Path, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    """With the schedule and the optimizer's moments, bit for bit."""
+
+    def begun() -> Trainer:
+        torch.manual_seed(0)  # of the adapters; a rank's process begins with one seed
+        return Trainer(model_dir, config)
+
+    schedule = {"learning_rate": 1e-2, "warmup_steps": 2, "decay_steps": 4, "decay": "cosine"}
+    config = make_config(optimizer=schedule, **settings)
+    whole = begun()
+    losses = [imitate(whole, demonstrations(seed=step), step).loss for step in (1, 2, 3, 4)]
+    first = begun()
+    found = [imitate(first, demonstrations(seed=step), step).loss for step in (1, 2)]
+    first.save(tmp_path / "step-2", {"step": 2})
+    second = Trainer(model_dir, config)
+    assert second.load(tmp_path / "step-2") == {"step": 2}
+    found += [imitate(second, demonstrations(seed=step), step).loss for step in (3, 4)]
+    assert found == losses and torch.equal(weights(second), weights(whole))
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(model_dir: Path) -> None:
     rows, trainer = demonstrations(), Trainer(model_dir, CONFIG)
     with torch.no_grad():
