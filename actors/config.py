@@ -307,6 +307,9 @@ class ProbeConfig(Settings):
     links: bool = True
     """Whether the answers are scored too, which shows whether they follow from the reasoning
     (`actors.diagnosis.links`)."""
+    answer_tasks: int | None = Field(None, ge=4)
+    """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
+    all. From 8 on the intervals were tested (docs/known-links.md)."""
     answer_references: int | None = Field(None, ge=1)
     """Reasonings of each other task under which the answers of a prompt are scored, drawn at random; unset: all. At
     least 2 are needed to correct the estimate for their number."""

@@ -97,13 +97,14 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
 
 
 def answers_of(
-    draw: ProbeDraw, answer_end: AnswerEnd, context_length: int
+    draw: ProbeDraw, answer_end: AnswerEnd, context_length: int, tasks: int | None = None
 ) -> tuple[list[np.ndarray | None], Counter[str]]:
-    """The answer of each reasoning, None if it cannot be scored; and the number of those by reason. A reasoning must
-    fit with every answer under every prompt."""
-    ends = [answer_end(ids) for ids in draw.after]
+    """The answer of each reasoning of the first `tasks` tasks (None: of all), None if it cannot be scored; and the
+    number of those by reason. A reasoning must fit with every answer under every prompt."""
+    asked = draw.task < (len(draw.tasks) if tasks is None else tasks)
+    ends = [answer_end(ids) if wanted else None for ids, wanted in zip(draw.after, asked, strict=True)]
     answers = [None if end is None else ids[:end] for ids, end in zip(draw.after, ends, strict=True)]
-    excluded = Counter({"no_answer": ends.count(None)})
+    excluded = Counter({"no_answer": ends.count(None) - int((~asked).sum())})
     room = context_length - max(map(len, draw.prompts)) - max((len(a) for a in answers if a is not None), default=0)
     for s, z in enumerate(draw.reasonings):
         if answers[s] is not None and len(z) > room:
@@ -176,7 +177,7 @@ class FixedProbe:
         if self._answer_end is None:
             found = self.engine.matrix(draw.prompts, draw.reasonings, None if wanted.all() else wanted)
             return np.where(wanted, found, np.nan), {}
-        answers, excluded = answers_of(draw, self._answer_end, self.engine.context_length)
+        answers, excluded = answers_of(draw, self._answer_end, self.engine.context_length, self.config.answer_tasks)
         pairs = Pairs(draw.reasonings, answers, draw.source, draw.task)
         past = self._pairs(draw, self.config.answer_prompts, 2)
         references = draw_references(

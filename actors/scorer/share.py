@@ -8,10 +8,10 @@ happen; attention's part, which grows with the context, is left out on both side
     probe     pairs * turn + prefixes + answers         a reading of the fixed probe, and of the links from its answers
 
 with N groups of G trajectories a step. A pass in 16 bits counts half of one in 32 (`COST`), so that a scorer in float32
-beside a learner in bfloat16 scores half as much. Scoring and the probe may take half of the share each. A trajectory is
-taken to last half of its most turns, and each turn to reach its limit. Rollout workers decode with less than a
-processor's full speed, so the scorer's share of the run's time is smaller than its share of the passes;
-`python -m benchmarks.scorer_share` measures it.
+beside a learner in bfloat16 scores half as much. The probe may take up to two thirds of the share, and the scorings get
+what it leaves. A trajectory is taken to last half of its most turns, and each turn to reach its limit. Rollout workers
+decode with less than a processor's full speed, so the scorer's share of the run's time is smaller than its share of the
+passes; `python -m benchmarks.scorer_share` measures it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from actors.diagnosis.metrics import SHARES
 OFTEN, SELDOM = 5, 10
 """Steps between two scorings: never fewer than OFTEN; pairs are dropped before they are more than SELDOM."""
 CHOSEN = ("every", "max_pairs")
-PROBE_CHOSEN = ("max_others", "answer_references", "answer_prompts", "links")
+PROBE_CHOSEN = ("max_others", "answer_tasks", "answer_references", "answer_prompts", "links")
 """What is chosen of `ScorerConfig` and of its `probe`; all other settings are the user's."""
 FEWEST_PAIRS = 64
 """As the lower bound of `scorer.max_pairs`."""
-PART = 0.5
-"""Of the share, for each of scoring and the probe."""
+PART = 2 / 3
+"""Of the share, at most for the probe; the scorings get the rest and what the probe leaves."""
 OTHERS = 7
 """Other prompts under which the probe is scored under a budget."""
+FEW_TASKS = 8
+"""Tasks whose answers are scored under a budget: the fewest for which the intervals were tested."""
 REFERENCES = 2
 """Reasonings of each other task under which an answer is scored under a budget, the fewest that correct D for their
 number."""
@@ -103,20 +105,21 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
     tasks = work.tasks
     samples, answer = tasks * probe.samples, work.turn * ANSWER
     others = min(tasks - 1, probe.max_others or tasks - 1)
-    rows = samples * others
+    rows: float = samples * others
     answers = 0.0
     if probe.links:
-        references = tasks * (tasks - 1) * min(probe.samples, probe.answer_references or probe.samples)
+        answered = min(tasks, probe.answer_tasks or tasks)
+        references = answered * (answered - 1) * min(probe.samples, probe.answer_references or probe.samples)
         prompts = min(tasks - 1, probe.answer_prompts or tasks - 1)
-        rows = max(rows, references)
-        answers = (references + samples) * probe.samples + samples * (1 + prompts) + samples * len(SHARES)
+        rows += references * (1 - others / (tasks - 1))  # reasonings that are not scored under the prompt anyway
+        answers = references * probe.samples + answered * probe.samples * (probe.samples + 1 + prompts + len(SHARES))
     return COST[work.scoring] * ((samples + rows) * work.turn + answers * answer + tasks * work.opening)
 
 
 def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     """The settings of the scorings and of the fixed probe such that together they take at most the share `scorer.share`
     of the passes of a run. Unless `scorer.every` is set: then everything stays as the user has set it."""
-    return scorer if scorer.every is not None else _probed(work, _scored(work, scorer))
+    return scorer if scorer.every is not None else _scored(work, _probed(work, scorer))
 
 
 def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
@@ -126,15 +129,17 @@ def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
 
 
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With fewer other prompts a reasoning, and at last without links, if a reading of the probe takes too much. If
-    that does too, `in_words` says so: how often the probe is read is the user's."""
+    """With fewer other prompts a reasoning, then with the answers of fewer tasks, and at last without links, if a
+    reading of the probe takes too much. If that does too, `in_words` says so: how often the probe is read is the
+    user's."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
     linked = {
         "answer_references": probe.answer_references or REFERENCES,
         "answer_prompts": probe.answer_prompts or OTHERS,
     }
-    for update in ({}, fewer | linked, {"links": False}, fewer | {"links": False}):
+    few = {"answer_tasks": probe.answer_tasks or FEW_TASKS}
+    for update in ({}, fewer | linked, fewer | linked | few, {"links": False}, fewer | {"links": False}):
         tried = probe.model_copy(update=update)
         if probe.every == 0 or probe_passes(work, tried) <= allowed:
             break
@@ -142,8 +147,11 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
 
 
 def _scored(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With `every`, and if need be `max_pairs`. Below the fewest pairs only `every` grows."""
-    allowed = PART * scorer.share * work.token_passes
+    """With `every`, and if need be `max_pairs`, from what the probe leaves. Below the fewest pairs only `every`
+    grows."""
+    probe = scorer.probe
+    taken = probe_passes(work, probe) / probe.every if probe.every else 0.0
+    allowed = max(scorer.share * work.token_passes - taken, (1 - PART) * scorer.share * work.token_passes)
     pairs = scorer.max_pairs
     if pairs is None and scorer.compat == "paper" and scoring_passes(work, scorer, None) > SELDOM * allowed:
         most = max(scorer.max_prompts * scorer.max_prompts * scorer.samples_per_prompt, scorer.trajectory_draws**2)
@@ -164,8 +172,9 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     if probe.every:
         share += probe_passes(work, probe) / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
-        links = "with" if probe.links else "without"
-        text += f", the probe every {probe.every} under {others} prompts, {links} links to answers"
+        of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
+        links = f"with links to answers{of_tasks}" if probe.links else "without links to answers"
+        text += f", the probe every {probe.every} under {others} prompts, {links}"
     text = f"{text}: {share:.0%} of the model's passes, by count (scorer.share)"
     above = share > 1.005 * scorer.share
     return f"{text}; that is more than scorer.share={scorer.share:g}: set scorer.probe.every higher" if above else text

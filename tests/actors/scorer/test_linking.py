@@ -100,6 +100,20 @@ def test_fewer_references_and_prompts_cost_fewer_tokens() -> None:
     assert np.isfinite(found["probe/link/past_reasoning"])
 
 
+def test_the_answers_of_fewer_tasks_are_compared_among_themselves_and_leave_the_reasonings_figures_alone() -> None:
+    groups = played()
+    whole, part = (CrossScorer(qwen2(), 4096, 1.0) for _ in range(2))
+    every = FixedProbe(whole, ProbeConfig(tasks=5), 1, answer_end).read(0, 0, groups)
+    found = FixedProbe(part, ProbeConfig(tasks=5, answer_tasks=4), 1, answer_end).read(0, 0, groups)
+    assert found["probe/link/answers"] == 12 and found["probe/link/references_ratio"] == 1.0
+    assert found["probe/link/excluded/no_answer"] == every["probe/link/excluded/no_answer"] == 0
+    assert found["probe/mi"] == pytest.approx(every["probe/mi"], abs=1e-4) and part.num_forwarded < whole.num_forwarded
+    four = {name: groups[name] for name in sorted(groups)[:4]}
+    alone = FixedProbe(CrossScorer(qwen2(), 4096, 1.0), ProbeConfig(tasks=4), 1, answer_end).read(0, 0, four)
+    for key in ("dependence", "information", "information_upper", "surprise"):
+        assert found[f"probe/link/{key}"] == pytest.approx(alone[f"probe/link/{key}"], abs=1e-4), key
+
+
 def test_turns_without_an_answer_and_reasonings_without_room_are_counted_and_left_out_of_the_links_alone() -> None:
     groups = played()
     first, *others = groups["probe-000"]

@@ -40,7 +40,8 @@ WORK = st.builds(
 def test_a_scoring_takes_at_most_its_share_of_the_passes_between_two(work: StepWork, share: float) -> None:
     found = chosen(work, ScorerConfig(share=share))
     used = scoring_passes(work, found, found.max_pairs) / (found.interval * work.token_passes)
-    assert used <= PART * share * (1 + 1e-9)
+    left = share - probe_passes(work, found.probe) / (found.probe.every * work.token_passes)
+    assert used <= max(left, (1 - PART) * share) * (1 + 1e-9)
     assert found.interval >= OFTEN and (found.max_pairs is None or found.max_pairs >= FEWEST_PAIRS)
     if found.interval > SELDOM:
         assert found.max_pairs == FEWEST_PAIRS, "pairs are dropped before a scoring becomes rare"
@@ -89,9 +90,24 @@ def test_a_scorer_in_float32_beside_a_learner_in_bfloat16_scores_half_as_much() 
     assert 0.3 < rates[0] / rates[1] < 0.7
 
 
-def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts() -> None:
-    found = chosen(COUNTDOWN, ScorerConfig(probe=ProbeConfig(every=30, samples=2))).probe
-    assert found.max_others == 7 and not found.links
+SMOLLM2 = replace(COUNTDOWN, opening=246, turn=80)
+"""A step of the recipe smollm2-countdown, in the natural prompts' tokens."""
+
+
+def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts_and_the_answers_of_eight_tasks() -> None:
+    settings = chosen(SMOLLM2, ScorerConfig(probe=ProbeConfig(every=30, samples=2)))
+    found = settings.probe
+    assert found.max_others == 7 and found.links and found.answer_tasks == 8
+    assert "with links to answers of 8 tasks: 10% of the model's passes" in in_words(SMOLLM2, settings)
+    less = chosen(SMOLLM2, ScorerConfig(share=0.07, probe=ProbeConfig(every=30, samples=2))).probe
+    assert less.max_others == 7 and not less.links
+
+
+def test_without_a_probe_the_scorings_have_the_whole_share() -> None:
+    off = ProbeConfig(every=0)
+    found = chosen(SMOLLM2, ScorerConfig(probe=off))
+    used = scoring_passes(SMOLLM2, found, found.max_pairs) / (found.interval * SMOLLM2.token_passes)
+    assert (1 - PART) * 0.1 < used <= 0.1
 
 
 def test_what_the_user_has_set_stays() -> None:
