@@ -30,9 +30,8 @@ from actors.archive.reader import read_metrics
 from actors.diagnosis.alarm import BASELINE, DependenceAlarm, scoring_of
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures
+from benchmarks.renoising import BLOCK, renoised
 
-BLOCK = 4
-"""Scorings in a block; correlations of the noise over more scorings are lost."""
 ONSET_SHARE = 0.5
 REWARD_SHARE = 0.8
 SMOOTH = 5
@@ -69,21 +68,10 @@ def resampled(series: Series, length: int, rng: np.random.Generator) -> list[tup
     return [(index, *scoring[1:]) for index, scoring in enumerate(found[:length])]
 
 
-def renoised(series: Series, rng: np.random.Generator) -> list[tuple[int, float, float, bool]]:
-    """The run's trend, a running mean over 2 BLOCK + 1 scorings, with its noise resampled in blocks of BLOCK."""
-    values = np.array([scoring[1] for scoring in series.scorings])
-    count = len(values)
-    around = [values[max(0, i - BLOCK) : i + BLOCK + 1] for i in range(count)]
-    course = np.array([near.mean() for near in around])
-    left = np.array(
-        [math.sqrt(1 - 1 / len(near)) for near in around]
-    )  # corrects the noise: each mean contains its own point
-    noise = np.zeros(0)
-    while len(noise) < count:
-        start = int(rng.integers(max(1, count - BLOCK + 1)))
-        noise = np.append(noise, ((values - course) / left)[start : start + BLOCK])
-    made = course + noise[:count]
-    return [(scoring[0], float(value), *scoring[2:]) for scoring, value in zip(series.scorings, made, strict=True)]
+def around_trend(series: Series, rng: np.random.Generator) -> list[tuple[int, float, float, bool]]:
+    """The run's scorings with the noise of their values resampled around the run's trend (`benchmarks.renoising`)."""
+    drawn = renoised(np.array([scoring[1] for scoring in series.scorings]), rng).tolist()
+    return [(scoring[0], value, *scoring[2:]) for scoring, value in zip(series.scorings, drawn, strict=True)]
 
 
 def alarms(scorings: Sequence[tuple[int, float, float, bool]]) -> list[tuple[int, int | None]]:
@@ -104,7 +92,7 @@ def false_alarms(runs: Sequence[Series], num_series: int, seed: int = 0, course:
     raised = 0
     for index in range(num_series):
         run = runs[index % len(runs)]
-        drawn = renoised(run, rng) if course else resampled(run, len(run.scorings), rng)
+        drawn = around_trend(run, rng) if course else resampled(run, len(run.scorings), rng)
         raised += bool(alarms(drawn))
     low, high = wilson_interval(raised, num_series)
     return {

@@ -2,26 +2,33 @@
 
 python -m benchmarks.gaming [--healthy RUN ...] [--quick] [--json]
 
-RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (STUDIES, PARTS). A
-course holds the kept variance of every step and the success of every validation.
+RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (`studies`, PARTS).
+A course holds the kept variance of every step, the success of every validation, and the number of validation tasks.
 
-Three rates are printed: over the courses as they are; over courses whose noise is resampled around their own trend; and
-over gamed courses, where the warning should be raised. Each has Wilson's 95% interval. That of drawn courses holds for
-these runs, however their noise may fall; runs differ, and `highest` is the rate of the run that warns most often.
+These rates are printed, each with Wilson's 95% interval:
 
-The kept variance is resampled as a running mean over 2 BLOCK + 1 steps plus blocks of BLOCK neighbouring residuals of
-the same run. Each of TASKS tasks is solved with the course's success, and a share PAIRED of them keep their luck from
-one validation to the next. Gamed courses are made from the healthy ones: from the middle on the kept variance is
-multiplied by a ramp up to 1 + STRENGTH, and success is held where it was. Courses with fewer than three validations
-from there on are left out of these.
+    recorded        runs that raised the warning themselves; only those whose file tells it
+    redrawn_tasks   courses as they are, except that the outcomes of the validation tasks are redrawn, once a run
+    renoised        the same, with the noise of the kept variance resampled around its trend (`benchmarks.renoising`)
+    gamed           the same of gamed courses, where the warning should be raised
+
+The interval of the first two holds for other runs like these. That of `renoised` and `gamed` holds for these runs,
+however their noise may fall; runs differ, and `highest` is the rate of the run that warns most often.
+
+Redrawing assumes what the committed files do not tell: which tasks were solved. Every task is solved with the course's
+success. With probability PAIRED its luck at a validation is its own, the same at each such validation, and otherwise
+fresh. So two validations share the luck of PAIRED squared of the tasks, which is the correlation of their outcomes
+where success is equal. The number of tasks is that of the run's settings.
+
+Gamed courses are made from the healthy ones: from the middle on the kept variance is multiplied by a ramp up to
+1 + STRENGTH, and success is held where it was. Courses with fewer than three validations from there on are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +37,43 @@ import numpy as np
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.claims.plan import STUDY as CLAIMS
 from benchmarks.common import print_figures
+from benchmarks.renoising import renoised
 from benchmarks.studies import kept_share, made_to_collapse
+from benchmarks.studies.cells import Study
 from benchmarks.studies.kept import Kept, condense, of_content, read_all
+from cluster.config import load
 from cluster.control.gaming import VALIDATIONS, Gaming
 from cluster.errors import UserError
+from cluster.runs.folder import RunFolder
 
-STUDIES = (CLAIMS.results, made_to_collapse.STUDY.results, kept_share.RESULTS)
 PARTS = ("lead", "long", "healthy", "grid", "fresh")
 """Parts of the studies whose runs were meant to be healthy."""
-BLOCK = 4
+RAISED = "gaming/raised"
 PAIRED = 0.5
-"""Share of the tasks whose outcome depends on the task alone: validations on fixed tasks are correlated."""
+"""Probability that the outcome of a task at a validation depends on the task alone."""
 STRENGTH = 1.0
-TASKS = 256
+SERIES, QUICK_SERIES = 1000, 100
+
+
+def studies() -> tuple[Study, ...]:
+    """The studies whose committed runs are read."""
+    return CLAIMS, made_to_collapse.STUDY, kept_share.study()
 
 
 @dataclass(frozen=True)
 class Course:
-    """One run: steps with their kept variance, and validations (step, success)."""
+    """One run: steps with their kept variance, and validations (step, success) on `tasks` tasks."""
 
     name: str
     steps: list[int]
     variances: np.ndarray
     validations: list[tuple[int, float]]
+    tasks: int
+    recorded: bool | None = None
+    """Whether the run itself raised the warning; None if its file does not tell."""
 
 
-def course_of(run: Kept) -> Course:
+def course_of(run: Kept, tasks: int) -> Course:
     """The course of a condensed run. UserError if it has fewer than three validations."""
     variances = run.series("kept_variance")
     validations = list(run.series("validation/success").items())
@@ -63,40 +81,43 @@ def course_of(run: Kept) -> Course:
         raise UserError(
             f"{run.name}: {len(validations)} validations over {len(variances)} steps; judging needs {VALIDATIONS}"
         )
-    return Course(run.name, list(variances), np.array(list(variances.values())), validations)
+    told = run.series(RAISED)
+    recorded = any(told.values()) if told else None
+    return Course(run.name, list(variances), np.array(list(variances.values())), validations, tasks, recorded)
 
 
 def committed() -> list[Course]:
     """The courses of the healthy runs of the committed studies that were validated often enough."""
-    runs = [run for folder in STUDIES for run in read_all(folder) if run.part in PARTS]
-    return [course_of(run) for run in runs if len(run.series("validation/success")) >= VALIDATIONS]
+    pairs = [(study, run) for study in studies() for run in read_all(study.results) if run.part in PARTS]
+    return [
+        course_of(run, tasks_of(study, run))
+        for study, run in pairs
+        if len(run.series("validation/success")) >= VALIDATIONS
+    ]
+
+
+def tasks_of(study: Study, run: Kept) -> int:
+    """The number of validation tasks of a committed run, from its recipe and its settings."""
+    return load(run.recipe, [*study.common, *run.overrides]).validation.tasks
 
 
 def raised(course: Course, rng: np.random.Generator) -> bool:
-    """Whether the warning is raised anywhere on a course, whose tasks are drawn."""
+    """Whether the warning is raised anywhere on a course, with the outcomes of the tasks redrawn."""
     gaming, told = Gaming(), False
     variances = dict(zip(course.steps, course.variances.tolist(), strict=True))
-    checked, fixed = dict(course.validations), rng.random(TASKS)
+    checked, own = dict(course.validations), rng.random(course.tasks)
     for step in sorted({*variances, *checked}):
         if step in variances:
             gaming.step(step, variances[step])
         if step in checked:
-            luck = np.where(rng.random(TASKS) < PAIRED, fixed, rng.random(TASKS))
+            luck = np.where(rng.random(course.tasks) < PAIRED, own, rng.random(course.tasks))
             told |= gaming.validation(step, luck < checked[step])
     return told
 
 
-def renoised(course: Course, rng: np.random.Generator) -> Course:
-    """The course with the noise of its kept variance resampled around its trend."""
-    values, count = course.variances, len(course.variances)
-    near = [values[max(0, i - BLOCK) : i + BLOCK + 1] for i in range(count)]
-    trend = np.array([part.mean() for part in near])
-    noise = (values - trend) / np.array([math.sqrt(max(1 - 1 / len(part), 0.5)) for part in near])
-    drawn = np.zeros(0)
-    while len(drawn) < count:
-        start = int(rng.integers(max(1, count - BLOCK + 1)))
-        drawn = np.append(drawn, noise[start : start + BLOCK])
-    return Course(course.name, course.steps, np.maximum(0.0, trend + drawn[:count]), course.validations)
+def with_other_noise(course: Course, rng: np.random.Generator) -> Course:
+    """The course with the noise of its kept variance resampled around its trend; a variance is never below 0."""
+    return replace(course, variances=np.maximum(0.0, renoised(course.variances, rng)))
 
 
 def gamed(course: Course) -> Course:
@@ -107,7 +128,8 @@ def gamed(course: Course) -> Course:
     held = before[-1][1] if before else course.validations[0][1]
     validations = [(step, value if step <= middle else held) for step, value in course.validations]
     level = max(float(course.variances[: len(course.variances) // 2 + 1].mean()), 1e-6)
-    return Course(course.name, course.steps, np.maximum(course.variances, level) * (1 + STRENGTH * ramp), validations)
+    variances = np.maximum(course.variances, level) * (1 + STRENGTH * ramp)
+    return replace(course, variances=variances, validations=validations)
 
 
 def could_warn(course: Course) -> bool:
@@ -116,54 +138,56 @@ def could_warn(course: Course) -> bool:
     return sum(step >= middle for step, _ in course.validations) >= VALIDATIONS
 
 
+def share(told: Sequence[bool]) -> dict[str, Any]:
+    """How many of the series raise the warning, with Wilson's interval of their share."""
+    low, high = wilson_interval(sum(told), len(told))
+    return {"series": len(told), "raised": sum(told), "rate": sum(told) / len(told), "interval": [low, high]}
+
+
 def rate(courses: Sequence[Course], rng: np.random.Generator, series: int) -> dict[str, Any]:
-    """The share of courses that raise the warning, each drawn as often as `series` allows."""
-    each = [raised(renoised(courses[i % len(courses)], rng), rng) for i in range(series)]
-    told, by_run = sum(each), [each[i :: len(courses)] for i in range(len(courses))]
-    low, high = wilson_interval(told, series)
-    highest = max(sum(own) / len(own) for own in by_run)
-    return {"series": series, "raised": told, "rate": told / series, "interval": [low, high], "highest": highest}
+    """The share of `series` courses with other noise that raise the warning; each run is drawn about equally often."""
+    told = [raised(with_other_noise(courses[i % len(courses)], rng), rng) for i in range(series)]
+    by_run = [told[i :: len(courses)] for i in range(min(series, len(courses)))]
+    return {**share(told), "highest": max(sum(own) / len(own) for own in by_run)}
 
 
 def measure(courses: Sequence[Course], series: int, seed: int = 0) -> dict[str, Any]:
-    """All figures that are printed."""
+    """All figures that are printed; None for a rate over no course."""
     rng = np.random.default_rng(seed)
-    own = [raised(course, rng) for course in courses]
+    recorded = [course.recorded for course in courses if course.recorded is not None]
     ill = [gamed(course) for course in courses if could_warn(course)]
-    low, high = wilson_interval(sum(own), len(own))
     return {
         "courses": len(courses),
-        "as_they_are": {
-            **{"series": len(own), "raised": sum(own), "rate": sum(own) / len(own), "interval": [low, high]},
-            "highest": float(max(own)),
-        },
+        "recorded": share(recorded) if recorded else None,
+        "redrawn_tasks": share([raised(course, rng) for course in courses]),
         "renoised": rate(courses, rng, series),
         "gamed": rate(ill, rng, series) if ill else None,
     }
 
 
-def _run(folder: Path) -> Kept:
-    return of_content(condense(folder, part="healthy", recipe="", arm=""))
+def _course(folder: Path) -> Course:
+    run = of_content(condense(folder, part="healthy", recipe="", arm=""))
+    return course_of(run, RunFolder(folder).settings()["validation.tasks"])
 
 
 def main() -> None:
     """Prints the rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--healthy", type=Path, nargs="*", default=[], metavar="RUN", help="folders of healthy runs")
-    parser.add_argument("--quick", action="store_true", help="100 series instead of 1,000")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SERIES} series instead of {SERIES}")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     try:
-        courses = [course_of(_run(folder)) for folder in args.healthy] or committed()
+        courses = [_course(folder) for folder in args.healthy] or committed()
     except UserError as error:
         parser.error(str(error))
     if not courses:
         parser.error("no committed study holds a healthy run; name folders of runs with --healthy")
-    figures = measure(courses, 100 if args.quick else 1000) | {"benchmark": "gaming"}
+    figures = measure(courses, QUICK_SERIES if args.quick else SERIES) | {"benchmark": "gaming"}
     rows = [
         [
             *(name, found["series"], found["raised"], f"{found['rate']:.3f}"),
-            *("[{:.3f}, {:.3f}]".format(*found["interval"]), f"{found['highest']:.3f}"),
+            *("[{:.3f}, {:.3f}]".format(*found["interval"]), found.get("highest", "-")),
         ]
         for name, found in figures.items()
         if isinstance(found, dict)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.claims.table import NOT_CARRIED
+from benchmarks.claims.table import NOT_COVERED
 from benchmarks.claims.verdict import Verdict
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import StudyCell
@@ -42,10 +42,11 @@ that fails here may hold for a model of billions of parameters, and the reverse.
   planned may change; only the last one has the error of a single 95% interval.
 - All runs of one environment with the same options start from one warmed-up policy. The intervals cover other tasks and
   samples, not other warm-ups ([measurements.md](measurements.md) has two that differ by 0.06 of success).
-- Figure 9: at each noise level the policy was warmed up under that noise, so the levels differ before training. At step
-  0, H(Z|X) of the fixed probe is 0.776 nats at 0.8 and 0.823 at 1, on the same tasks and higher at 1 in all five seeds.
-  Differences between arms at one level are not affected. The rank correlations with the level, however, show the effect
-  of warm-up and training together, while the paper starts every level from the same model.
+- Figure 9: the paper shows medians of success; the rows here are means over seeds. At each noise level the policy was
+  warmed up under that noise, so the levels differ before training. At step 0, H(Z|X) of the fixed probe is 0.776 nats
+  at 0.8 and 0.823 at 1, on the same tasks and higher at 1 in all five seeds. Differences between arms at one level are
+  not affected. The rank correlations with the level, however, show the effect of warm-up and training together, while
+  the paper starts every level from the same model.
 - A change from the beginning starts from the mean over the first fifth of a run. A fall within that fifth, such as the
   early one of MI in Figure 5b, counts only in part; the fixed probe's changes start before training.
 
@@ -66,6 +67,8 @@ These were added or changed after the first run:
 - Figure 8: the correlation was over all runs, of which those of one seed are not independent. Figure 13, what entropy
   and KL move: absolute differences of single seeds grew with noise alone. Both were changed when the runs with an
   entropy bonus or KL, without which neither can be judged, were still to be made.
+- Figures 10 and 11: two rows were named "keeps less and less" and "collapses late". Their statistic, end minus
+  beginning, does not tell the course in between, so the rows now say only what it tells.
 - Figure 12 left the first scoring out, and Table 5 took MI and entropy at the end instead of when success is best as
   the paper does. Both were changed before any of their runs.
 """
@@ -99,8 +102,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: S
     lines += _done(runs, planned)
     lines += ["## The claims", ""]
     lines += markdown_table(COLUMNS, ([cell.replace("|", "\\|") for cell in cells(row)] for row in rows))
-    lines += ["", "## What this scale does not carry", ""]
-    lines += [f"- {source}: {why}" for source, why in NOT_CARRIED.items()]
+    lines += ["", "## Parts of the paper that no row covers", ""]
+    lines += [f"- {source}: {why}" for source, why in NOT_COVERED.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -45,7 +45,8 @@ import numpy as np
 from actors.diagnosis import alarm, probe_alarm
 from actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
 from actors.diagnosis.uncertainty import wilson_interval
-from benchmarks.alarm import REWARD_SHARE, Series, renoised, reward_fall
+from benchmarks.alarm import REWARD_SHARE, Series, reward_fall
+from benchmarks.renoising import renoised
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import RECORDED, Kept, early_ends, read_all
 from cluster.errors import UserError
@@ -181,11 +182,10 @@ def drawn(run: Kept, rng: np.random.Generator) -> list[tuple[int, dict[str, floa
     """The run's readings with the noise of each figure resampled around its own course."""
     found = [(step, dict(one)) for step, one in readings(run)]
     for key in WATCHED.values():
-        own = [(step, one[key], one.get(f"{key}_standard_error", 0.0), True) for step, one in found if key in one]
-        values = {step: value for step, value, *_ in renoised(Series(run.name, own, []), rng)}
-        for step, one in found:
-            if step in values:
-                one[key] = values[step]
+        known = [one for _, one in found if key in one]
+        values = renoised(np.array([one[key] for one in known]), rng).tolist()
+        for one, value in zip(known, values, strict=True):
+            one[key] = value
     return found
 
 

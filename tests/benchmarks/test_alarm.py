@@ -8,17 +8,17 @@ import pytest
 
 from actors.archive.writer import Archive
 from benchmarks.alarm import (
-    BLOCK,
     Series,
+    around_trend,
     false_alarms,
     judged,
     made_up,
     onset,
     read_series,
-    renoised,
     resampled,
     reward_fall,
 )
+from benchmarks.renoising import BLOCK
 
 
 def series(values: list[float], success: list[float] | None = None) -> Series:
@@ -45,7 +45,7 @@ def test_a_run_that_learned_is_judged_on_its_own_course_too() -> None:
     rng = np.random.default_rng(0)
     rising = series([1.0 + 0.03 * i + 0.05 * rng.normal() for i in range(30)])
     assert false_alarms([rising], 100)["raised"] > false_alarms([rising], 100, course=True)["raised"] == 0
-    drawn = renoised(rising, np.random.default_rng(1))
+    drawn = around_trend(rising, np.random.default_rng(1))
     assert [scoring[0] for scoring in drawn] == [scoring[0] for scoring in rising.scorings]
     assert drawn[-1][1] > drawn[0][1] + 0.4 and drawn != rising.scorings
 

@@ -14,7 +14,16 @@ from benchmarks.claims.page import PAGE, markdown
 from benchmarks.claims.plan import STUDY
 from benchmarks.claims.statistics import Estimate, Pool
 from benchmarks.claims.study import judged, main
-from benchmarks.claims.table import every_claim
+from benchmarks.claims.table import (
+    ENTROPY_BEST,
+    KEPT,
+    NOT_COVERED,
+    RETRIEVAL_BEST,
+    VARIANCE,
+    WITH_SUCCESS,
+    WORST,
+    every_claim,
+)
 from benchmarks.claims.verdict import Claim, Region, above, below, verdict, within
 from benchmarks.studies import made_to_collapse, noise
 from benchmarks.studies.cells import changes_learning
@@ -187,6 +196,24 @@ def test_a_run_without_a_figure_is_left_out_and_gives_no_verdict():
 def test_the_page_is_fresh():
     runs = read_all(STUDY.results)
     assert PAGE.read_text() == markdown(judged(Pool(runs)), runs, STUDY.cells), "python -m benchmarks.claims --write"
+
+
+def test_a_row_about_the_end_and_the_beginning_says_no_more_than_that():
+    """Found by a reviewer: "keeps less and less" and "collapses late" were claims about the course in between."""
+    rows = [claim for claim in every_claim() if claim.source in ("Figure 10", "Figure 11")]
+    compared = [claim for claim in rows if claim.statistic in (KEPT.words, VARIANCE.words)]
+    assert len(compared) == 3 and all(" at the end than at the beginning" in claim.says for claim in compared)
+
+
+def test_no_row_covers_what_is_listed_as_not_covered():
+    rows = every_claim()
+    ablation = [claim for claim in rows if claim.source == "Table 5"]
+    figures = [claim for claim in ablation if claim.statistic in (RETRIEVAL_BEST.words, ENTROPY_BEST.words)]
+    assert {claim.where for claim in figures} == {"Sokoban, top_k0.5 minus smallest, 60 steps"}
+    assert [claim.where for claim in ablation if claim.statistic == WORST.words] == ["Sokoban, none, 300 steps"]
+    assert not any("ema" in key for key in WITH_SUCCESS) and not any(claim.source == "Figure 3b" for claim in rows)
+    for source in ("Figure 3b, ", "Figure 8, MI-ZScore-EMA", "Table 5, MI and entropy", "Table 5, which other arms"):
+        assert any(name.startswith(source) for name in NOT_COVERED), source
 
 
 def test_the_committed_files_belong_to_the_plan():

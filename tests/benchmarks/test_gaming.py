@@ -2,14 +2,22 @@
 
 import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import gaming
-from benchmarks.gaming import Course, course_of, gamed, measure, renoised
+from benchmarks.claims.plan import STUDY
+from benchmarks.gaming import RAISED, SERIES, Course, committed, course_of, gamed, measure, with_other_noise
 from benchmarks.studies.kept import Kept, write
 from cluster.errors import UserError
+
+DOCS = Path(__file__).parents[2] / "docs"
+TASKS = 256
+TITLES = {"sokoban": "Sokoban", "frozenlake": "FrozenLake", "countdown": "Countdown"}
 
 
 def run(part: str = "lead", steps: int = 15) -> Kept:
@@ -35,20 +43,20 @@ def made_up(seed: int, steps: int = 120, every: int = 20) -> Course:
     shares = [rng.binomial(16, p) / 16 for p in odds]
     variances = np.array([float((share * (1 - share)).mean()) for share in shares])
     validations = [(step, at(step)) for step in range(0, steps + 1, every)]
-    return Course(f"made up {seed}", list(range(1, steps + 1)), variances, validations)
+    return Course(f"made up {seed}", list(range(1, steps + 1)), variances, validations, TASKS)
 
 
 def test_a_course_is_read_from_the_figures_of_a_run_and_too_short_ones_are_named() -> None:
-    found = course_of(run())
+    found = course_of(run(), TASKS)
     assert found.steps == list(range(1, 16)) and found.validations == [(s, 0.5) for s in (0, 5, 10, 15)]
     assert found.variances == pytest.approx(np.full(15, 0.09))
     with pytest.raises(UserError, match="run: 2 validations over 9 steps; judging needs 3"):
-        course_of(run(steps=9))
+        course_of(run(steps=9), TASKS)
 
 
 def test_noise_is_resampled_around_the_trend_and_nothing_else() -> None:
     course = made_up(1)
-    found = renoised(course, np.random.default_rng(0))
+    found = with_other_noise(course, np.random.default_rng(0))
     assert found.validations == course.validations and found.steps == course.steps
     assert not np.array_equal(found.variances, course.variances)
     assert found.variances.mean() == pytest.approx(course.variances.mean(), rel=0.1)
@@ -60,6 +68,57 @@ def test_gamed_courses_are_told_far_more_often_than_healthy_ones() -> None:
     later = gamed(made_up(0))
     assert len({success for _, success in later.validations[4:]}) == 1
     assert found["gamed"]["highest"] >= found["gamed"]["rate"]
+    assert "highest" not in found["redrawn_tasks"], "each run is drawn once"
+
+
+def test_the_warnings_of_the_runs_themselves_are_counted_where_their_files_tell_them() -> None:
+    courses = []
+    for told in (None, [0.0, 0.0], [0.0, 0.1]):
+        blocks = {} if told is None else {"blocks": {"step": [10, 20], RAISED: told}}
+        courses.append(course_of(replace(run(), tables={**run().tables, **blocks}), TASKS))
+    assert [course.recorded for course in courses] == [None, False, True]
+    found = measure(courses, 3)["recorded"]
+    assert (found["series"], found["raised"]) == (2, 1) and measure(courses[:1], 3)["recorded"] is None
+
+
+def test_the_number_of_validation_tasks_is_that_of_the_runs_settings() -> None:
+    """A success is a number of solved tasks divided by the number of tasks, so the committed files show it."""
+    courses = committed()
+    assert {course.tasks for course in courses} == {256, 512}
+    for course in courses:
+        solved = [success * course.tasks for _, success in course.validations]
+        assert solved == pytest.approx([round(number) for number in solved], abs=0.01), course.name
+
+
+def test_the_outcomes_of_two_validations_are_correlated_as_the_module_says(monkeypatch) -> None:
+    seen = []
+
+    class Seen(gaming.Gaming):
+        def validation(self, step, solved) -> bool:
+            seen.append(np.array(solved, dtype=float))
+            return False
+
+    monkeypatch.setattr(gaming, "Gaming", Seen)
+    gaming.raised(course_of(run(steps=10), 20_000), np.random.default_rng(0))
+    found = np.corrcoef(seen)
+    assert found[np.triu_indices(3, 1)] == pytest.approx(np.full(3, gaming.PAIRED**2), abs=0.03)
+
+
+def test_the_pages_have_the_rates_over_the_committed_courses() -> None:
+    courses = committed()
+    found = measure(courses, SERIES)
+    own, drawn, ill = (found[name] for name in ("redrawn_tasks", "renoised", "gamed"))
+    between = "{:.3f} to {:.3f}".format(*own["interval"]).replace("0.000", "0")
+    told = f"in {own['raised']} of {own['series']} (95% interval {between}"
+    by_recipe = {name: sum(f"-{name}-" in course.name for course in courses) for name in ("sokoban", "frozenlake")}
+    by_recipe["countdown"] = len(courses) - sum(by_recipe.values())
+    counts = [f"{by_recipe[name]} of {title}" for name, title in TITLES.items()]
+    series = f"in {drawn['raised']} of {drawn['series']:,} series", f"in {ill['raised']} of {ill['series']:,}"
+    for page in ("filter.md", "measurements.md"):
+        words = " ".join((DOCS / page).read_text().split())
+        missing = [part for part in (told, *counts, *series) if part not in words]
+        assert not missing, f"{page}: python -m benchmarks.gaming"
+    assert found["renoised"]["highest"] == pytest.approx(1 / 9, abs=0.01), "of the worst run in one of nine"
 
 
 def test_a_course_that_is_validated_too_seldom_to_warn_late_is_no_gamed_course() -> None:
@@ -67,7 +126,7 @@ def test_a_course_that_is_validated_too_seldom_to_warn_late_is_no_gamed_course()
 
 
 def test_committed_courses_are_read_and_their_absence_is_an_error(monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.setattr(gaming, "STUDIES", (tmp_path,))
+    monkeypatch.setattr(gaming, "studies", lambda: (replace(STUDY, results=tmp_path),))
     monkeypatch.setattr("sys.argv", ["gaming", "--quick", "--json"])
     with pytest.raises(SystemExit):
         gaming.main()
@@ -78,3 +137,6 @@ def test_committed_courses_are_read_and_their_absence_is_an_error(monkeypatch, c
     gaming.main()
     found = json.loads(capsys.readouterr().out)
     assert found["courses"] == 1
+    monkeypatch.setattr("sys.argv", ["gaming", "--quick"])
+    gaming.main()
+    assert re.search(r"^redrawn_tasks +1 +0 +0\.000 .* -$", capsys.readouterr().out, re.MULTILINE)

@@ -1,26 +1,36 @@
 """The study of the kept share: its cells are runs that can be made, and its criterion is the one that was fixed."""
 
 import json
+import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks.studies import kept_share
 from benchmarks.studies.cells import run_of
-from benchmarks.studies.kept import DIGITS, Kept, not_worse, write
+from benchmarks.studies.kept import DIGITS, Kept, last_success, not_worse, write
 from benchmarks.studies.kept_share import (
     AUTO,
     FRESH_SEEDS,
     GRID,
     GRID_SEEDS,
+    RHO,
+    START,
     STEPS,
     TOLERANCES,
     best_fixed,
+    committed,
     every_cell,
+    fixed,
     judged,
+    validated,
 )
 from cluster.config import load
+from cluster.sweep.table import text
+
+PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 
 
 def one(arm: str, seed: int, success: float, environment: str = "sokoban") -> Kept:
@@ -95,3 +105,61 @@ def test_the_committed_figures_are_judged_and_without_them_nothing_was_run(capsy
     assert kept_share.main(["--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["verdict"] for row in rows] == ["not run"] * 3 and rows[2]["best"] == 1.0
+
+
+def test_the_table_of_the_docs_is_that_of_the_committed_figures() -> None:
+    told = ["countdown", "frozenlake"]
+    columns = [table_column(name) for name in told]
+    rhos = ", ".join(f"{rho:g}" for rho in GRID)
+    heads = (
+        f"grid, seeds {GRID_SEEDS[0]} and {GRID_SEEDS[1]}: rho {rhos}",
+        f"fresh, seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]}: best fixed rho, its success",
+        "the controller's success",
+        "its difference, paired by seed",
+        f"verdict at a tolerance of {TOLERANCES['countdown']:g}",
+        "the controller's moves, in five runs",
+        f"seconds of a step, median, against a fixed rho of {START:g}",
+    )
+    page = PAGE.read_text()
+    for head, *cells in zip(heads, *columns, strict=True):
+        assert "| " + " | ".join([head, *cells]) + " |\n" in page, "python -m benchmarks.studies.kept_share"
+    titles = (f"Countdown, {STEPS['countdown']} steps", f"FrozenLake, {STEPS['frozenlake']} steps")
+    assert f"| | {' | '.join(titles)} |" in page
+    measured = [sum(len(run.series("kept_share/measured")) for run in steered(name)) for name in told]
+    assert "in {} measurements on Countdown and {} on FrozenLake".format(*measured) in page
+    assert judged(committed(), "sokoban")["verdict"] == "not run" and "Sokoban's cells are to be run" in page
+
+
+def table_column(environment: str) -> list[str]:
+    """The cells of the page's table of one environment, from the committed files."""
+    found = committed()
+    row = judged(found, environment)
+    assert row["verdict"] != "not run" and not row["note"]
+    by_rho = {rho: validated(found, environment, fixed(rho), GRID_SEEDS).values() for rho in GRID}
+    means = {rho: f"{statistics.fmean(map(last_success, runs)):.3f}" for rho, runs in by_rho.items()}
+    moves = sum(a != b for run in steered(environment) for a, b in pairwise(run.series(RHO).values()))
+    verdict = str(row["verdict"])
+    if verdict == "cannot be told":
+        verdict += f", by {abs(row['difference']['low'] + row['tolerance']):.3f}"
+    return [
+        ", ".join(f"**{mean}**" if rho == row["best"] else mean for rho, mean in means.items()),
+        f"{row['best']:g}, {text(row['fixed'])}",
+        text(row["auto"]),
+        text(row["difference"], "+"),
+        verdict,
+        str(moves) if moves else "none",
+        f"{step_seconds(environment, AUTO):.2f}, {step_seconds(environment, fixed(START)):.2f}",
+    ]
+
+
+def steered(environment: str) -> list[Kept]:
+    """The committed runs of the controller."""
+    return [run for run in committed() if (run.recipe, run.arm) == (environment, AUTO)]
+
+
+def step_seconds(environment: str, arm: str) -> float:
+    """Median over an arm's runs of their median seconds of a step: of the fresh runs, or of the grid's without such."""
+    contents = [json.loads(file.read_text()) for file in sorted(kept_share.RESULTS.glob("*.json"))]
+    own = [each for each in contents if (each["recipe"], each["arm"]) == (environment, arm)]
+    fresh = [each for each in own if each["part"] == "fresh"]
+    return statistics.median(each["step_seconds"] for each in fresh or own)

@@ -2,15 +2,28 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.studies import made_to_collapse
 from benchmarks.studies.cells import run_of
 from benchmarks.studies.kept import Kept, read_all
-from benchmarks.studies.made_to_collapse import FROZEN, STUDY, false_alarms, frozen, judged, main, measure
+from benchmarks.studies.made_to_collapse import (
+    FROZEN,
+    LARGEST_FALSE,
+    STUDY,
+    false_alarms,
+    frozen,
+    judged,
+    main,
+    measure,
+)
 from cluster.errors import UserError
+
+PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 
 
 def kept(part: str, d: list[float], success: list[float], seed: int = 0, validated: list[float] | None = None) -> Kept:
@@ -28,7 +41,7 @@ FALLING = [1.0] * 4 + [0.1] * 8
 SUCCESS = [0.5] * 80 + [0.1] * 30
 
 
-def test_at_least_six_runs_collapse_by_three_means_or_more_and_six_are_healthy():
+def test_at_least_six_runs_by_three_means_or_more_are_planned_to_collapse_and_six_to_be_healthy():
     collapse = [cell for cell in STUDY.cells if cell.part == "collapse"]
     assert len(collapse) >= 6 and min(cell.steps for cell in STUDY.cells) >= 120
     assert {cell.arm.rstrip("01.4") for cell in collapse} == {"entropy", "blind", "length", "format"}
@@ -91,10 +104,35 @@ def test_a_healthy_run_without_readings_is_refused_and_does_not_count_as_quiet()
             false_alarms([replace(found, tables={**found.tables, "probe": probe})], 10)
 
 
-def test_the_report_reads_the_committed_files(capsys):
-    assert main(["--quick", "--json"]) == 0
+def test_in_the_committed_runs_six_fell_the_alarm_was_raised_in_each_and_in_no_healthy_one(capsys):
+    assert main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["collapsed"]) + len(found["healthy"]) == len(read_all(STUDY.results))
+    fallen = [row for row in found["collapsed"] if row["fall"] is not None]
+    assert len(found["collapsed"]) == 7 and len(fallen) == found["lead"]["n"] == 6
+    assert all(row["alarm"] is not None and row["early"] == 0 for row in fallen)
+    (steady,) = [row for row in found["collapsed"] if row["fall"] is None]
+    assert "length" in steady["run"] and steady["alarm"] is None
+    assert [(row["alarm"], row["early"], row["fall"]) for row in found["healthy"]] == [(None, 0, None)] * 6
+    false = found["false_alarms"]
+    assert (false["runs"], false["series"], false["raised"], false["themselves"]["raised"]) == (6, 2000, 0, 0)
+    words = " ".join(PAGE.read_text().split())
+    for part in (
+        f"all six that collapsed ({wilson_interval(6, 6)[0]:.2f} to 1;",
+        f"none of the six healthy ones (0 to {false['themselves']['interval'][1]:.2f})",
+        f"(at most {false['high']:.4f}; wanted: {LARGEST_FALSE:g})",
+        "{mean:.1f} steps [{low:.1f}, {high:.1f}]".format(**found["lead"]),
+    ):
+        assert part in words, f"docs/{PAGE.name} lacks {part!r}"
+
+
+def test_the_page_has_the_row_of_every_committed_run_that_fell():
+    rows = [row for row in measure(read_all(STUDY.results), 1)["collapsed"] if row["fall"] is not None]
+    text = PAGE.read_text()
+    for row in rows:
+        by = row["by"].replace("mi", "MI").replace("dependence", "D")
+        ends = " | ".join(f"{first:.2f} to {last:.2f}" for first, last in list(row["ends"].values())[1:])
+        cells = f"| {row['fall']} | {row['alarm']}, {by} | {row['lead']} | {ends} |"
+        assert text.count(cells) == 1, f"docs/{PAGE.name} lacks {row['run']}: {cells}"
 
 
 def test_the_mean_lead_has_an_interval_over_runs():

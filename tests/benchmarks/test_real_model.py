@@ -1,6 +1,7 @@
 """The study on a real model: its parts are runs that can be made, and what it keeps of a run is what it reports."""
 
 import json
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,27 @@ def test_the_cells_are_runs_that_can_be_made_in_the_order_that_was_fixed(tmp_pat
 def test_the_list_prints_every_cell_with_its_minutes(capsys) -> None:
     assert real_model.main(["--list", "--only", "question*"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 11 and printed[1].split()[1:3] == ["100", "37.2"]
+    assert len(printed) == 11
+    assert printed[1].startswith("question-smollm2-countdown-none") and printed[1].split()[1:3] == ["100", "48.9"]
+    assert printed[2].startswith("question-smollm2-countdown-top_p") and printed[2].split()[1:3] == ["100", "40.6"]
+
+
+def test_the_docs_have_the_minutes_of_the_list() -> None:
+    recipes = ("smollm2-countdown", "smollm2-frozenlake")
+    minutes = [[cell.minutes for cell in STUDY.cells if cell.recipe == recipe] for recipe in recipes]
+    countdown, lake = (f"{min(own):.0f} to {max(own):.0f}" for own in minutes)
+    told = f"{countdown} a cell on Countdown, {lake} on FrozenLake"
+    for words in (real_model.__doc__ or "", (real_model.PAGE.parent / "real-models.md").read_text()):
+        assert told in " ".join(words.split())
+
+
+def test_the_committed_runs_took_about_the_expected_seconds_of_a_step() -> None:
+    ratios = []
+    for file in real_model.RESULTS.glob("*.json"):
+        one = parsed(file, real_model.whole)
+        steps = [row["step_seconds"] for row in one["rows"] if row["step"] > 0 and "step_seconds" in row]
+        ratios.append(statistics.median(steps) / real_model.STEP_S[one["recipe"]][one["filter"]])
+    assert 0.8 < statistics.median(ratios) < 1.25, "some were made beside other work"
 
 
 def test_the_question_compares_the_filter_with_none_at_every_entropy_bonus() -> None:

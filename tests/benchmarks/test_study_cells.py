@@ -39,6 +39,7 @@ def finish(cell: Cell) -> None:
             "reward_mean": float(step),
             "reasoning_length": float(step),
             "kept_fraction": None,
+            "gaming/raised": float(step in (14, 15)),
         }
         for step in range(STEPS + 1)
     ]
@@ -158,6 +159,7 @@ def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
     assert run.series("validation/success") == {0: 0.25}
     assert run.series("probe/mi") == {10: 2.0} and run.series("probe/recorded") == {10: 13}
     assert run.series("reasoning_length") == {10: 5.5, 20: 15.5}
+    assert run.series("gaming/raised") == {10: 0.0, 20: 0.2}, "not 0 if the warning was raised within the ten steps"
     assert run.series("reward_mean") == {step: float(step) for step in range(1, STEPS + 1)}
     assert run.series("kept_fraction") == {} and run.series("no/such") == {}
     assert (run.name, run.part, run.arm, run.steps) == ("lead-sokoban-none_s0", "lead", "none", STEPS)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 SCORE_HELP = """\
 Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
-prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) with intervals, and lists the reasonings that fit
-every prompt (templates). If rows have answers, it also says whether they follow from the reasoning.
+prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) with intervals, names the regime, and lists the
+reasonings that fit every prompt (templates). If rows have answers, it also says whether they follow from the reasoning.
 
 FILE is a JSONL or Parquet file with one reasoning per row, all of one training step:
   as text   `prompt` (or `input`; text up to where the answer begins, or a list of messages), with
@@ -277,15 +277,15 @@ def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
-    """The report as text: the table of `squelch mi`, then the templates."""
+    """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
     from cluster.commands.other_trainers.mi import mi_table
+    from cluster.commands.other_trainers.score_answers import answers_text, regime_text
 
     head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
     lines = [mi_table(report.proxies, report.uncertainty, args.half_width, head), *report.notes]
+    lines += ["", regime_text(report.regime)]
     if report.answers is not None:
-        from cluster.commands.other_trainers.score_answers import answers_text
-
-        lines += ["", *answers_text(report.answers, report.regime)]
+        lines += answers_text(report.answers)
     total = report.proxies.num_samples
     lines += ["", f"{report.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
     rows = [("gap", "times", "prompts", "row", "reasoning")]

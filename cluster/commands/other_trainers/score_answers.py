@@ -1,7 +1,9 @@
 """The answers of `squelch score`: do they follow from their reasoning? (docs/reasoning.md)
 
-Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`actors.diagnosis.links`). The regime is
-that of one scoring without a judge (`actors.diagnosis.regime`).
+Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`actors.diagnosis.links`). An answer is
+scored under as many reasonings of each other prompt, and under as many other prompts, as the fixed probe's under a
+budget, for which `python -m benchmarks.known_links` measures the coverage. The regime is that of one scoring without a
+judge (`actors.diagnosis.regime`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from actors.diagnosis.budget import draw_pairs
 from actors.diagnosis.metrics import LINKS
 from actors.diagnosis.regime import Reading, RegimeGauge
 from actors.scorer.linking import Pairs, draw_references, read_scored, score_links
+from actors.scorer.share import OTHERS, REFERENCES
 from cluster.terminal import aligned
 
 if TYPE_CHECKING:
@@ -26,9 +29,6 @@ if TYPE_CHECKING:
     from actors.scorer.linking import PathEngine
     from cluster.commands.other_trainers.score_files import Reasonings
 
-REFERENCES, OTHER_PROMPTS = 2, 8
-"""Reasonings of each other prompt, and other prompts, under which an answer is scored: as the fixed probe's settings
-`answer_references` and `answer_prompts`."""
 NAMES = {
     "dependence": ("D", "nats per answer; 0 if the answer ignores its reasoning"),
     "information": ("I(A;Z|X), lower form", "within a prompt"),
@@ -58,7 +58,7 @@ def read_answers(engine: PathEngine, context_length: int, found: Reasonings, see
     if num < 2:
         return Answers(None, excluded)
     pairs = Pairs([found.ids[s] for s in chosen], [found.answers[s] for s in chosen], source, source)
-    past = draw_pairs(source, num, min(OTHER_PROMPTS, num - 1), (seed, 2))
+    past = draw_pairs(source, num, min(OTHERS, num - 1), (seed, 2))
     references = draw_references(pairs, num, REFERENCES, (seed, 3))
     prompts = [found.prompts[j] for j in columns]
     scores = score_links(engine, prompts, pairs, np.zeros_like(past), past, references)
@@ -95,14 +95,18 @@ def answers_json(answers: Answers | None) -> dict[str, Any] | None:
     return {key: None if math.isnan(value) else value for key, value in answers.links.metrics().items()}
 
 
-def answers_text(answers: Answers, regime: str) -> list[str]:
-    """The links and the regime as lines of text."""
+def regime_text(regime: str) -> str:
+    """The regime as a line of text."""
+    return f"regime without a judge: {regime.replace('_', ' ')} (docs/reasoning.md)"
+
+
+def answers_text(answers: Answers) -> list[str]:
+    """The links as lines of text."""
     counts = sorted((+answers.excluded).items())
     left_out = "; ".join(f"{reason.replace('_', ' ')}: {count}" for reason, count in counts)
     lines = [f"answers left out: {left_out}"] if left_out else []
     if answers.links is None:
-        why_not = "links need scored answers of 2 prompts"
-        return [f"regime: {regime.replace('_', ' ')}", f"answers are not linked: {why_not}", *lines]
+        return ["answers are not linked: links need scored answers of 2 prompts", *lines]
     figures = answers.links.metrics()
     rows = []
     for link in sorted(LINKS, key=list(NAMES).index):
@@ -113,5 +117,4 @@ def answers_text(answers: Answers, regime: str) -> list[str]:
         against = "" if math.isnan(p_value) else f"p = {p_value:.3f}"
         value = "-" if math.isnan(figures[link]) else f"{figures[link]:.4f}"
         rows.append((name, value, interval, meaning, against))
-    used = f"answers: {figures['answers']:.0f}; regime without a judge: {regime.replace('_', ' ')} (docs/reasoning.md)"
-    return [used, *lines, *aligned(rows)]
+    return [f"answers: {figures['answers']:.0f}", *lines, *aligned(rows)]

@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from actors.diagnosis.metrics import REGIMES
 from actors.diagnosis.templates import gaps, ranked
+from actors.scorer.linking import score_links
+from actors.scorer.share import OTHERS, REFERENCES
 from cluster.cli import main
-from cluster.commands.other_trainers import score_files
+from cluster.commands.other_trainers import score_answers, score_files
 from cluster.commands.other_trainers.score_answers import read_answers
 from cluster.commands.other_trainers.score_files import (
     EMPTY,
@@ -152,7 +154,8 @@ def test_answers_are_linked_to_their_reasonings_from_text_and_from_ids(tmp_path,
     assert text["links"]["information"] <= text["links"]["ceiling"] and text["regime"] in REGIMES
     assert main(["score", str(tmp_path / "a.jsonl"), *model]) == 0
     table = capsys.readouterr().out
-    assert "answers: 21; regime without a judge: " in table and "X to A past Z" in table
+    assert "answers: 21\n" in table and "X to A past Z" in table
+    assert f"regime without a judge: {text['regime'].replace('_', ' ')} " in table
 
 
 def test_answers_that_cannot_be_scored_are_counted_under_their_reason(tmp_path, tiny_policy, rows, words, capsys):
@@ -166,6 +169,30 @@ def test_answers_that_cannot_be_scored_are_counted_under_their_reason(tmp_path, 
     wordy = [{**row, "completion": f"<think>{words[1]}</think> <answer>{long}</answer>"} for row in rows[:2]]
     found = output(capsys, "score", jsonl(tmp_path / "l.jsonl", [*wordy, *rows[3:9]]), *model)
     assert found["links"]["answers"] == 6 and found["answers_excluded"] == {"too_long": 2}
+
+
+def test_an_answer_is_scored_under_as_many_others_as_the_probes_under_a_budget(monkeypatch):
+    class EvenEngine:
+        """An engine for which all tokens are equally likely."""
+
+        def path_sums(self, prompts, rows):
+            return [[np.array([-0.1 * len(path.ids[path.start :]) for path in row]) for row in each] for each in rows]
+
+    def spied(engine, prompts, pairs, wanted, past, references):
+        seen.append((past.sum(axis=1), [references[:, pairs.source == j].sum(axis=1) for j in range(len(prompts))]))
+        return score_links(engine, prompts, pairs, wanted, past, references)
+
+    seen, num, each = [], OTHERS + 5, REFERENCES + 1
+    monkeypatch.setattr(score_answers, "score_links", spied)
+    source = np.repeat(np.arange(num), each)
+    ids, answers = [np.array([k, k + 1]) for k in range(num * each)], [np.array([k]) for k in range(num * each)]
+    prompts = [np.array([j]) for j in range(num)]
+    found = Reasonings(prompts, ids, [""] * num * each, source, np.arange(num * each), answers)
+    assert read_answers(EvenEngine(), 64, found, 0).links is not None
+    ((past, references),) = seen
+    assert set(past) == {1 + OTHERS}, "the own prompt and OTHERS others"
+    for j, of_prompt in enumerate(references):
+        assert set(np.delete(of_prompt, j)) == {REFERENCES}, "reasonings of each other prompt"
 
 
 def test_an_answer_without_a_finite_likelihood_costs_only_itself():
@@ -192,6 +219,10 @@ def test_the_share_of_rows_with_reasoning_is_that_of_the_whole_file(tmp_path, ti
     found = output(capsys, "score", path, "--model", str(tiny_policy), "--max-prompts", "4", "--no-links")
     assert found["num_samples"] == 12 < found["excluded"][EMPTY] == 14
     assert found["regime"] != "mute", "21 of 35 rows of the file have reasoning"
+    mute = [{**row, "prompt": f"{row['prompt']} "} for row in empty]
+    path = jsonl(tmp_path / "m.jsonl", [*rows, *empty, *mute])
+    assert main(["score", path, "--model", str(tiny_policy), "--max-prompts", "4", "--no-links"]) == 0
+    assert "regime without a judge: mute (docs/reasoning.md)\n" in capsys.readouterr().out
 
 
 def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, rows, capsys):
@@ -203,6 +234,8 @@ def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, r
         path = jsonl(tmp_path / f"{file}.jsonl", bare if file == "b" else rows)
         found = output(capsys, "score", path, *model, *flags)
         assert found["links"] is None and found["regime"] in ("template", "unknown")
+        assert main(["score", path, *model, *flags]) == 0
+        assert f"regime without a judge: {found['regime']} " in capsys.readouterr().out, "it needs no answers"
     one = [row if i < 3 else bare[i] | {"step": 4} for i, row in enumerate(rows)]
     one = [{**row, "prompt": str(row["prompt"]) + ("<think>" if "reasoning" in row else "")} for row in one]
     assert output(capsys, "score", jsonl(tmp_path / "c.jsonl", one), *model)["links"] is None
