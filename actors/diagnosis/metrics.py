@@ -151,8 +151,8 @@ METRICS: Table = {
         gauge(
             "squelch_reasoning_untrue",
             "judge/untrue",
-            "1 while the share of true ones among the first-turn reasonings that state anything is below half of the "
-            "run's baseline, else 0; NaN without a judge, or where too few state anything",
+            "1 while the share of true ones among the first-turn reasonings that state anything, a mean over two "
+            "scorings, is below half of the run's baseline, else 0; NaN without a judge or if too few state anything",
         ),
         gauge(
             "squelch_dependence_alarm",

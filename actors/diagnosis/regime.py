@@ -13,9 +13,12 @@ The rules are read from top to bottom. MI is that of the scoring; D (`actors.dia
 reading of the fixed probe, whatever the scope, and the judge reads first turns only. H(Z|X) is no part of the regime:
 in each regime the reasoning may be varied or always the same.
 
-The judge's baseline is the median of the first `BASELINE_SCORINGS` shares (or of all so far, if there are fewer). The
-other rules need no baseline, so a run that starts in a regime is reported at its first scoring. Whether the reasoning
-has become untrue is known without D too (`RegimeGauge.untrue`), and is reported beside the regime.
+The judge's baseline is the median of the first `BASELINE_SCORINGS` shares (or of all so far, if there are fewer), and
+what is held against it is the mean of the last `RECENT_SCORINGS`: a single share, of a few dozen reasonings, was below
+half of it in 10 of 268 scorings of healthy runs, the mean of two in one (`python -m benchmarks.regimes`, from which
+the number two was chosen). The other rules need no baseline, so a run that starts in a regime is reported at its first
+scoring. Whether the reasoning has become untrue is known without D too (`RegimeGauge.untrue`), and is reported beside
+the regime.
 
 Invariants: an unknown figure never changes the baseline. Pure; plain JSON state.
 """
@@ -31,7 +34,7 @@ from typing import Any
 from actors.diagnosis.metrics import REGIMES
 
 MUTE, TEMPLATE, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
-BASELINE_SCORINGS = 3
+BASELINE_SCORINGS, RECENT_SCORINGS = 3, 2
 P_VALUE = 0.05
 """Largest p-value at which dependence is significant."""
 ABOVE_CHANCE = 0.1
@@ -100,11 +103,15 @@ class RegimeGauge:
 
     true: list[float] = field(default_factory=list)
     """The judge's shares of the first scorings."""
+    recent: list[float] = field(default_factory=list)
+    """Those of the last scorings that had one."""
+    untrue: float = math.nan
+    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN if the last reading had no share. It
+    needs no D: reasoning that became untrue is decorative or a private code."""
 
     def read(self, reading: Reading) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
-        if not math.isnan(reading.true_share) and len(self.true) < BASELINE_SCORINGS:
-            self.true.append(reading.true_share)
+        self._hold(reading.true_share)
         if reading.reasoned < REASONED_SHARE:
             return MUTE
         if not reading.known:
@@ -117,22 +124,25 @@ class RegimeGauge:
             return DECORATIVE
         if reading.judged and math.isnan(reading.true_share):
             return UNKNOWN
-        return PRIVATE_CODE if self.untrue(reading) == 1 else GROUNDED
+        return PRIVATE_CODE if self.untrue == 1 else GROUNDED
 
-    def untrue(self, reading: Reading) -> float:
-        """1 if the share of true statements is below `TRUE_SHARE` of its baseline, else 0; NaN without a share or a
-        baseline. It needs no D: reasoning that became untrue is decorative or a private code."""
-        if math.isnan(reading.true_share) or not self.true:
-            return math.nan
-        return float(reading.true_share < TRUE_SHARE * statistics.median(self.true))
+    def _hold(self, share: float) -> None:
+        """Holds a share of true statements against the baseline."""
+        self.untrue = math.nan
+        if math.isnan(share):
+            return
+        if len(self.true) < BASELINE_SCORINGS:
+            self.true.append(share)
+        self.recent = [*self.recent, share][-RECENT_SCORINGS:]
+        self.untrue = float(statistics.mean(self.recent) < TRUE_SHARE * statistics.median(self.true))
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {"true": list(self.true)}
+        return {"true": list(self.true), "recent": list(self.recent)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the baseline from a checkpoint; one of an earlier release has none."""
-        self.true = list(state.get("true", ()))
+        """Restores the shares from a checkpoint; one of an earlier release lacks them."""
+        self.true, self.recent = list(state.get("true", ())), list(state.get("recent", ()))
 
 
 def true_share(names: float, right: float, judged: int) -> float:

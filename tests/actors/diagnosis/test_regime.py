@@ -44,7 +44,9 @@ def begun() -> RegimeGauge:
     ],
 )
 def test_each_regime_is_told_by_its_reading(reading: Reading, regime: str) -> None:
-    assert begun().read(reading) == regime
+    gauge = begun()
+    gauge.read(reading)
+    assert gauge.read(reading) == regime
 
 
 def test_a_run_that_starts_without_dependence_is_told_so_without_a_baseline() -> None:
@@ -58,8 +60,15 @@ def test_the_judges_baseline_is_of_the_first_scorings_and_outlives_a_restart() -
         gauge.read(replace(HEALTHY, true_share=0.35))
     again = RegimeGauge()
     again.restore(json.loads(json.dumps(gauge.state())))
-    low = replace(HEALTHY, true_share=0.25)
+    low = replace(HEALTHY, true_share=0.2)
     assert again.read(low) == gauge.read(low) == "private_code", "a slow fall does not lower the bar"
+
+
+def test_one_low_share_of_true_statements_is_no_private_code_and_two_are() -> None:
+    gauge, low = begun(), replace(HEALTHY, true_share=0.2)
+    assert [gauge.read(one) for one in (low, HEALTHY, low, low, HEALTHY)] == [
+        *("grounded", "grounded", "grounded", "private_code", "grounded")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +82,10 @@ def test_the_judges_baseline_is_of_the_first_scorings_and_outlives_a_restart() -
     ],
 )
 def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: Reading, untrue: float) -> None:
-    assert begun().untrue(reading) == pytest.approx(untrue, nan_ok=True)
-    assert math.isnan(RegimeGauge().untrue(reading)), "there is no baseline yet"
+    gauge = begun()
+    gauge.read(reading)
+    gauge.read(reading)
+    assert gauge.untrue == pytest.approx(untrue, nan_ok=True)
 
 
 def test_a_checkpoint_of_an_earlier_release_has_no_baseline_and_is_read() -> None:
