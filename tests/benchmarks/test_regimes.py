@@ -1,5 +1,4 @@
-"""The regimes of the committed runs are those that the page states, and each means of collapse has the one that it should
-have."""
+"""The regimes of the committed runs are those that the page states, and each means of collapse has its own."""
 
 from collections import Counter
 from pathlib import Path
@@ -34,10 +33,8 @@ def test_the_page_has_the_scorings_by_regime(courses: list[Course], row: str) ->
         regime for one in courses if one.run.part == part and one.run.arm in arms for _, regime in one.regimes
     )
     said = in_words({name: found[name] for name in REGIMES if found[name]})
-    order = sorted(said.split(", "), key=lambda words: REGIMES.index(words.split()[1]))
-    line = next(line for line in PAGE.read_text().splitlines() if line.strip().startswith(f"| {row} |"))
-    stated = sorted(line.split("|")[2].strip().split(", "), key=lambda words: REGIMES.index(words.split()[1]))
-    assert stated == order
+    stated = [line.split("|")[2] for line in PAGE.read_text().splitlines() if line.strip().startswith(f"| {row} |")]
+    assert sorted(said.split(", ")) in [sorted(cell.strip().split(", ")) for cell in stated]
 
 
 def test_each_means_of_collapse_ends_in_the_regime_that_names_it(courses: list[Course]) -> None:
