@@ -70,6 +70,8 @@ class RunStatus:
     """Regime of the first turn at the step scored last."""
     probe: dict[str, float | None]
     """Figures of the fixed probe's last reading (`last_probe`); empty before the first."""
+    judge: dict[str, float | None]
+    """The judge's figures of the last scoring that has any, by flat key without `judge/`; empty without a judge."""
     kinds: dict[str, float]
     """Figures of the coverage of kinds at the last step, by flat key without `kinds/`; empty without kinds."""
     staleness_max: float | None
@@ -129,6 +131,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         dependence=dependence(last),
         regime=_regime(lines),
         probe=last_probe(lines),
+        judge=_judge(lines),
         kinds=_kinds(last),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
@@ -178,6 +181,11 @@ def last_probe(lines: Sequence[Line]) -> dict[str, float | None]:
     could be scored in it; empty if none was recorded."""
     read = [line for line in lines if line.get("probe/step") is not None]
     return {name.replace("/", "_"): read[-1].get(f"probe/{name}") for name in PROBED} if read else {}
+
+
+def _judge(lines: Sequence[Line]) -> dict[str, float | None]:
+    read = next((line for line in reversed(lines) if line.get("judge/names") is not None), None)
+    return {} if read is None else {name: read.get(f"judge/{name}") for name in ("names", "right", "untrue")}
 
 
 def _kinds(line: Line) -> dict[str, float]:

@@ -65,6 +65,7 @@ def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
         Figure("regime", (status.regime or "-").replace("_", " ")),
         Figure("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
         Figure("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
+        *([Figure("true statements", true_words(status.judge), history("judge/right"), 0, 1)] if status.judge else []),
         *([Figure("ALARM", status.dependence)] if status.dependence else []),
         *([Figure("WARNING", status.gaming)] if status.gaming else []),
         Figure("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
@@ -131,6 +132,13 @@ def probe_words(probe: Mapping[str, float | None]) -> str:
 def clipped(high: float | None, ceiling: float | None) -> float | None:
     """The upper end of an interval of MI as it is shown: no MI exceeds its ceiling, though its t-interval may."""
     return high if high is None or ceiling is None else min(high, ceiling)
+
+
+def true_words(judge: Mapping[str, float | None]) -> str:
+    """The judge's figures in words: how many of the first reasonings that state anything state nothing false."""
+    names, right = judge["names"] or 0.0, judge["right"] or 0.0
+    text = f"{right / names:.3f} of the {names:.3f} that state anything" if names else "no reasoning states anything"
+    return f"{text}  UNTRUE" if judge.get("untrue") == 1 else text
 
 
 def link_words(probe: Mapping[str, float | None]) -> str:

@@ -309,8 +309,12 @@ PARTS = Row(
         ),
         Panel(
             "Judge",
-            "Shares of reasonings that make claims, make only true ones, and would be true of another task.",
-            (_q("squelch_judge_ratio", "{{figure}}", "environments without a judge"),),
+            "Shares of reasonings that make claims, make only true ones, and would be true of another task. untrue: 1 "
+            "while the share of true ones among those that make any is below half of the run's baseline.",
+            (
+                _q("squelch_judge_ratio", "{{figure}}", "environments without a judge"),
+                _q("squelch_reasoning_untrue", "untrue", "environments without a judge"),
+            ),
             unit="percentunit",
             low=0,
             high=1,
