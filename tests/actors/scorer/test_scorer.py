@@ -270,8 +270,22 @@ def test_the_judge_reads_the_very_reasonings_that_are_scored() -> None:
     figures = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), names)
     assert figures["judge/names"] == 1.0 and figures["judge/right"] == 0.5
     assert 0.4 < figures["judge/right_elsewhere"] < 0.6
+    assert figures["judge/untrue"] == 0.0
     other = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), dict.fromkeys(window(), "Countdown"))
     assert math.isnan(other["judge/right"]), "no grid world, nothing to judge"
+
+
+def test_reasoning_that_became_untrue_is_told_and_one_that_states_nothing_is_not() -> None:
+    board = "P _ _\n_ G _\n_ _ O"
+
+    def scored(scorer: Scorer, step: int, said: str) -> dict[str, float]:
+        scorer._text = lambda ids: board if len(ids) == 3 and ids[1] == 3 and ids[2] == 4 else said
+        return scorer.score(step, 0, window(), dict.fromkeys(window(), "FrozenLake"))
+
+    scorer = Scorer(Oracle(1.0), CONFIG, seed=1, text=str)
+    said = ["i am at 0 0", "i am at 0 0", "i am at 2 2", "i am at 2 2", "so left", "i am at 2 2"]
+    found = [scored(scorer, step, text) for step, text in enumerate(said, start=1)]
+    assert [figures["judge/untrue"] for figures in found] == [0.0, 0.0, 0.0, 1.0, 0.0, 1.0]
 
 
 def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing() -> None:
