@@ -177,7 +177,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
 
 
-def until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Waits until `holds()`; past the time-out it fails, saying what did not come true."""
     end = time.monotonic() + timeout_s
     while not holds():
