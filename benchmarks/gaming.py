@@ -41,7 +41,6 @@ from benchmarks.renoising import renoised
 from benchmarks.studies import kept_share, made_to_collapse
 from benchmarks.studies.cells import Study
 from benchmarks.studies.kept import Kept, condense, of_content, read_all
-from cluster.config import load
 from cluster.control.gaming import VALIDATIONS, Gaming
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
@@ -90,15 +89,10 @@ def committed() -> list[Course]:
     """The courses of the healthy runs of the committed studies that were validated often enough."""
     pairs = [(study, run) for study in studies() for run in read_all(study.results) if run.part in PARTS]
     return [
-        course_of(run, tasks_of(study, run))
+        course_of(run, study.config(run).validation.tasks)
         for study, run in pairs
         if len(run.series("validation/success")) >= VALIDATIONS
     ]
-
-
-def tasks_of(study: Study, run: Kept) -> int:
-    """The number of validation tasks of a committed run, from its recipe and its settings."""
-    return load(run.recipe, [*study.common, *run.overrides]).validation.tasks
 
 
 def raised(course: Course, rng: np.random.Generator) -> bool:

@@ -28,7 +28,7 @@ from benchmarks.common import arguments, print_figures
 from benchmarks.studies import made_to_collapse
 from benchmarks.studies.cells import Study
 from benchmarks.studies.kept import Kept, read_all
-from cluster.config import RunConfig, load
+from cluster.config import RunConfig
 
 PARTS = ("collapse", "healthy", "lead")
 NORMAL_95 = 1.96
@@ -96,11 +96,7 @@ def _followed(follows: dict[int, float], step: int, oldest: int) -> float:
 def committed() -> list[Course]:
     """The courses of the committed runs of PARTS that keep the share of turns with reasoning, by part and name."""
     pairs = [(study, run) for study in studies() for run in read_all(study.results) if run.part in PARTS]
-    found = [
-        course_of(run, load(run.recipe, [*study.common, *run.overrides]))
-        for study, run in pairs
-        if run.series("first_turn/reasoned")
-    ]
+    found = [course_of(run, study.config(run)) for study, run in pairs if run.series("first_turn/reasoned")]
     return sorted(found, key=lambda one: (PARTS.index(one.run.part), one.run.name))
 
 

@@ -98,8 +98,8 @@ def draw_links(
 ) -> LinksReading:
     """A reading from `samples` pairs of each prompt, one number for all or one for each, with or without `nulls`.
     `references`: reasonings of each other prompt under which a prompt's answers are scored (with one number of samples
-    for all only); `others`: other prompts under which an answer is; None: all. The
-    curve repeats the answer's own likelihood, because the reasonings of a channel have no parts."""
+    for all only); `others`: other prompts under which an answer is; None: all. The curve repeats the answer's own
+    likelihood, because the reasonings of a channel have no parts."""
     num = len(channel.reasoning)
     task = np.repeat(np.arange(num), samples)
     z = _drawn(channel.reasoning[task], rng)

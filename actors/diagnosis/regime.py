@@ -106,12 +106,12 @@ class RegimeGauge:
     recent: list[float] = field(default_factory=list)
     """Those of the last scorings that had one."""
     untrue: float = math.nan
-    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN if the last reading had no share. It
-    needs no D: reasoning that became untrue is decorative or a private code."""
+    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0, also if the last reading stated too
+    little; NaN without a judge. It needs no D: reasoning that became untrue is decorative or a private code."""
 
     def read(self, reading: Reading) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
-        self._hold(reading.true_share)
+        self._hold(reading)
         if reading.reasoned < REASONED_SHARE:
             return MUTE
         if not reading.known:
@@ -126,9 +126,9 @@ class RegimeGauge:
             return UNKNOWN
         return PRIVATE_CODE if self.untrue == 1 else GROUNDED
 
-    def _hold(self, share: float) -> None:
-        """Holds a share of true statements against the baseline."""
-        self.untrue = math.nan
+    def _hold(self, reading: Reading) -> None:
+        """Holds the share of true statements against the baseline."""
+        share, self.untrue = reading.true_share, 0.0 if reading.judged else math.nan
         if math.isnan(share):
             return
         if len(self.true) < BASELINE_SCORINGS:

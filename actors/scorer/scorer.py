@@ -188,8 +188,7 @@ class Scorer:
             flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(reading)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:
-                unknown = 0.0 if reading.judged else math.nan
-                flat["judge/untrue"] = unknown if math.isnan(gauge.untrue) else gauge.untrue
+                flat["judge/untrue"] = gauge.untrue
         return flat
 
     def _parts_of(

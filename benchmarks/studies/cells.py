@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.common import print_figures
-from benchmarks.studies.kept import condense, write
+from benchmarks.studies.kept import Kept, condense, write
+from cluster.config import RunConfig, load
 from cluster.errors import UserError
 from cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from cluster.sweep.plan import PLACEMENT, Arm, Cell, Plan, check_folders, is_finished, make_plan
@@ -93,6 +94,10 @@ class Study:
                 parts = ", ".join(dict.fromkeys(cell.part for cell in self.cells))
                 raise UserError(f"--only {word!r} matches no cell; parts: {parts}; --list prints every cell")
         return [cell for cell in self.cells if not words or any(_matches(cell, word) for word in words)]
+
+    def config(self, run: Kept) -> RunConfig:
+        """The settings of a condensed run of this study, without what its arm changes."""
+        return load(run.recipe, [*self.common, *run.overrides])
 
     def is_done(self, cell: StudyCell) -> bool:
         """Whether the cell has its file."""

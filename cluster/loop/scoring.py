@@ -220,8 +220,8 @@ class Scoring:
         before, self._untrue = self._untrue, untrue == 1.0
         if self._untrue and not before:
             share = taken["judge/right"] / taken["judge/names"]
-            text = f"reasoning has become untrue: the judge finds {share:.2f} of what states anything true, less than "
-            text += "half of the run's first shares; MI does not see it"
+            text = f"reasoning has become untrue: the judge finds {share:.2f} of what states anything true, and over "
+            text += "two scorings less than half of the run's first shares; MI does not see it"
             self._tell(int(taken["scorer/step"]), "reasoning_untrue", text, true_share=share)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:

@@ -231,15 +231,14 @@ def children():
 
 def probe(host_files, host_pid, inodes):
     doors = {
-        "it lists processes": lambda: os.listdir("/proc/1"),
-        "it opens sockets": sockets,
-        "it writes outside its scratch space": lambda: os.open("/python/x", os.O_CREAT | os.O_WRONLY),
-        "it changes its root": lambda: os.chroot("/tmp"),
-        "it changes devices": lambda: os.chmod("/dev/null", 0o666),
+        "it reads the host's files": [lambda file=file: os.stat(file) for file in host_files],
+        "it lists processes": [lambda: os.listdir("/proc/1")],
+        "it opens sockets": [sockets],
+        "it writes outside its scratch space": [lambda: os.open("/python/x", os.O_CREAT | os.O_WRONLY)],
+        "it changes its root": [lambda: os.chroot("/tmp")],
+        "it changes devices": [lambda: os.chmod("/dev/null", 0o666)],
     }
-    found = {"open": [name for name, act in doors.items() if not refused(act)], "missing": []}
-    if not all(refused(lambda: os.stat(file)) for file in host_files):
-        found["open"].insert(0, "it reads the host's files")
+    found = {"open": [name for name, acts in doors.items() if not all(map(refused, acts))], "missing": []}
     if os.getpid() == host_pid or os.getpid() > 64:
         found["open"].append("it shares the host's process numbers")
     if children() > 6:

@@ -102,6 +102,16 @@ def test_a_recipe_on_gpus_is_planned_for_every_device_from_its_shapes_alone(caps
     assert "24 GiB       set learner." in capsys.readouterr().out
 
 
+def test_a_recipe_on_cpus_is_planned_for_a_device_that_is_named(capsys) -> None:
+    assert main(["plan", "smollm2-frozenlake", "--device-gib", "24", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["memory"]
+    assert [need["device_gib"] for need in found] == [24, 24, 24]
+    assert main(["plan", "smollm2-frozenlake", "--device-gib", "24"]) == 0
+    assert "planned as with learner.num_gpus=1 rollout.num_gpus=1 scorer.num_gpus=1" in capsys.readouterr().out
+    assert main(["plan", "smollm2-frozenlake", "--json"]) == 0
+    assert all(need["device_gib"] is None for need in json.loads(capsys.readouterr().out)["memory"])
+
+
 def test_the_advice_for_a_learner_is_a_configuration() -> None:
     """Found by a reviewer: a token budget was advised that is below the longest trajectory."""
     given = ["rollout.max_model_len=3072", "learner.token_budget=8192"]
