@@ -126,12 +126,21 @@ def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
     page.keyboard.press("g")
     page.keyboard.press("g")
     expect(page.locator("table.groups")).to_be_visible()
-    page.wait_for_load_state()
     page.keyboard.press("/")
     page.keyboard.type("zero variance")
     page.keyboard.press("Enter")
     page.wait_for_url("**q=zero**")
     expect(page.locator("table.groups tbody tr")).to_have_count(3)
+
+
+def test_the_list_is_searched_before_the_scripts_have_run(browser: Browser, address: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    found = context.new_page()
+    found.goto(address)
+    found.fill("main input[name=q]", "zero variance")
+    found.press("main input[name=q]", "Enter")
+    expect(found.locator("table.groups tbody tr")).to_have_count(3)
+    context.close()
 
 
 def test_filters_change_the_address_and_the_address_restores_them(page: Page, address: str) -> None:
