@@ -21,7 +21,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from actors.config import PROBE_TASKS, ProbeConfig, ScorerConfig
-from actors.diagnosis.budget import MIN_OTHERS
+from actors.diagnosis.budget import others_within
 from actors.diagnosis.metrics import SHARES
 
 OFTEN, SELDOM = 5, 10
@@ -82,15 +82,18 @@ def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) 
     return COST[work.scoring] * (sum(scope_pairs(work, scorer, max_pairs)) * work.turn + prefixes)
 
 
-def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> tuple[float, float]:
-    """Most pairs of the first-turn and of the trajectory scope; more than `max_pairs` where that would leave a
-    reasoning fewer than MIN_OTHERS other prompts."""
+def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> tuple[int, int]:
+    """Pairs of the first-turn and of the trajectory scope; more than `max_pairs` where that would leave a reasoning
+    fewer than `actors.diagnosis.budget.MIN_OTHERS` other prompts."""
     prompts, columns = _columns(work, scorer)
-    samples, draws = prompts * min(scorer.samples_per_prompt, work.group_size), scorer.trajectory_draws
-    limit = math.inf if max_pairs is None else max_pairs
+
+    def pairs(samples: int, prompts: int) -> int:
+        limit = samples * prompts if max_pairs is None else max_pairs
+        return samples * (1 + others_within(limit, samples, prompts))
+
     return (
-        min(samples * prompts, max(limit, samples * (1 + MIN_OTHERS))),
-        min(draws * columns, max(limit, draws * (1 + MIN_OTHERS))),
+        pairs(prompts * min(scorer.samples_per_prompt, work.group_size), prompts),
+        pairs(scorer.trajectory_draws, columns),
     )
 
 
@@ -166,7 +169,7 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     """The chosen settings and their counted share, for the user."""
     share = scoring_passes(work, scorer, scorer.max_pairs) / (scorer.interval * work.token_passes)
     most = max(scope_pairs(work, scorer, scorer.max_pairs))
-    pairs = "all pairs" if scorer.max_pairs is None else f"at most {most:g} pairs"
+    pairs = "all pairs" if scorer.max_pairs is None else f"at most {most} pairs"
     text = f"scoring every {scorer.interval} steps, {pairs}"
     probe = scorer.probe
     if probe.every:
