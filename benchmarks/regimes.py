@@ -88,8 +88,9 @@ def course_of(run: Kept, config: RunConfig) -> Course:
 
 
 def _followed(follows: dict[int, float], step: int, oldest: int) -> float:
-    """What the last reading of the probe up to the step says, unless it is older than `oldest` steps."""
-    last = max((read for read in follows if read <= step), default=None)
+    """What the last reading of the probe before the step says, unless it is older than `oldest` steps. That of the step
+    itself comes after its scoring."""
+    last = max((read for read in follows if read < step), default=None)
     return math.nan if last is None or step - last > oldest else follows[last]
 
 

@@ -6,14 +6,17 @@ at the same information. The first turn is used because its prompts are fresh ta
 trajectory scope come from episodes whose lengths change with success, so its level changes without any collapse.
 
     reference    the highest mean of `BASELINE` consecutive significant scorings so far, taken while S is 0
-    z_t          (reference * (1 - DRIFT) - MI_t) / max(standard error, FLOOR * reference), at most MOST
+    level_t      the reference, at most the scoring's ceiling: the log of its number of prompts, if all weigh alike
+    z_t          (level_t * (1 - DRIFT) - MI_t) / max(standard error, FLOOR * level_t), at most MOST
     S_t          S_(t-1) + z_t - ALLOWANCE, at least 0, at most THRESHOLD + MOST; the alarm is raised above THRESHOLD
                  and clears when S returns to 0
 
 DRIFT allows for two effects: a healthy run may lose 10% of its best level as it specialises, and the best of several
-means is biased upwards by selection. One bad scoring never raises the alarm (MOST < THRESHOLD); two clearly low
-scorings do. The upper bound of S lets an alarm clear within some scorings at the old level, however long the fall was,
-so that the next fall is told too. `since` is the last scoring at which S was 0, so it is the last step before the fall.
+means is biased upwards by selection. The ceiling matters where scorings differ in their number of prompts, as with
+`filter.refill`: few prompts cannot tell as much as many. One bad scoring never raises the alarm (MOST < THRESHOLD); two
+clearly low scorings do. The upper bound of S lets an alarm clear within some scorings at the old level, however long
+the fall was, so that the next fall is told too. `since` is the last scoring at which S was 0, so it is the last step
+before the fall.
 
 The parameters below were fixed before any run was judged by them. `python -m benchmarks.alarm` evaluates them; repeat
 that evaluation after any change.
@@ -67,18 +70,18 @@ class DependenceAlarm:
         if math.isfinite(mean):
             self.rewards = [*self.rewards, [step, mean]][-KEPT_REWARDS:]
 
-    def scoring(self, step: int, mi: float, standard_error: float, told: bool) -> bool:
+    def scoring(self, step: int, mi: float, standard_error: float, told: bool, ceiling: float = math.inf) -> bool:
         """Records one scoring; returns True if it raises the alarm.
 
         `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats per sequence; `told`: whether the
-        scoring is significant under the null (`Reading.told_from_null`).
+        scoring is significant under the null (`Reading.told_from_null`); `ceiling`: the most that it can tell, nats.
         """
         if not (math.isfinite(mi) and math.isfinite(standard_error)):
             return False
         before, self.latest = self.raised, mi
         if self.reference is not None:
-            noise = max(standard_error, FLOOR * self.reference)
-            z = min(MOST, (self.reference * (1 - self.drift) - mi) / noise)
+            level = min(self.reference, ceiling)
+            z = min(MOST, (level * (1 - self.drift) - mi) / max(standard_error, FLOOR * level))
             self.cusum = min(THRESHOLD + MOST, max(0.0, self.cusum + z - ALLOWANCE))
         self.raised = self.cusum > THRESHOLD or (self.raised and self.cusum > 0)
         if self.cusum == 0.0:
@@ -160,9 +163,9 @@ def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
     return raised
 
 
-def scoring_of(line: Mapping[str, Any]) -> tuple[int, float, float, bool] | None:
-    """(scored step, MI-Seq-Est, standard error, significant under the null) in a line of `metrics.jsonl`; None if
-    nothing was scored.
+def scoring_of(line: Mapping[str, Any]) -> tuple[int, float, float, bool, float] | None:
+    """(scored step, MI-Seq-Est, standard error, significant under the null, ceiling) in a line of `metrics.jsonl`; None
+    if nothing was scored.
 
     Raises ValueError if the line has an estimate without its standard error, as in runs of older releases.
     """
@@ -172,10 +175,11 @@ def scoring_of(line: Mapping[str, Any]) -> tuple[int, float, float, bool] | None
     if "mi_seq_est_standard_error" not in scope:
         raise ValueError(f"step {line.get('step')}: first_turn/mi_seq_est has no first_turn/mi_seq_est_standard_error")
     values = {key: math.nan if value is None else value for key, value in scope.items()}
-    told = Reading.of(values).told_from_null
+    told, ceiling = Reading.of(values).told_from_null, values.get("upper_bound", math.nan)
     return (
         int(line["scorer/step"] if line.get("scorer/step") is not None else line["step"]),
         values["mi_seq_est"],
         values["mi_seq_est_standard_error"],
         told,
+        math.inf if math.isnan(ceiling) else ceiling,
     )

@@ -148,7 +148,7 @@ class RegimeGauge:
 def true_share(names: float, right: float, judged: int) -> float:
     """Share of true ones among the reasonings that state anything; NaN if fewer than `FEWEST_JUDGED` do, or without a
     judge. `names`, `right`: shares of the `judged` reasonings (`actors.diagnosis.grounding`)."""
-    return right / names if names * judged >= FEWEST_JUDGED else math.nan
+    return right / names if round(names * judged, 6) >= FEWEST_JUDGED else math.nan
 
 
 def one_hot(regime: str) -> dict[str, float]:

@@ -104,8 +104,10 @@ def _columns(work: StepWork, scorer: ScorerConfig) -> tuple[int, int]:
 
 
 def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
-    """Forward passes of one token in a reading of the fixed probe, in passes in float32."""
+    """Forward passes of one token in a reading of the fixed probe, in passes in float32; 0 without a second task."""
     tasks = work.tasks
+    if tasks < 2:
+        return 0.0
     samples, answer = tasks * probe.samples, work.turn * ANSWER
     others = min(tasks - 1, probe.max_others or tasks - 1)
     rows: float = samples * others
@@ -126,9 +128,11 @@ def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
 
 
 def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
-    """The settings `given` to a run that is continued, with what was chosen at its start, `before`."""
+    """The settings `given` to a run that is continued, with what was chosen at its start, `before`. The authors'
+    mixture needs all pairs, whatever was chosen."""
     probe = given.probe.model_copy(update={name: vars(before.probe)[name] for name in PROBE_CHOSEN})
-    return given.model_copy(update={**{name: vars(before)[name] for name in CHOSEN}, "probe": probe})
+    kept = {name: vars(before)[name] for name in CHOSEN if name != "max_pairs" or given.compat == "paper"}
+    return given.model_copy(update={**kept, "probe": probe})
 
 
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
@@ -158,7 +162,7 @@ def _scored(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     pairs = scorer.max_pairs
     if pairs is None and scorer.compat == "paper" and scoring_passes(work, scorer, None) > SELDOM * allowed:
         most = max(scorer.max_prompts * scorer.max_prompts * scorer.samples_per_prompt, scorer.trajectory_draws**2)
-        sizes = range(FEWEST_PAIRS, most + 1)
+        sizes = range(FEWEST_PAIRS, max(FEWEST_PAIRS, most) + 1)
         fitting = bisect_right(sizes, SELDOM * allowed, key=lambda size: scoring_passes(work, scorer, size))
         pairs = sizes[max(0, fitting - 1)]
     every = max(OFTEN, math.ceil(scoring_passes(work, scorer, pairs) / allowed))
@@ -172,7 +176,7 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     pairs = "all pairs" if scorer.max_pairs is None else f"at most {most} pairs"
     text = f"scoring every {scorer.interval} steps, {pairs}"
     probe = scorer.probe
-    if probe.every:
+    if probe.every and work.tasks > 1:
         share += probe_passes(work, probe) / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from ray.exceptions import RayError
 
 from actors.config import ScorerConfig
+from actors.diagnosis.fixed_probe import MIN_TASKS
 from actors.diagnosis.uncertainty import MIN_INTERVAL
 from actors.process.preparation import HOOK
 from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
@@ -165,6 +166,9 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     prompts = min(config.loop.prompts, scorer.max_prompts)
     if scorer.enabled and prompts < MIN_INTERVAL:
         say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; that on the fixed probe watches")
+    tasks = scorer.probe.num_tasks(config.validation.tasks)
+    if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
+        say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} nothing is told from its null, and no alarm watches")
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := _scorer_of(saved)).every is not None:

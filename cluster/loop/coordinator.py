@@ -58,7 +58,7 @@ from cluster.loop.learner_side.steering import Steering
 from cluster.loop.persistence.archiving import Archiving
 from cluster.loop.persistence.checkpointing import Checkpointing
 from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import LoopState, pack_ticket
+from cluster.loop.persistence.state import ANEW, LoopState, pack_ticket
 from cluster.loop.scaling import Scaling
 from cluster.loop.scoring import Scoring
 from cluster.loop.tickets.playing import Play, PlayedGroup, failed_text
@@ -93,7 +93,7 @@ class Coordinator:
     ) -> None:
         self.config, self.fleet, self.say, self.state = config, fleet, say, state
         for measured in state.with_tasks(config):
-            say(f"the {measured} has other tasks, or another temperature, now: what is paired by task begins anew")
+            say(ANEW[measured])
         self.admission = Admission(config.loop.max_staleness, config.loop.steps, state.clock, state.version)
         self.ledger = Ledger.restore(state.ledger)
         self.source = _training_tickets(config, state.cursor)
@@ -468,6 +468,8 @@ class Coordinator:
 
     async def _probe(self, step: int) -> dict[str, float]:
         """Plays the fixed probe's tasks and hands them to the scorer; the flat figures of the play."""
+        if not self.scoring.can_probe(step):
+            return {}
         started = time.time()
         groups = await self.probing.groups()
         assert self.fleet.bundle is not None, "a version is published before the probe is read"

@@ -110,14 +110,25 @@ class Scoring:
         except ArchiveError as error:
             log.error("the score matrices of step %d are not kept: %s", step, error)
 
-    def probe(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        """Starts a reading of the fixed probe, unless the one before is still under way; `groups`: its tasks'."""
-        scorer = self.fleet.scorer
+    def can_probe(self, step: int) -> bool:
+        """Whether a reading of the fixed probe can begin, so that its tasks are worth playing; if not, says why."""
         if self._probe is not None and not self._probe.done():
-            log.warning("the fixed probe is not read after step %d: the reading before is still under way", step)
-        elif scorer is not None:
+            self._unread(step, time.time(), "the reading before is still under way")
+        elif self.fleet.scorer is None:
+            self._unread(step, time.time(), "no scorer is left (cluster.max_restarts)")
+        else:
+            return True
+        return False
+
+    def probe(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
+        """Starts a reading of the fixed probe after `can_probe`; `groups`: its tasks'."""
+        if self.can_probe(step) and (scorer := self.fleet.scorer) is not None:  # it may have died meanwhile
             self.probing = step
             self._probe = asyncio.create_task(self._read_probe(scorer, step, bundle, groups))
+
+    def _unread(self, step: int, started: float, cause: str) -> None:
+        log.error("the fixed probe was not read after step %d: %s", step, cause)
+        self.archive.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
 
     async def _read_probe(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
         started, bound = time.time(), 2 * self.timeout_s  # a scoring may be under way before it
@@ -127,9 +138,8 @@ class Scoring:
             self._probes.append(figures)
             self.probing = None
         except (PartyError, TimeoutError) as error:
-            self.probing, cause = None, str(error) or f"no answer within {bound:g} s"
-            log.error("the fixed probe was not read after step %d: %s", step, cause)
-            self.archive.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
+            self.probing = None
+            self._unread(step, started, str(error) or f"no answer within {bound:g} s")
             if isinstance(error, Died):
                 await self.succeed(scorer, str(error))
         else:

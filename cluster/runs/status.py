@@ -71,7 +71,8 @@ class RunStatus:
     probe: dict[str, float | None]
     """Figures of the fixed probe's last reading (`last_probe`); empty before the first."""
     judge: dict[str, float | None]
-    """The judge's figures of the last scoring that has any, by flat key without `judge/`; empty without a judge."""
+    """The judge's figures of the last scoring, by flat key without `judge/`; empty without a judge, and where there was
+    nothing to judge."""
     kinds: dict[str, float]
     """Figures of the coverage of kinds at the last step, by flat key without `kinds/`; empty without kinds."""
     staleness_max: float | None
@@ -131,7 +132,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         dependence=dependence(last),
         regime=_regime(lines),
         probe=last_probe(lines),
-        judge=_judge(lines),
+        judge=_judge(scored),
         kinds=_kinds(last),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
@@ -183,9 +184,9 @@ def last_probe(lines: Sequence[Line]) -> dict[str, float | None]:
     return {name.replace("/", "_"): read[-1].get(f"probe/{name}") for name in PROBED} if read else {}
 
 
-def _judge(lines: Sequence[Line]) -> dict[str, float | None]:
-    read = next((line for line in reversed(lines) if line.get("judge/names") is not None), None)
-    return {} if read is None else {name: read.get(f"judge/{name}") for name in ("names", "right", "untrue")}
+def _judge(scored: Line) -> dict[str, float | None]:
+    names = ("names", "right", "untrue")
+    return {} if scored.get("judge/names") is None else {name: scored.get(f"judge/{name}") for name in names}
 
 
 def _kinds(line: Line) -> dict[str, float]:

@@ -27,6 +27,14 @@ from envs.config import EnvironmentConfig
 from envs.untrusted.files import brief, reason
 from learner.checkpoint.manifest import read_loop
 
+ANEW = {
+    "validation": "the validation has other tasks, or another temperature, now: what is paired by task begins anew",
+    "probe": "the fixed probe has other tasks, or reads them in another way, now: its figures and alarms begin anew",
+    "answers": "the fixed probe scores other answers now, or none: the alarm on what follows from them begins anew",
+    "scorings": "steps are scored in another way now: the alarm on scorings and the judge's baseline begin anew",
+}
+"""What may begin anew in a resumed run (`LoopState.with_tasks`), in words."""
+
 
 @dataclass
 class LoopState:
@@ -72,16 +80,23 @@ class LoopState:
     older releases."""
 
     def with_tasks(self, config: RunConfig) -> list[str]:
-        """Takes on the fixed tasks of the configuration; returns what begins anew, because it was measured on other
-        tasks, or at another temperature: gains, the best step and warnings are paired by task."""
-        env, checked, probe = config.environment, config.validation, config.scorer.probe
-        base = [env.name, dict(env.options), env.prompt, env.validation_seed]
-        tasks = {
-            "validation": json.dumps([*base, checked.tasks, checked.temperature], sort_keys=True, default=str),
-            "probe": json.dumps([*base, probe.tasks, probe.samples], sort_keys=True, default=str),
-            # By itself, because older releases lack it: `probe.tasks` may be unset, and then follows the validation's.
-            "probe_sampling": json.dumps([probe.num_tasks(checked.tasks), config.sampling.temperature]),
+        """Takes on the fixed tasks of the configuration, and how they and the steps are scored; returns what begins
+        anew, of ANEW, because it was measured in another way, or is not measured any more: gains, the best step and
+        warnings are paired by task, and alarms compare with a level."""
+        env, checked, scorer = config.environment, config.validation, config.scorer
+        probe, seen = scorer.probe, [env.name, dict(env.options), env.prompt]
+        base = [*seen, env.validation_seed]
+        facts = {
+            "validation": [*base, checked.tasks, checked.temperature],
+            "probe": [*base, probe.tasks, probe.samples],
+            # By themselves, because older releases lack them. `probe.tasks` may be unset, and then follows the
+            # validation's.
+            "probe_sampling": [probe.num_tasks(checked.tasks), config.sampling.temperature],
+            "probe_scored": [scorer.enabled and probe.every > 0, scorer.model],
+            "answers": [probe.links, probe.answer_tasks, probe.answer_references],
+            "scorings": [*seen, scorer.enabled, scorer.model],
         }
+        tasks = {name: json.dumps(fact, sort_keys=True, default=str) for name, fact in facts.items()}
         changed = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
         other = list(dict.fromkeys(name.partition("_")[0] for name in changed))
         self.fixed_tasks = tasks
@@ -93,10 +108,20 @@ class LoopState:
             self.early_stop = self.early_stop and self.early_stop | {"low_validations": 0}
             self.best_success, self.best_step = -1.0, -1
         if "probe" in other:
-            self.scorer = self.scorer and self.scorer | {"probe": None}
-            self.alarm = self.alarm and {name: own for name, own in self.alarm.items() if name != "probe"}
+            self._begin_anew({"probe": None, "followed": None}, {"probe"})
             self.scorer_figures = [figures for figures in self.scorer_figures if "probe/step" not in figures]
-        return other
+        elif "answers" in other:
+            self._begin_anew({"followed": None}, set())
+            (self.alarm or {}).get("probe", {}).pop("dependence", None)
+        if "scorings" in other:
+            unjudged = {scope: {} for scope in (self.scorer or {}).get("regime", {})}
+            self._begin_anew({"regime": unjudged, "before": None}, {*(self.alarm or {})} - {"probe"})
+        return [name for name in other if name != "answers" or "probe" not in other]
+
+    def _begin_anew(self, scorer: dict[str, Any], alarm: set[str]) -> None:
+        """Replaces a part of the scorer's state, and drops a part of the alarms'."""
+        self.scorer = self.scorer and self.scorer | scorer
+        self.alarm = self.alarm and {name: own for name, own in self.alarm.items() if name not in alarm}
 
     def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
         """The open tickets, in order of issue, with their ids, steps and seeds.

@@ -75,6 +75,16 @@ def test_after_a_fall_of_any_length_it_clears_within_some_scorings_and_tells_the
     assert len(raised) == 2 and alarm.since == 5 * (5 + low + 5)
 
 
+def test_a_scoring_of_fewer_prompts_is_held_against_what_it_can_tell() -> None:
+    """Found by a reviewer: with refill the number of prompts changes, and dependence at its ceiling was a fall."""
+    alarm, told = DependenceAlarm(), []
+    for step, prompts in enumerate([14] * 4 + [8] * 6):
+        told.append(alarm.scoring(step, math.log(prompts) - 0.05, 0.03, True, math.log(prompts)))
+    assert not any(told) and alarm.reference == pytest.approx(math.log(14) - 0.05) and alarm.cusum == 0.0
+    low = [alarm.scoring(step, 1.5, 0.03, True, math.log(8)) for step in (11, 12)]
+    assert low == [False, True], "a fall below that ceiling is one all the same"
+
+
 def test_unknown_scorings_change_nothing() -> None:
     alarm, _ = run([1.5] * 5)
     before = alarm.state()
@@ -123,6 +133,8 @@ def test_a_runs_lines_replay_to_the_alarms_it_raised() -> None:
     lines = [line(s, 1.5) for s in range(1, 7)] + [{"step": 7, "reward_mean": 0.1}, line(8, None)]
     lines += [line(s, 0.5) for s in range(9, 16)]
     assert replay(lines)[0][0] == 10 and "falling since step 6" in replay(lines)[0][1]
+    few = [other | {"first_turn/upper_bound": 0.5} for other in lines if other["step"] > 8]
+    assert replay([*lines[:8], *few]) == [], "a line says the most that its scoring could tell"
     assert replay(lines[: BASELINE + 1]) == []
     bare = {"step": 3, "first_turn/mi_seq_est": 1.0}
     with pytest.raises(ValueError, match="step 3: first_turn/mi_seq_est has no"):

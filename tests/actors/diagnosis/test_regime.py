@@ -104,6 +104,7 @@ def test_a_share_of_true_statements_needs_statements() -> None:
     assert true_share(0.5, 0.2, 16) == pytest.approx(0.4)
     assert math.isnan(true_share(0.4, 0.2, 16)) and math.isnan(true_share(math.nan, math.nan, 16))
     assert math.isnan(true_share(0.0, 0.0, 64))
+    assert all(not math.isnan(true_share(8 / n, 4 / n, n)) for n in range(8, 200)), "eight are eight"
 
 
 def test_exactly_one_regime_is_set() -> None:

@@ -14,6 +14,7 @@ from actors.scorer.share import (
     PART,
     SELDOM,
     StepWork,
+    as_chosen,
     chosen,
     in_words,
     probe_passes,
@@ -115,6 +116,23 @@ def test_what_the_user_has_set_stays() -> None:
     assert chosen(COUNTDOWN, ScorerConfig(max_pairs=100)).max_pairs == 100
     rare = chosen(COUNTDOWN, ScorerConfig(compat="ragen"))
     assert rare.max_pairs is None and rare.interval > SELDOM, "the authors' mixture needs all pairs"
+
+
+def test_the_smallest_of_everything_is_counted_too() -> None:
+    """Found by a reviewer: one validation task, or a matrix smaller than the fewest pairs, ended the start."""
+    one = replace(COUNTDOWN, tasks=1)
+    assert probe_passes(one, ScorerConfig().probe) == 0 and "the probe" not in in_words(
+        one, chosen(one, ScorerConfig())
+    )
+    little = ScorerConfig(share=0.02, max_prompts=4, samples_per_prompt=2, trajectory_draws=4)
+    assert chosen(COUNTDOWN, little).max_pairs == FEWEST_PAIRS
+
+
+def test_the_authors_mixture_needs_all_pairs_in_a_continued_run_too() -> None:
+    before = chosen(COUNTDOWN, ScorerConfig())
+    found = as_chosen(ScorerConfig(compat="ragen"), before)
+    assert (found.every, found.max_pairs) == (before.every, None) and before.max_pairs
+    assert ScorerConfig.model_validate(found.model_dump()) == found, "the run's config.yaml can be read again"
 
 
 def test_an_interval_that_nobody_chose_is_an_error() -> None:

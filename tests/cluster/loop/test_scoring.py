@@ -156,6 +156,24 @@ def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_
     assert "cannot tell whether the answer follows less from the reasoning" in said[0]
 
 
+def test_the_probes_tasks_are_not_played_where_nobody_can_read_them() -> None:
+    watched, _, events = scoring()
+    assert not watched.can_probe(20)
+    assert [(e["name"], e["step"]) for e in events] == [("probe_failed", 20)] and "no scorer is left" in events[0][
+        "cause"
+    ]
+
+    async def twice() -> list[bool]:
+        watched.fleet = SimpleNamespace(scorer=object())
+        found = [watched.can_probe(30)]
+        watched._probe = asyncio.create_task(asyncio.sleep(60))
+        found.append(watched.can_probe(40))
+        watched._probe.cancel()
+        return found
+
+    assert asyncio.run(twice()) == [True, False] and "still under way" in events[-1]["cause"]
+
+
 def test_a_checkpoint_of_an_older_release_has_no_state_of_the_probes_alarm() -> None:
     resumed, *_ = scoring()
     asyncio.run(resumed.restore(None, (), resumed.alarm.state()))

@@ -470,15 +470,17 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
 def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
     assert "true statements" not in status(tmp_path)
-    found = {"judge/names": 0.96, "judge/right": 0.72, "judge/untrue": 0.0}
+    found = {"scorer/step": 2.0, "judge/names": 0.96, "judge/right": 0.72, "judge/untrue": 0.0}
     archive.metrics(2, step_figures(2) | found)
-    archive.metrics(3, step_figures(3))
+    archive.metrics(3, step_figures(2))  # without a scoring
     text = status(tmp_path)
     assert "true statements      0.750 of the 0.960 that state anything" in text and "UNTRUE" not in text
     archive.metrics(4, step_figures(4) | found | {"judge/right": 0.12, "judge/untrue": 1.0})
     assert "0.125 of the 0.960 that state anything  UNTRUE" in status(tmp_path)
     archive.metrics(5, step_figures(5) | found | {"judge/names": 0.0, "judge/right": 0.0, "judge/untrue": None})
     assert "no reasoning states anything" in status(tmp_path)
+    archive.metrics(6, step_figures(6) | dict.fromkeys(found, None) | {"scorer/step": 6.0})
+    assert "true statements" not in status(tmp_path), "a later scoring judged nothing"
 
 
 def test_kinds_rho_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:

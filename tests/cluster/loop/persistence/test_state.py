@@ -31,8 +31,11 @@ MEASURED = {
     "first_validation": {"step": 0, "solved": [1] * load("frozenlake").validation.tasks},
     "gaming": {"steps": [1]},
     "early_stop": {"baseline": [0.3], "low_steps": 2, "low_validations": 3},
-    "scorer": {"ema": 1.0, "probe": {"mi": 1.0}},
-    "alarm": {"cusum": 1.0, "probe": {"mi": {}}},
+    "scorer": {
+        **{"ema": 1.0, "probe": {"mi": 1.0}, "followed": {"follows": 1.0}, "before": [3, {}]},
+        "regime": {"first_turn": {"true": [0.5]}},
+    },
+    "alarm": {"cusum": 1.0, "probe": {"mi": {}, "dependence": {}}},
     "best_success": 0.5,
     "best_step": 3,
     "scorer_figures": [{"scorer/step": 3.0}, {"probe/step": 3.0}],
@@ -47,6 +50,13 @@ MEASURED = {
         (["scorer.probe.samples=2"], ["probe"]),
         (["sampling.temperature=0.7"], ["probe"]),
         (["environment.validation_seed=5"], ["validation", "probe"]),
+        (["environment.options.size=6"], ["validation", "probe", "scorings"]),
+        (["scorer.probe.links=false"], ["answers"]),
+        (["scorer.probe.answer_tasks=8"], ["answers"]),
+        (["scorer.probe.every=0"], ["probe"]),
+        (["scorer.model=folder"], ["probe", "scorings"]),
+        (["scorer.enabled=false"], ["probe", "scorings"]),
+        (["scorer.probe.links=false", "scorer.probe.samples=2"], ["probe"]),
         (["loop.prompts=4"], []),
     ],
 )
@@ -60,7 +70,12 @@ def test_what_is_paired_by_task_begins_anew_with_other_tasks(words, other):
     anew = {"first_validation": None, "gaming": None, "early_stop": spread, "best_step": -1}
     assert kept == (anew if "validation" in other else {name: MEASURED[name] for name in anew})
     assert (state.scorer["probe"] is None, "probe" in state.alarm) == ("probe" in other, "probe" not in other)
-    assert (state.scorer["ema"], state.alarm["cusum"]) == (1.0, 1.0)
+    judged, level, before = state.scorer["regime"]["first_turn"], state.alarm.get("cusum"), state.scorer["before"]
+    assert (judged, level, before) == (({}, None, None) if "scorings" in other else ({"true": [0.5]}, 1.0, [3, {}]))
+    read = state.alarm.get("probe", {})
+    answers = "probe" in other or "answers" in other
+    assert (state.scorer["followed"] is None, "dependence" in read) == (answers, not answers)
+    assert state.scorer["ema"] == 1.0 and ("mi" in read) == ("probe" not in other), "D begins anew without MI"
     assert ({"probe/step": 3.0} in state.scorer_figures) == ("probe" not in other), "nor is one that waits its level"
     assert {"scorer/step": 3.0} in state.scorer_figures
 
