@@ -8,6 +8,21 @@ from envs.settings import Settings
 from envs.wording import DemonstrationQuality
 
 
+class WarmupQuality(DemonstrationQuality):
+    """Quality of the demonstrations for a pretrained model, each rate a probability per turn: nearly all of them read
+    the state, and a third plan at random, so that RL has something to learn."""
+
+    # The defaults of a class, not values of a field's default: whoever sets one of them keeps the others.
+    grounded: float = Field(0.95, ge=0, le=1)
+    """The reasoning names the state's coordinates; otherwise it is generic."""
+    wrong_coordinates: float = Field(0.02, ge=0, le=1)
+    """One of the coordinates of a grounded reasoning is replaced by a random cell; the plan is left as it is."""
+    random_plan: float = Field(0.3, ge=0, le=1)
+    """Random actions replace the solver's in a grounded turn."""
+    generic_random_plan: float = Field(0.5, ge=0, le=1)
+    """Random actions replace the solver's in a generic turn."""
+
+
 class WarmupConfig(Settings):
     """A supervised warm-up before RL, on demonstrations of the environment or on a file of chat messages."""
 
@@ -41,11 +56,8 @@ class WarmupConfig(Settings):
     """Optimizer steps between two checkpoints, from which an interrupted warm-up continues."""
     seed: int = Field(0, ge=0)
     """Seed of the demonstrations and of their order."""
-    quality: DemonstrationQuality = DemonstrationQuality(
-        grounded=0.95, wrong_coordinates=0.02, random_plan=0.3, generic_random_plan=0.5
-    )
-    """Quality of the demonstrations: nearly all of them read the state, and a third plan at random, so that RL has
-    something to learn."""
+    quality: WarmupQuality = WarmupQuality()
+    """Quality of the demonstrations."""
 
     @property
     def may_stop_early(self) -> bool:
