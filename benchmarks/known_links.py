@@ -38,6 +38,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
+UNEQUAL = (2, 4)
+"""Pairs of each task of the first and of the second half: turns without an answer have no pair."""
 STRENGTHS = {"weak": 0.5, "medium": 1.0, "strong": 2.5}
 BAND = (0.90, 0.98)
 """Shares of intervals that must hold."""
@@ -46,9 +48,11 @@ Draw = tuple[float, float, float]
 """(estimate, low, high) of one reading."""
 
 
-def coverage(name: str, channel: str, size: tuple[int, int], draws: Sequence[Draw], truth: float | None) -> dict:
-    """A row: bias and coverage of an estimate over draws. `truth`: what its interval is made for; None: the estimate's
-    own expectation, for which the mean over the draws stands."""
+def coverage(
+    name: str, channel: str, size: tuple[int, int | str], draws: Sequence[Draw], truth: float | None
+) -> dict[str, Any]:
+    """A row: bias and coverage of an estimate over draws. `size`: N and K, or what K is for whom. `truth`: what its
+    interval is made for; None: the estimate's own expectation, for which the mean over the draws stands."""
     value, low, high = np.array(draws).T
     target = float(value.mean()) if truth is None else truth
     held = int(((low <= target + 1e-9) & (target - 1e-9 <= high)).sum())
@@ -99,21 +103,33 @@ def of_probe(trials: int) -> list[dict[str, Any]]:
 
 
 def of_links(trials: int) -> list[dict[str, Any]]:
-    """The links of each channel."""
+    """The links of each channel, with K pairs of every task, and where half of the tasks have fewer."""
     rows = []
     for tasks, samples in SIZES:
         for name in CHANNELS:
             channel = named_channel(name, tasks, tasks)
-            rng = np.random.default_rng((tasks, samples, zlib.crc32(name.encode())))
-            found = [draw_links(channel, samples, rng, nulls=False) for _ in range(trials)]
-            for link, truth in TARGETS.items():
-                draws = [_draw(vars(one)[link]) for one in found]
-                rows.append(coverage(NAMES[link], name, (tasks, samples), draws, truth(channel) if truth else None))
-            ends = [_both_forms(one) for one in found]
-            rows.append(coverage("both forms", name, (tasks, samples), ends, channel.information()))
-            rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
+            rows += _links(trials, name, channel, (tasks, samples), samples)
             if tasks > OTHERS + 1:
                 rows += of_few(trials, name, channel, (tasks, samples))
+    for tasks in sorted({tasks for tasks, _ in SIZES}):
+        counts = np.repeat(UNEQUAL, tasks // len(UNEQUAL)).tolist()
+        for name in CHANNELS:
+            size = (tasks, " or ".join(map(str, UNEQUAL)))
+            rows += _links(trials, name, named_channel(name, tasks, tasks), size, counts)
+    return rows
+
+
+def _links(
+    trials: int, name: str, channel: LinkChannel, size: tuple[int, int | str], samples: int | list[int]
+) -> list[dict[str, Any]]:
+    rng = np.random.default_rng((size[0], int(np.sum(samples)), zlib.crc32(name.encode())))
+    found = [draw_links(channel, samples, rng, nulls=False) for _ in range(trials)]
+    rows = []
+    for link, truth in TARGETS.items():
+        draws = [_draw(vars(one)[link]) for one in found]
+        rows.append(coverage(NAMES[link], name, size, draws, truth(channel) if truth else None))
+    rows.append(coverage("both forms", name, size, [_both_forms(one) for one in found], channel.information()))
+    rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
     return rows
 
 
@@ -153,7 +169,7 @@ NAMES = {
 
 def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each estimate and K, the share of intervals that hold over all channels and N, without exact ones."""
-    found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    found: dict[tuple[str, int | str], list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["verdict"] != "exact":
             found.setdefault((row["estimate"], row["samples"]), []).append(row)
@@ -184,7 +200,8 @@ answer are enumerated (`actors/diagnosis/known_links.py`), so that every link is
   stands in. **both forms**: from the lower end of I(A;Z|X) to the upper end of the form that leaves the own reasoning
   out; at least 90% must contain the true I(A;Z|X). `MI, {others} others`: each reasoning is scored under so many other
   prompts, `X past Z, {others} others`: each answer. `D, 2 a prompt`: each answer is scored under two reasonings of each
-  other prompt, as `scorer.share` sets it where the whole would cost too much.
+  other prompt, as `scorer.share` sets it where the whole would cost too much. K = {unequal}: the first half of the
+  tasks has the smaller number of pairs, as where turns have no answer.
 - **covers**: share of the intervals that contain the target; wanted are {low:.0%} to {high:.0%}. **verdict**: `in`, or
   `below` or `above` if Wilson's interval of the share lies outside; `exact` if the estimate has no noise.
 - `decorative`: the answer depends on the prompt alone; `load_bearing`: on the reasoning alone; `compressed`: on a
@@ -199,7 +216,12 @@ answer are enumerated (`actors/diagnosis/known_links.py`), so that every link is
 def markdown(figures: Mapping[str, Any]) -> str:
     """The page's text."""
     low, high = figures["band"]
-    lines = [HEAD.format(trials=figures["trials"], others=OTHERS, low=low, high=high).rstrip(), ""]
+    lines = [
+        HEAD.format(
+            trials=figures["trials"], others=OTHERS, unequal=" or ".join(map(str, UNEQUAL)), low=low, high=high
+        ).rstrip(),
+        "",
+    ]
     pooled = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
     lines += markdown_table(tuple(pooled), ([_text(row[key]) for key in pooled.values()] for row in figures["pooled"]))
     lines += ["", "## Each channel", ""]
