@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from actors.archive.reader import read_metrics
-from actors.diagnosis.alarm import BASELINE, DependenceAlarm, scoring_of
+from actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, scoring_of
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures
 from benchmarks.renoising import BLOCK, renoised
@@ -39,10 +39,10 @@ SMOOTH = 5
 
 @dataclass(frozen=True)
 class Series:
-    """One run: its scorings (step, MI-Seq-Est, standard error, whether above the null), and success by step."""
+    """One run: its scorings, and success by step."""
 
     name: str
-    scorings: list[tuple[int, float, float, bool]]
+    scorings: list[Scored]
     success: list[tuple[int, float]]
 
 
@@ -59,7 +59,7 @@ def read_series(run_dir: Path) -> Series:
     return Series(run_dir.name, scorings, success)
 
 
-def resampled(series: Series, length: int, rng: np.random.Generator) -> list[tuple[int, float, float, bool]]:
+def resampled(series: Series, length: int, rng: np.random.Generator) -> list[Scored]:
     """`length` scorings, drawn in blocks of BLOCK neighbours that start anywhere in the run."""
     count, found = len(series.scorings), []
     while len(found) < length:
@@ -68,13 +68,13 @@ def resampled(series: Series, length: int, rng: np.random.Generator) -> list[tup
     return [(index, *scoring[1:]) for index, scoring in enumerate(found[:length])]
 
 
-def around_trend(series: Series, rng: np.random.Generator) -> list[tuple[int, float, float, bool]]:
+def around_trend(series: Series, rng: np.random.Generator) -> list[Scored]:
     """The run's scorings with the noise of their values resampled around the run's trend (`benchmarks.renoising`)."""
     drawn = renoised(np.array([scoring[1] for scoring in series.scorings]), rng).tolist()
     return [(scoring[0], value, *scoring[2:]) for scoring, value in zip(series.scorings, drawn, strict=True)]
 
 
-def alarms(scorings: Sequence[tuple[int, float, float, bool]]) -> list[tuple[int, int | None]]:
+def alarms(scorings: Sequence[Scored]) -> list[tuple[int, int | None]]:
     """(step at which it was raised, step at which it cleared or None) of each alarm."""
     alarm, found = DependenceAlarm(), []
     for scoring in scorings:

@@ -46,6 +46,10 @@ TREND = 1.0
 """Number of standard errors by which the reward's slope must differ from 0 to count as rising or falling."""
 
 
+Scored = tuple[int, float, float, bool, float]
+"""The arguments of `DependenceAlarm.scoring`."""
+
+
 @dataclass
 class DependenceAlarm:
     """The alarm's state, updated with each scoring and each reward; see the module's head."""
@@ -163,9 +167,8 @@ def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
     return raised
 
 
-def scoring_of(line: Mapping[str, Any]) -> tuple[int, float, float, bool, float] | None:
-    """(scored step, MI-Seq-Est, standard error, significant under the null, ceiling) in a line of `metrics.jsonl`; None
-    if nothing was scored.
+def scoring_of(line: Mapping[str, Any]) -> Scored | None:
+    """The scoring in a line of `metrics.jsonl`; None if nothing was scored.
 
     Raises ValueError if the line has an estimate without its standard error, as in runs of older releases.
     """
