@@ -1,6 +1,7 @@
 """What the judgement of the early warning counts."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from benchmarks.renoising import BLOCK
 
 
 def series(values: list[float], success: list[float] | None = None) -> Series:
-    scorings = [(5 * i, value, 0.1, True) for i, value in enumerate(values)]
+    scorings = [(5 * i, value, 0.1, True, math.inf) for i, value in enumerate(values)]
     return Series("run", scorings, list(enumerate(success or [0.4] * 100, start=1)))
 
 
@@ -83,5 +84,5 @@ def test_a_runs_folder_is_read_and_a_short_one_refused_by_name(tmp_path: Path) -
         read_series(tmp_path)
     archive.metrics(6, scored | {"success": 0.3, "scorer/step": 5.0})
     found = read_series(tmp_path)
-    assert found.scorings[-1] == (5, 1.5, 0.1, True) and len(found.success) == 6
+    assert found.scorings[-1] == (5, 1.5, 0.1, True, math.inf) and len(found.success) == 6
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
