@@ -40,6 +40,7 @@ SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
 UNEQUAL = (2, 4)
 """Pairs of each task of the first and of the second half: turns without an answer have no pair."""
+EITHER = " or ".join(map(str, UNEQUAL))
 STRENGTHS = {"weak": 0.5, "medium": 1.0, "strong": 2.5}
 BAND = (0.90, 0.98)
 """Shares of intervals that must hold."""
@@ -114,8 +115,7 @@ def of_links(trials: int) -> list[dict[str, Any]]:
     for tasks in sorted({tasks for tasks, _ in SIZES}):
         counts = np.repeat(UNEQUAL, tasks // len(UNEQUAL)).tolist()
         for name in CHANNELS:
-            size = (tasks, " or ".join(map(str, UNEQUAL)))
-            rows += _links(trials, name, named_channel(name, tasks, tasks), size, counts)
+            rows += _links(trials, name, named_channel(name, tasks, tasks), (tasks, EITHER), counts)
     return rows
 
 
@@ -216,12 +216,8 @@ answer are enumerated (`actors/diagnosis/known_links.py`), so that every link is
 def markdown(figures: Mapping[str, Any]) -> str:
     """The page's text."""
     low, high = figures["band"]
-    lines = [
-        HEAD.format(
-            trials=figures["trials"], others=OTHERS, unequal=" or ".join(map(str, UNEQUAL)), low=low, high=high
-        ).rstrip(),
-        "",
-    ]
+    head = HEAD.format(trials=figures["trials"], others=OTHERS, unequal=EITHER, low=low, high=high)
+    lines = [head.rstrip(), ""]
     pooled = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
     lines += markdown_table(tuple(pooled), ([_text(row[key]) for key in pooled.values()] for row in figures["pooled"]))
     lines += ["", "## Each channel", ""]

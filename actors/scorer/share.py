@@ -176,8 +176,9 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
     pairs = "all pairs" if scorer.max_pairs is None else f"at most {most} pairs"
     text = f"scoring every {scorer.interval} steps, {pairs}"
     probe = scorer.probe
-    if probe.every and work.tasks > 1:
-        share += probe_passes(work, probe) / (probe.every * work.token_passes)
+    passes = probe_passes(work, probe)
+    if probe.every and passes:
+        share += passes / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
         links = f"with links to answers{of_tasks}" if probe.links else "without links to answers"

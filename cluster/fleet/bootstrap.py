@@ -168,7 +168,7 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
         say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; that on the fixed probe watches")
     tasks = scorer.probe.num_tasks(config.validation.tasks)
     if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
-        say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} nothing is told from its null, and no alarm watches")
+        say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} nothing is told from its null; its alarm is silent")
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := _scorer_of(saved)).every is not None:

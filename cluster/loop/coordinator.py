@@ -468,7 +468,7 @@ class Coordinator:
 
     async def _probe(self, step: int) -> dict[str, float]:
         """Plays the fixed probe's tasks and hands them to the scorer; the flat figures of the play."""
-        if not self.scoring.can_probe(step):
+        if self.scoring.probe_reader(step) is None:
             return {}
         started = time.time()
         groups = await self.probing.groups()

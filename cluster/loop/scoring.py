@@ -110,19 +110,20 @@ class Scoring:
         except ArchiveError as error:
             log.error("the score matrices of step %d are not kept: %s", step, error)
 
-    def can_probe(self, step: int) -> bool:
-        """Whether a reading of the fixed probe can begin, so that its tasks are worth playing; if not, says why."""
+    def probe_reader(self, step: int) -> Scorer | None:
+        """The scorer, if it can begin a reading of the fixed probe, so that its tasks are worth playing; else says why
+        not."""
         if self._probe is not None and not self._probe.done():
             self._unread(step, time.time(), "the reading before is still under way")
-        elif self.fleet.scorer is None:
+            return None
+        if self.fleet.scorer is None:
             self._unread(step, time.time(), "no scorer is left (cluster.max_restarts)")
-        else:
-            return True
-        return False
+        return self.fleet.scorer
 
     def probe(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        """Starts a reading of the fixed probe after `can_probe`; `groups`: its tasks'."""
-        if self.can_probe(step) and (scorer := self.fleet.scorer) is not None:  # it may have died meanwhile
+        """Starts a reading of the fixed probe, if it still has a reader; `groups`: its tasks'."""
+        scorer = self.probe_reader(step)
+        if scorer is not None:
             self.probing = step
             self._probe = asyncio.create_task(self._read_probe(scorer, step, bundle, groups))
 

@@ -99,6 +99,8 @@ class LoopState:
         tasks = {name: json.dumps(fact, sort_keys=True, default=str) for name, fact in facts.items()}
         changed = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
         other = list(dict.fromkeys(name.partition("_")[0] for name in changed))
+        if {"probe", "answers"} <= {*other}:
+            other.remove("answers")  # they are a part of the probe
         self.fixed_tasks = tasks
         first = self.first_validation  # of an older release: only the number of its tasks is known
         if first is not None and len(first["solved"]) != checked.tasks and "validation" not in other:
@@ -110,13 +112,13 @@ class LoopState:
         if "probe" in other:
             self._begin_anew({"probe": None, "followed": None}, {"probe"})
             self.scorer_figures = [figures for figures in self.scorer_figures if "probe/step" not in figures]
-        elif "answers" in other:
+        if "answers" in other:
             self._begin_anew({"followed": None}, set())
             (self.alarm or {}).get("probe", {}).pop("dependence", None)
         if "scorings" in other:
             unjudged = {scope: {} for scope in (self.scorer or {}).get("regime", {})}
             self._begin_anew({"regime": unjudged, "before": None}, {*(self.alarm or {})} - {"probe"})
-        return [name for name in other if name != "answers" or "probe" not in other]
+        return other
 
     def _begin_anew(self, scorer: dict[str, Any], alarm: set[str]) -> None:
         """Replaces a part of the scorer's state, and drops a part of the alarms'."""

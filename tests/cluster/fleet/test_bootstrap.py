@@ -132,6 +132,14 @@ def test_a_run_of_few_prompts_is_told_that_the_alarm_on_scorings_is_not_armed(ti
         assert sum("the alarm on scorings needs 6" in line for line in said) == told
 
 
+def test_a_probe_of_few_tasks_is_told_that_it_tells_nothing(tiny_policy, tmp_path) -> None:
+    few, off = ("scorer.probe.tasks=3",), ("scorer.probe.tasks=3", "scorer.probe.every=0")
+    for words, told in ((few, 1), (off, 0), (("validation.tasks=1",), 1), ((), 0)):
+        said: list[str] = []
+        bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
+        assert sum("nothing is told from its null" in line for line in said) == told
+
+
 @pytest.mark.parametrize("address", ["foo", "127.0.0.1:", "127.0.0.1:port"])
 def test_an_address_of_another_form_is_refused_before_anything_is_warmed_up(monkeypatch, address: str) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

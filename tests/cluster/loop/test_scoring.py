@@ -158,16 +158,16 @@ def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_
 
 def test_the_probes_tasks_are_not_played_where_nobody_can_read_them() -> None:
     watched, _, events = scoring()
-    assert not watched.can_probe(20)
+    assert watched.probe_reader(20) is None
     assert [(e["name"], e["step"]) for e in events] == [("probe_failed", 20)] and "no scorer is left" in events[0][
         "cause"
     ]
 
     async def twice() -> list[bool]:
         watched.fleet = SimpleNamespace(scorer=object())
-        found = [watched.can_probe(30)]
+        found = [watched.probe_reader(30) is not None]
         watched._probe = asyncio.create_task(asyncio.sleep(60))
-        found.append(watched.can_probe(40))
+        found.append(watched.probe_reader(40) is not None)
         watched._probe.cancel()
         return found
 
