@@ -265,23 +265,26 @@ class Coordinator:
         self.gaming.step(step, kept_variance(decision.metrics))
         if self.validation.due(step, last=step == self.last_step):
             flat |= await self._validate(step)
-        if self.probing.due(step, last=step == self.last_step):
+        last = step == self.last_step
+        drained = await self._drain(step) if last and self.scoring.probing is not None else 0.0
+        if self.probing.due(step, last):  # the last reading follows the one under way, which it must not be lost to
             flat |= await self._probe(step)
         flat |= self.gaming.figures()
-        drained = await self._drain(step) if step == self.last_step else 0.0
+        drained += await self._drain(step) if last else 0.0
         await self.journal.collect_spans(self.fleet)
         self._record(step, flat, began, drained)
         await self._upkeep(step)
 
     async def _drain(self, step: int) -> float:
-        """Waits for the scoring under way; returns the seconds of the wait, which do not count as part of the step. A
-        record holds one scoring, so every finished one but the newest gets a record of its own before the last."""
+        """Waits for what the scorer has under way; returns the seconds of the wait, which do not count as part of the
+        step. A record holds one scoring and one reading of the probe, so of each every finished one but the newest gets
+        a record of its own before the last."""
         started = time.time()
         if self._stop.is_set():  # frees the cores for the scorer
             await self._cancel_plays()
         await self.scoring.drain(self._is_told_to_stop)
         for figures in self.scoring.take_earlier():
-            self.journal.scoring(step, figures)
+            self.journal.scored(step, figures)
         self.journal.busy(started, time.time())
         return time.time() - started
 

@@ -37,8 +37,8 @@ STOPPED_DRAIN_S = 60.0
 
 
 class Scoring:
-    """Runs at most one scoring at a time. Its figures go into the next step's record that has no scoring yet; of those
-    that wait at the run's last step, the older ones into records of their own."""
+    """Runs at most one scoring and one reading of the probe at a time. Their figures go into the next step's record
+    that has none yet; of those that wait at the run's last step, the older ones into records of their own."""
 
     def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
         self.say, self.alarm, self.probe_alarm = say, DependenceAlarm(), ProbeAlarm()
@@ -179,7 +179,7 @@ class Scoring:
         news = self.untold()
         self._told = Counter(self.pace.outcomes)
         taken = self._figures.popleft() if self._figures else {}
-        while self._probes:  # of two readings that ended since the last record the newer one is recorded
+        if self._probes:
             reading = self._probes.popleft()
             self._watch_probe(reading)
             taken |= reading
@@ -197,12 +197,15 @@ class Scoring:
         self._told.subtract(outcomes)
 
     def take_earlier(self) -> list[dict[str, float]]:
-        """Figures of every finished scoring that was not taken yet but the newest, oldest first. The run's last record
-        takes the newest; no record comes after it."""
-        earlier = [self._figures.popleft() for _ in range(len(self._figures) - 1)]
-        for figures in earlier:
+        """Figures of every finished scoring, and of every reading of the probe, that was not taken yet but the newest
+        of each, oldest first. The run's last record takes the newest; no record comes after it."""
+        scorings = [self._figures.popleft() for _ in range(len(self._figures) - 1)]
+        for figures in scorings:
             self._watch(figures)
-        return earlier
+        readings = [self._probes.popleft() for _ in range(len(self._probes) - 1)]
+        for reading in readings:
+            self._watch_probe(reading)
+        return scorings + readings
 
     def _watch(self, taken: dict[str, float]) -> None:
         """Passes new figures to the alarm, and reports once when it is raised, when reasoning falls silent, so that the

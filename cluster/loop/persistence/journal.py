@@ -82,8 +82,9 @@ class Journal:
         self._show(0, flat)
         self.archive.metrics(0, flat)
 
-    def scoring(self, step: int, flat: dict[str, float]) -> None:
-        """Records a scoring of an earlier step alone, before the record of the run's last step."""
+    def scored(self, step: int, flat: dict[str, float]) -> None:
+        """Records a scoring, or a reading of the probe, of an earlier step alone, before the record of the run's last
+        step."""
         self.last |= flat
         self._show(step, flat)
         self.archive.metrics(step, flat)

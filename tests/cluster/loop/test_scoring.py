@@ -80,11 +80,14 @@ def test_scorings_that_end_between_two_records_are_recorded_one_after_the_other(
     assert [watched.take_figures(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
 
 
-def test_before_the_last_record_every_scoring_but_the_newest_is_taken() -> None:
+def test_before_the_last_record_every_scoring_and_every_reading_but_the_newest_is_taken() -> None:
     watched, *_ = scoring()
-    asyncio.run(watched.restore(None, [{"scorer/step": float(step)} for step in (1, 2, 3)]))
-    assert [figures["scorer/step"] for figures in watched.take_earlier()] == [1.0, 2.0]
-    assert watched.take_figures(4, 0.1)["scorer/step"] == 3.0
+    scored = [{"scorer/step": float(step)} for step in (1, 2, 3)]
+    read = [reading(step, 1.5) for step in (2, 4)]
+    asyncio.run(watched.restore(None, scored + read))
+    assert watched.take_earlier() == [*scored[:2], read[0]]
+    figures = watched.take_figures(4, 0.1)
+    assert (figures["scorer/step"], figures["probe/step"]) == (3.0, 4.0)
     assert watched.take_earlier() == [] == watched.pending()
 
 
@@ -132,11 +135,12 @@ def reading(step: int, dependence: float) -> dict[str, float]:
 def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
     watched, said, _ = scoring()
     asyncio.run(watched.restore(None, [reading(step, 1.0) for step in (0, 10, 20)]))
-    assert watched.take_figures(21, 0.1)["probe/alarm/dependence"] == 0.0 and said == []
+    assert [watched.take_figures(step, 0.1)["probe/alarm/dependence"] for step in (1, 11, 21)] == [0.0] * 3
+    assert said == []
     resumed, said, events = scoring()
     low = [reading(step, 0.1) for step in (30, 40, 50)]
     asyncio.run(resumed.restore(None, low, json.loads(json.dumps(watched.alarm_state()))))
-    figures = resumed.take_figures(51, 0.1)
+    *_, figures = [resumed.take_figures(step, 0.1) for step in (31, 41, 51)]
     text = "the answer follows less from the reasoning since step 20 (fixed probe, 1.00 -> 0.10 nats)"
     assert said == [f"step   40  ALARM: {text}"]
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [("probe_falling", "dependence", 40)]
@@ -148,7 +152,8 @@ def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_
     watched, said, events = scoring()
     known = [math.nan, 1.0, 1.0, math.nan, math.nan, 1.0, math.nan]
     asyncio.run(watched.restore(None, [reading(10 * n, value) for n, value in enumerate(known)]))
-    watched.take_figures(61, 0.1)
+    for n in range(len(known)):
+        watched.take_figures(10 * n + 1, 0.1)
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [
         ("probe_blind", "dependence", 30),
         ("probe_blind", "dependence", 60),

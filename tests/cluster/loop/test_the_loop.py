@@ -512,6 +512,14 @@ def test_the_probe_is_read_from_the_same_tasks_before_training_every_few_steps_a
     assert timed == [1, 2, 4, 5], "the reading before training is timed with step 1"
 
 
+def test_a_reading_still_under_way_at_the_last_step_does_not_cost_the_run_its_last_one(tmp_path: Path) -> None:
+    world = World(configured(tmp_path, "loop.steps=5"), rewards=lambda t, i: i % 2)
+    world.pace = lambda kind: 40.0 if kind == "scorer.probe" else 1.0
+    _, archive = made(world)
+    recorded = [*archive.scored_alone, archive.figures[5]]
+    assert [figures["probe/step"] for figures in recorded if "probe/step" in figures] == [0.0, 5.0]
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_again(
     tmp_path: Path, killed: bool
