@@ -304,9 +304,9 @@ class ProbeConfig(Settings):
     """Trajectories of each task (K); the spread between them gives the standard error."""
     max_others: int | None = Field(None, ge=2)
     """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
-    links: bool = True
+    links: bool | None = None
     """Whether the answers are scored too, which shows whether they follow from the reasoning
-    (`actors.diagnosis.links`)."""
+    (`actors.diagnosis.links`); unset: unless even the fewest would take more than `scorer.share` allows."""
     answer_tasks: int | None = Field(None, ge=4)
     """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
     all. From 8 on the intervals were tested (docs/known-links.md)."""
@@ -315,6 +315,11 @@ class ProbeConfig(Settings):
     least 2 are needed to correct the estimate for their number."""
     answer_prompts: int | None = Field(None, ge=2)
     """Other prompts under which each answer is scored after its own reasoning, drawn at random; unset: all of them."""
+
+    @property
+    def scores_answers(self) -> bool:
+        """Whether the answers are scored too; what is unset was not found too much."""
+        return self.links is not False
 
     def num_tasks(self, available: int) -> int:
         """N, out of `available` fixed validation tasks."""

@@ -138,7 +138,7 @@ class FixedProbe:
 
     def __init__(self, engine: Engine, config: ProbeConfig, seed: int, answer_end: AnswerEnd | None = None) -> None:
         self.engine, self.config, self.seed = engine, config, seed
-        self._answer_end = answer_end if config.links else None
+        self._answer_end = answer_end if config.scores_answers else None
         self._first: dict[str, Any] | None = None
 
     def read(self, step: int, version: int, groups: Groups) -> dict[str, float]:

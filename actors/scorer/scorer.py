@@ -175,7 +175,7 @@ class Scorer:
     def _regimes(self, step: int, groups: Groups, figures: Mapping[str, float], judged: int) -> dict[str, float]:
         """The regime of each scope, and the share of its turns with reasoning. `judged`: first-turn reasonings."""
         probe = self.config.probe
-        follows = self.followed.at(step, probe.every if probe.links else 0)
+        follows = self.followed.at(step, probe.every if probe.scores_answers else 0)
         flat: dict[str, float] = {}
         for scope, gauge in self._regime.items():
             own = {

@@ -112,7 +112,7 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
     others = min(tasks - 1, probe.max_others or tasks - 1)
     rows: float = samples * others
     answers = 0.0
-    if probe.links:
+    if probe.scores_answers:
         answered = min(tasks, probe.answer_tasks or tasks)
         references = answered * (answered - 1) * min(probe.samples, probe.answer_references or probe.samples)
         prompts = min(tasks - 1, probe.answer_prompts or tasks - 1)
@@ -136,9 +136,9 @@ def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
 
 
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With fewer other prompts a reasoning, then with the answers of fewer tasks, and at last without links, if a
-    reading of the probe takes too much. If that does too, `in_words` says so: how often the probe is read is the
-    user's."""
+    """With fewer other prompts a reasoning, then with the answers of fewer tasks, and at last without links unless they
+    are asked for, if a reading of the probe takes too much. If that does too, `in_words` says so: how often the probe
+    is read is the user's."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
     linked = {
@@ -146,8 +146,10 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
         "answer_prompts": probe.answer_prompts or OTHERS,
     }
     few = {"answer_tasks": probe.answer_tasks or FEW_TASKS}
-    for update in ({}, fewer | linked, fewer | linked | few, {"links": False}, fewer | {"links": False}):
-        tried = probe.model_copy(update=update)
+    answered = ({}, fewer | linked, fewer | linked | few) if probe.scores_answers else ()
+    unanswered = () if probe.links else ({}, fewer)
+    for links, update in [*((True, each) for each in answered), *((False, each) for each in unanswered)]:
+        tried = probe.model_copy(update={"links": links, **update})
         if probe.every == 0 or probe_passes(work, tried) <= allowed:
             break
     return scorer.model_copy(update={"probe": tried})
@@ -181,7 +183,7 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         share += passes / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
-        links = f"with links to answers{of_tasks}" if probe.links else "without links to answers"
+        links = f"with links to answers{of_tasks}" if probe.scores_answers else "without links to answers"
         text += f", the probe every {probe.every} under {others} prompts, {links}"
     text = f"{text}: {share:.0%} of the model's passes, by count (scorer.share)"
     above = share > 1.005 * scorer.share

@@ -51,7 +51,7 @@ def test_at_least_six_runs_by_three_means_or_more_are_planned_to_collapse_and_si
 def test_every_cell_is_a_run_that_can_be_made(tmp_path):
     for cell in STUDY.cells:
         config = run_of(STUDY, cell, str(tmp_path)).config
-        assert config.scorer.probe.every == 10 and config.scorer.probe.links
+        assert config.scorer.probe.every == 10 and config.scorer.probe.scores_answers
 
 
 def test_the_alarm_is_the_one_that_was_frozen():

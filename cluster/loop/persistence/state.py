@@ -93,7 +93,7 @@ class LoopState:
             # validation's.
             "probe_sampling": [probe.num_tasks(checked.tasks), config.sampling.temperature],
             "probe_scored": [scorer.enabled and probe.every > 0, scorer.model],
-            "answers": [probe.links, probe.answer_tasks, probe.answer_references],
+            "answers": [probe.scores_answers, probe.answer_tasks, probe.answer_references],
             "scorings": [*seen, scorer.enabled, scorer.model],
         }
         tasks = {name: json.dumps(fact, sort_keys=True, default=str) for name, fact in facts.items()}

@@ -75,7 +75,7 @@ def test_a_reading_of_the_probe_is_cut_before_it_takes_more_than_its_share(work:
     total = used + scoring_passes(work, settings, settings.max_pairs) / (settings.interval * work.token_passes)
     assert (total > 1.005 * share) == ("set scorer.probe.every higher" in in_words(work, settings))
     if probe_passes(work, whole) <= PART * share * whole.every * work.token_passes:
-        assert found == whole
+        assert found == whole.model_copy(update={"links": True})
 
 
 def test_a_scorer_in_float32_beside_a_learner_in_bfloat16_scores_half_as_much() -> None:
@@ -101,7 +101,17 @@ def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts_an
     assert found.max_others == 7 and found.links and found.answer_tasks == 8
     assert "with links to answers of 8 tasks: 10% of the model's passes" in in_words(SMOLLM2, settings)
     less = chosen(SMOLLM2, ScorerConfig(share=0.07, probe=ProbeConfig(every=30, samples=2))).probe
-    assert less.max_others == 7 and not less.links
+    assert less.max_others == 7 and less.links is False
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_links_that_are_asked_for_or_not_wanted_stay_so_whatever_they_cost(asked: bool) -> None:
+    for share in (0.001, 0.07, 1.0):
+        settings = chosen(SMOLLM2, ScorerConfig(share=share, probe=ProbeConfig(every=30, samples=2, links=asked)))
+        assert settings.probe.links is asked
+        assert ("set scorer.probe.every higher" in in_words(SMOLLM2, settings)) == (
+            share == 0.001 or (asked and share < 0.1)
+        )
 
 
 def test_without_a_probe_the_scorings_have_the_whole_share() -> None:

@@ -111,7 +111,9 @@ def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started
     assert bootstrap.choose_scoring(tiny, tiny_policy, False, said.append).scorer.every == 5 and len(said) == 1
     assert first.scorer.every is not None and f"scoring every {first.scorer.every} steps" in said[0]
     (tmp_path / "run").mkdir()
-    kept = counted.model_copy(update={"scorer": counted.scorer.model_copy(update={"every": 17, "max_pairs": 99})})
+    linked = counted.scorer.probe.model_copy(update={"links": True})
+    found = {"every": 17, "max_pairs": 99, "probe": linked}
+    kept = counted.model_copy(update={"scorer": counted.scorer.model_copy(update=found)})
     (tmp_path / "run/config.yaml").write_text(dump(kept))
     resumed = bootstrap.choose_scoring(counted, tiny_policy, True, said.append)
     assert (resumed.scorer.every, resumed.scorer.max_pairs) == (17, 99) and len(said) == 1
