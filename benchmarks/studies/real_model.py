@@ -30,8 +30,8 @@ fast bfloat16, the types of numbers may be set (docs/real-models.md), for all ce
 Without either form the committed files are reported, `--quick` alike; nothing is run. First and last are the first and
 the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true" the
 share of true ones among these, at scorings where there are any. Under the table, the filter is compared with none:
-differences at the last measurement that both have, paired by seed. `--write` writes docs/real-model-study.md, with the
-first and the last reasonings side by side.
+differences at the last measurement that both have, the first aside, paired by seed. `--write` writes
+docs/real-model-study.md, with the first and the last reasonings side by side.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ def compared(found: Sequence[Kept]) -> list[str]:
         environment, entropy, steps, _ = setting
         runs = {(one["filter"], one["seed"]): one for one in found if _setting(one) == setting}
         seeds = [seed for rule, seed in runs if rule == "top_p" and ("none", seed) in runs]
-        for name, of in {"success": _success_after, **MEASURED}.items():
+        trained = {name: _after_the_first(of) for name, of in MEASURED.items()}
+        for name, of in {"success": _success_after, **trained}.items():
             pairs = {seed: _last_of_both(of(runs["top_p", seed]), of(runs["none", seed])) for seed in seeds}
             differences = {seed: pair[0] - pair[1] for seed, pair in pairs.items() if pair}
             if differences:
@@ -237,6 +238,11 @@ def compared(found: Sequence[Kept]) -> list[str]:
                 where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {list(differences)}"
                 lines.append(f"{where}: {name}, top_p minus none {difference}")
     return lines
+
+
+def _after_the_first(of: Callable[[Kept], Series]) -> Callable[[Kept], Series]:
+    """The figure without its first measurement, which precedes training and is the same in both runs of a pair."""
+    return lambda one: of(one)[1:]
 
 
 def _last_of_both(ours: Series, theirs: Series) -> tuple[float, float] | None:
@@ -301,7 +307,8 @@ HEAD = """# The study on a real language model
 `benchmarks/studies/results/real_model`; do not edit it. [real-models.md](real-models.md) describes the model and says
 what was run. First and last are the first and the last measurement. The judge reads the reasonings: "states" is the
 share of those that state anything, and "true" the share of true ones among these, at scorings where there are any.
-Differences are those at the last measurement that both runs have, of success at each run's last validation.
+Differences are those at the last measurement that both runs have, the first aside, and of success at each run's last
+validation.
 """
 
 
