@@ -31,9 +31,10 @@ from actors.config import (
 )
 from actors.filter.scores import STATISTICS
 from cluster.errors import UserError, bad_files_are_the_users
+from cluster.first_task import made
 from envs.config import EnvironmentConfig
 from envs.options import MAX_COMPARED
-from envs.registry import make, resolved
+from envs.registry import resolved
 from envs.settings import Settings
 from envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
 from envs.untrusted.text import MAX_RECIPE, parse_yaml
@@ -285,6 +286,18 @@ class RunConfig(Settings):
                 "filter.kept_share measures advantages that compare the trajectories of a group, and with "
                 f"learner.algorithm={self.learner.algorithm} a critic computes them; set filter.kept_share.every=0"
             )
+        kl = self.learner.objective.kl
+        if share.every and kl.coefficient and kl.place == "reward":
+            raise ValueError(
+                "filter.kept_share measures the step that the environment's rewards and the loss make, without a KL "
+                "term that learner.objective.kl.place=reward subtracts from the rewards; set kl.place=loss or "
+                "filter.kept_share.every=0"
+            )
+        if share.every and self.loop.prompts < 2:
+            raise ValueError(
+                "filter.kept_share compares sets of groups, and a step of loop.prompts=1 has one; set loop.prompts "
+                "higher or filter.kept_share.every=0"
+            )
         half = max(2, STATISTICS[self.filter.statistic].needs)
         if share.every and self.sampling.group_size < 2 * half:
             raise ValueError(
@@ -296,6 +309,12 @@ class RunConfig(Settings):
             raise ValueError(
                 f"filter.min_groups={self.filter.min_groups} keeps every group of a step of "
                 f"loop.prompts={self.loop.prompts}, whatever rho filter.kept_share.steer moves to; lower it, e.g. to 2"
+            )
+        if share.steer and self.filter.kind_floor:
+            raise ValueError(
+                f"filter.kind_floor={self.filter.kind_floor:g} adds groups of rare kinds to those that a rho keeps, "
+                "and filter.kept_share.steer judges a rho by the latter alone; set filter.kind_floor=0 or "
+                "filter.kept_share.steer=false"
             )
         if share.steer and self.loop.max_staleness:
             raise ValueError(
@@ -583,5 +602,4 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
 def _resolve_environment(config: RunConfig) -> EnvironmentConfig:
     """The environment's settings, with its own defaults for numbers that the format leaves open. ValueError if the
     environment cannot be created."""
-    environment = config.environment
-    return resolved(environment, make(environment.name, "train", environment.options, environment.prompt))
+    return resolved(config.environment, made(config.environment, config.cluster.start_timeout_s))

@@ -102,6 +102,11 @@ class Environment(Protocol):
         """Messages to the user at the start of a run, such as how this machine isolates programs."""
         return []
 
+    def pinned(self) -> dict[str, Any]:
+        """Options that a run fixes at its start for all of its actors, because they follow from something that may
+        change meanwhile, such as the version of a service."""
+        return {}
+
 
 class Demonstrator(Protocol):
     """An environment that can demonstrate how it is played."""

@@ -73,7 +73,8 @@ class Episode:
 
     def start(self) -> list[Message]:
         """Reset the environment; returns the system message and the first user message."""
-        self._observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
+        observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
+        self._observation = _shown(observation, "reset")
         self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self._max_actions
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
@@ -121,7 +122,8 @@ class Episode:
         """(reward, number of executed actions, the environment's ending); actions after the end are dropped."""
         reward, played = 0.0, 0
         for action in parsed.actions:
-            self._observation, step_reward, terminated, truncated, info = self._env.step(action)
+            observation, step_reward, terminated, truncated, info = self._env.step(action)
+            self._observation = _shown(observation, "step")
             reward, played = reward + finite_reward(step_reward), played + 1
             self._success = bool(_told(info, "success", "step"))
             if terminated or truncated:
@@ -133,6 +135,15 @@ class Episode:
 
     def _turn_message(self, reward: float | None) -> str:
         return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
+
+
+def _shown(observation: Any, method: str) -> str:
+    """The observation. Raises ValueError with the method's name if it is no text."""
+    if not isinstance(observation, str):
+        raise ValueError(
+            f"the environment's {method}() returned the observation {repr(observation)[:80]}, which must be text"
+        )
+    return observation
 
 
 def _task_of(info: dict[str, Any]) -> tuple[str, str | None]:

@@ -22,6 +22,7 @@ from actors.process.preparation import HOOK
 from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from cluster.config import RunConfig, read_settings
 from cluster.errors import UserError
+from cluster.first_task import first_task
 from cluster.fleet import local_ray
 from cluster.fleet.demand import needed
 from cluster.fleet.object_store import check_joined, local_mib
@@ -29,9 +30,8 @@ from cluster.fleet.placement import make_room
 from cluster.fleet.processor import emulated
 from cluster.package import checkout
 from envs.contract import Demonstrator, MissingCapabilityError, require
-from envs.episode import Episode
 from envs.format import phrases
-from envs.registry import environment_class, make
+from envs.registry import environment_class
 
 if TYPE_CHECKING:
     import numpy as np
@@ -297,8 +297,9 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
 
 def _opening(config: RunConfig, codec: ChatCodec) -> np.ndarray:
     """The ids of the first prompt of the first training task; ValueError for words that the tokenizer lacks."""
-    chosen = config.environment
-    environment = make(chosen.name, "train", chosen.options, chosen.prompt)
-    messages = Episode(environment, 0, 0, chosen.format).start()
+    try:
+        messages = first_task(config.environment, config.cluster.start_timeout_s).messages
+    except ValueError as error:
+        raise UserError(f"environment {config.environment.name}: {error}") from error
     codec.check([message["content"] for message in messages])
     return codec.first_turn(messages)

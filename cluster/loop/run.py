@@ -44,6 +44,7 @@ from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, settings_of
 from cluster.control.party_errors import Failed, Refused
 from cluster.errors import UserError
+from cluster.first_task import first_task
 from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
@@ -59,7 +60,6 @@ from cluster.runs.driver import Driver
 from cluster.runs.ending import EndCause, Ending
 from cluster.runs.logs import log_folder, quiet, write_trace
 from cluster.runs.summary import summarise_run, summary_lines, write_summary
-from envs.registry import make
 from learner.checkpoint.manifest import read_manifest
 
 EXIT_FAILED = 1
@@ -120,7 +120,7 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
     with closing(_open_recorder(config)) as recorder, quiet() as output:
         say = output.aloud(say)
         check_address(config)  # first, because a warm-up may take minutes
-        notes = _notes_of_environment(config)
+        config, notes = _with_environment(config)
         model_dir = prepare_model(config, say)
         _check_scorer(config, model_dir)
         config = choose_scoring(config, model_dir, resume, say)
@@ -170,15 +170,20 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
         raise UserError(str(error)) from error
 
 
-def _notes_of_environment(config: RunConfig) -> list[str]:
-    """What the environment tells the user at the start. UserError if it cannot be made, does not answer, or cannot be
-    replayed although it has to be."""
+def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The configuration with what the environment fixes for the whole run, and what the environment, and the filter's
+    settings that it does not serve, tell the user. UserError if it cannot play, or cannot be replayed although it has
+    to be."""
+    chosen, selecting = config.environment, config.filter
     try:
-        chosen = config.environment
-        environment = make(chosen.name, "train", chosen.options, chosen.prompt)
-        return [*environment.notes(), *notes_on_replays(environment, chosen, config.filter)]
+        first = first_task(chosen, config.cluster.start_timeout_s)
+        notes = [*first.environment.notes(), *notes_on_replays(first.environment, chosen, selecting)]
     except ValueError as error:
-        raise UserError(f"environment {config.environment.name}: {error}") from error
+        raise UserError(f"environment {chosen.name}: {error}") from error
+    if selecting.kind_floor and first.kind is None:
+        notes.append(f"filter.kind_floor does nothing: {chosen.name} declares no kinds of tasks (`task_kind`)")
+    fixed = chosen.model_copy(update={"options": {**chosen.options, **first.environment.pinned()}})
+    return config.model_copy(update={"environment": fixed}), notes
 
 
 def _open_recorder(config: RunConfig) -> Recorder:

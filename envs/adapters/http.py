@@ -38,6 +38,8 @@ from envs.untrusted.text import parse_object
 CONTRACT = 1
 MAX_ACTION = 20_000
 MAX_OBSERVATION = 20_000
+MAX_KIND = 200
+MAX_VERSION = 1_000
 MAX_DRAWS = 200
 """Seeds drawn, where the server does not keep the splits apart, before the split counts as empty."""
 MAX_REMEMBERED = 1_000_000
@@ -60,12 +62,15 @@ class HttpOptions(Settings):
     token_variable: str = Field("SQUELCH_ENVIRONMENT_TOKEN", pattern=r"^SQUELCH_\w+$")
     """Name of the variable that holds the token, `SQUELCH_...`: a recipe from elsewhere must not have another secret of
     this host sent to its server. The token itself is never part of a configuration."""
+    version: str = Field("", max_length=MAX_VERSION)
+    """The version that the server must serve, else trajectories fail. Unset: the one that it describes when the run
+    starts, which the run's `config.yaml` then has; a resumed run takes the present one and says that it changed."""
 
 
 class _Described(BaseModel):
     contract: int
     name: str
-    version: str
+    version: str = Field(max_length=MAX_VERSION)
     rules: str
     stochastic: bool
     replayable: bool = True
@@ -79,7 +84,7 @@ class _Described(BaseModel):
 class _Reset(BaseModel):
     observation: str
     task_key: str | None = Field(None, min_length=8, max_length=64, pattern="^[0-9a-f]+$")
-    task_kind: str | None = Field(None, max_length=200)
+    task_kind: str | None = None
     version: str
 
 
@@ -174,6 +179,14 @@ class Http(Environment):
         return self._server.described
 
     @property
+    def _version(self) -> str:
+        return self.options.version or self._described.version
+
+    def pinned(self) -> dict[str, Any]:
+        """The version that the run begins with, for actors that ask the server later."""
+        return {"version": self._version}
+
+    @property
     def stochastic(self) -> bool:
         """What the server says."""
         return self._described.stochastic
@@ -217,15 +230,15 @@ class Http(Environment):
                     continue
                 body = {"split": self.split, "seed": drawn, "noise_seed": options["noise_seed"]}
                 answer = self._call("reset", body, _Reset)
-                if answer.version != self._described.version:
-                    was = self._described.version
+                if answer.version != self._version:
                     raise RemoteError(
-                        f"{self.options.url} now serves version {answer.version}; the run began with {was}"
+                        f"{masked(self.options.url)} serves version {answer.version}, and the run began with "
+                        f"{self._version}; serve that one, or set environment.options.version"
                     )
                 shown = legible(answer.observation, MAX_OBSERVATION)
                 key = answer.task_key or task_key_of(f"Http {self._described.name}", shown)
                 if self._described.splits or split_of(key) == self.split:
-                    return shown, {"task_key": key, "task_kind": answer.task_kind}
+                    return shown, {"task_key": key, "task_kind": answer.task_kind and answer.task_kind[:MAX_KIND]}
                 if len(tried) < MAX_REMEMBERED:
                     tried[task] = number + 1
         except RemoteError:

@@ -94,6 +94,13 @@ class Question(Environment):
         given = self.options
         if given.raise_every is not None and (given.level is None or given.last_level is None):
             raise ValueError("environment.options.raise_every: level and last_level must be set, too")
+        if given.last_level is not None and given.level is None:
+            raise ValueError(f"environment.options.last_level={given.last_level}: level must be set, too")
+        if given.raise_every is not None and given.level is not None and (given.last_level or 0) < given.level:
+            raise ValueError(
+                f"environment.options.last_level={given.last_level} is below level={given.level}, from which "
+                "raise_every raises it; raise last_level or leave raise_every out"
+            )
         self._names = sorted(given.datasets)
         for name in self._names:
             self._check(name)
@@ -168,10 +175,17 @@ class Question(Environment):
         if self.options.level is not None and name not in self._curricula:
             raise ValueError(f"{where}.{name}: it has no curriculum; leave environment.options.level out")
         for level in {self.options.level, self.options.last_level}:
+            wanted = self.options.datasets[name]
             try:
-                _made(name, level, json.dumps(self.options.datasets[name], sort_keys=True), 0)
+                found = _made(name, level, json.dumps(wanted, sort_keys=True), 0)
             except (AssertionError, TypeError, ValueError) as error:
                 raise ValueError(f"{where}.{name}: {reason(error)}") from error
+            for key, value in wanted.items() if level is not None else ():
+                if (played := getattr(found.config, key, value)) != value:
+                    raise ValueError(
+                        f"{where}.{name}: the curriculum sets {key}={played!r} at level {level}, in place of "
+                        f"{value!r}; leave {key} or environment.options.level out"
+                    )
 
 
 @lru_cache(maxsize=32)

@@ -28,6 +28,8 @@ _SPOKEN = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divid
 _SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")
 _CROSS = re.compile(r"(?<=[\d)]) ?[x×] ?(?=[\d(])")
 _EQUALS = r"(?: ?(?:!=|==?|≠) ?| (?:is not equal to|is equal to|is not|is|equals|makes|gives) )"
+_THOUSANDS = re.compile(rf"({_EQUALS}\d{{1,3}}(?:,\d{{3}}){{1,3}})(?!,? ?(?:and )?\d)")
+"""A value with commas between its thousands, as in "= 1,440"; "25,100" elsewhere is a list."""
 _TERM = r"\({0,8}\d{1,12}\){0,8}"
 _START = r"(?<![\d.^(+*/-])(?<![-+*/^] )(?<!\bminus )(?<!\bplus )(?<!\btimes )(?<!\bdivided by )(?<!\bmultiplied by )"
 """Not within an expression whose beginning is not read: "x + 6 + 9", "2^3 + 1", "2.5 * 2 + 2"."""
@@ -140,6 +142,7 @@ class CountdownJudge:
         """The claims of a reasoning, in order."""
         text = _MARKS.sub("", reasoning.lower())
         text = _CROSS.sub(" * ", " ".join(text.split()).replace("−", "-").replace("÷", "/"))
+        text = _THOUSANDS.sub(lambda match: match[1].replace(",", ""), text)
         text = _SPOKEN_SIGN.sub(lambda match: f" {_SPOKEN[match[0].strip()]} ", text)
         text = re.sub(r"\( ", "(", re.sub(r" \)", ")", text))
         found: list[Claim] = []

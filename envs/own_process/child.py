@@ -110,8 +110,7 @@ class Environments:
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)
         observation, info = self._held[name].reset(seed=seed, options={"noise_seed": noise_seed})
-        kind = info.get("task_kind")
-        return [observation, info["task_key"], None if kind is None else str(kind)]
+        return [observation, info["task_key"], info.get("task_kind")]
 
     def _read_action(self, name: str, text: str) -> "str | None":
         action = self._held[name].read_action(text)

@@ -99,6 +99,10 @@ def test_a_stated_sum_is_true_as_arithmetic_is(a: int, b: int, error: int, data)
         ("12 / 9 = 1 with a remainder of 3, 12 / 9 = 1 (remainder 3) and 12 / 9 = 1 r 3.", []),
         ("12 / 9 = 1 1/3. 12 / 9 is 1 and 1/3.", []),
         ("12 / 6 = 2 and 9 / 3 = 3", [True, True, True, False]),
+        ("12 * 12 * 6 * 9 = 7,776.", [True, False]),
+        ("12 * 12 * 6 * 9 is 1,776", [False, False]),
+        ("the target is 1,440", [False]),
+        ("the numbers are 6,900,12", []),
     ],
 )
 def test_each_claim_is_judged_on_its_own(text: str, held: list[bool]) -> None:

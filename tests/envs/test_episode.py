@@ -139,3 +139,16 @@ def test_every_episode_ends_once_within_its_turns_and_actions(name, seed, turns)
     for actions, outcome in zip(turns, outcomes, strict=False):
         assert outcome.format_valid == (0 < len(actions) <= 2 and "Fly" not in actions)
         assert outcome.format_penalty == (0.0 if outcome.format_valid else -0.1)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("shown", [5, None, {"a": 1}])
+def test_an_observation_that_is_no_text_is_refused(monkeypatch, method: str, shown: object) -> None:
+    """Found by a reviewer: it was written into the prompt as Python writes it."""
+    env = make("FrozenLake", options={"slip_rate": 0.0})
+    sound = getattr(env, method)
+    monkeypatch.setattr(env, method, lambda *args, **about: (shown, *sound(*args, **about)[1:]))
+    episode = Episode(env, 0, 0, CONFIG)
+    with pytest.raises(ValueError, match=rf"{method}\(\) returned the observation .*, which must be text"):
+        episode.start()
+        episode.act(well_formed("so", [env.actions[0]]))

@@ -133,6 +133,15 @@ def test_the_level_follows_the_place_in_the_run_also_in_the_process_that_makes_t
         ({"datasets": {"chain_sum": {"min_terms": 0}}}, r"datasets\.chain_sum: min_terms must be positive"),
         ({"datasets": {"chain_sum": {"seed": 1}}}, r"datasets\.chain_sum: seed follows from the task's seed"),
         ({"datasets": {"chain_sum": {}}, "raise_every": 5}, r"raise_every: level and last_level must be set"),
+        ({"datasets": {"chain_sum": {}}, "last_level": 4}, r"last_level=4: level must be set"),
+        (
+            {"datasets": {"chain_sum": {}}, "level": 3, "last_level": 1, "raise_every": 10},
+            r"last_level=1 is below level=3, from which raise_every raises it",
+        ),
+        (
+            {"datasets": {"chain_sum": {"min_terms": 3, "max_terms": 3}}, "level": 4},
+            r"datasets\.chain_sum: the curriculum sets min_terms=2 at level 4, in place of 3",
+        ),
         ({"datasets": {"gsm_symbolic": {}, "arc_agi": {}}, "level": -1}, r"level: Input should be greater"),
         ({"datasets": {}}, r"datasets: .* at least 1 item"),
     ],

@@ -381,7 +381,7 @@ STEP = {"observation": "o", "reward": 1, "terminated": True, "truncated": False,
         ([{**DESCRIBED, "contract": 2}], r"environment server .* speaks version 2 .* version 1 is needed"),
         ([{"contract": 1}], r"describe: nonsense: name: Field required"),
         ([[1, 2]], "describe: status 200, its answer: one JSON object is needed"),
-        ([DESCRIBED, {**RESET, "version": "2"}], "now serves version 2; the run began with 1"),
+        ([DESCRIBED, {**RESET, "version": "2"}], "serves version 2, and the run began with 1; serve"),
         ([DESCRIBED, {**RESET, "task_key": "no digest"}], "reset: nonsense: task_key"),
         ([DESCRIBED, RESET, {**STEP, "reward": "much"}], "step: nonsense: reward"),
         ([DESCRIBED, RESET, {**STEP, "reward": float("nan")}], "returned the reward nan; a finite number is needed"),
@@ -396,6 +396,28 @@ def test_nonsense_of_a_server_is_refused_with_the_call(answers: list[Any], says:
         episode = Episode(Http(url=url, retries=0), 0, 0, FormatConfig())
         episode.start()
         episode.act(well_formed("so", ["go"]))
+
+
+def test_the_version_that_a_run_began_with_is_that_of_every_process() -> None:
+    """Found by a reviewer: an actor that was started later took whatever version the server had by then."""
+
+    def answer(request: dict[str, Any], earlier: int) -> tuple[int, bytes]:
+        return 200, json.dumps({**(RESET if "seed" in request else DESCRIBED), "version": "2"}).encode()
+
+    with serving(answer) as (url, _):
+        first = Http(url=url, retries=0)
+        assert first.pinned() == {"version": "2"}
+        with pytest.raises(RemoteError, match="serves version 2, and the run began with 1"):
+            Http(url=url, retries=0, version="1").reset(seed=0, options=NOISE)
+        assert Http(url=url, retries=0, version="2").reset(seed=0, options=NOISE)[0] == "o"
+
+
+def test_a_kind_of_any_length_is_cut_and_costs_nothing() -> None:
+    def answer(request: dict[str, Any], earlier: int) -> tuple[int, bytes]:
+        return 200, json.dumps({**RESET, "task_kind": "k" * 5000} if "seed" in request else DESCRIBED).encode()
+
+    with serving(answer) as (url, _):
+        assert Http(url=url, retries=0).reset(seed=0, options=NOISE)[1]["task_kind"] == "k" * 200
 
 
 def test_a_server_that_is_gone_fails_the_call_in_time(made: list[Naive]) -> None:

@@ -1,0 +1,67 @@
+"""Makes the run's environment and starts its first training task, in the driver and before any actor starts: what it
+shows is measured, and an environment that cannot play is refused at once.
+
+An environment may be anybody's code, which raises what it likes, or hangs. So both calls run in a daemon thread of
+their own, for at most `cluster.start_timeout_s`, and whatever goes wrong becomes a ValueError that says what to do.
+
+    waits for                    unblocked by    on time-out
+    the environment's own code   its thread      ValueError; the thread is abandoned and does not keep the process alive
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cluster.own_thread import OwnThread
+from envs.config import EnvironmentConfig
+from envs.contract import Environment
+from envs.episode import Episode, Message
+from envs.registry import make
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FirstTask:
+    """The environment after training task 0 was started in it. `messages`: the first prompt; `kind`: of the task, None
+    if the environment declares none."""
+
+    environment: Environment
+    messages: list[Message]
+    kind: str | None
+
+
+def made(chosen: EnvironmentConfig, timeout_s: float) -> Environment:
+    """A new environment for training tasks. ValueError if it cannot be made in time."""
+    return _bounded(lambda: _new(chosen), timeout_s, "cannot be made")
+
+
+def first_task(chosen: EnvironmentConfig, timeout_s: float) -> FirstTask:
+    """Training task 0, started. ValueError if it cannot be started in time."""
+
+    def start() -> FirstTask:
+        environment = _new(chosen)
+        episode = Episode(environment, 0, 0, chosen.format)
+        messages = episode.start()
+        return FirstTask(environment, messages, episode.task_kind)
+
+    return _bounded(start, timeout_s, "cannot start its first task")
+
+
+def _new(chosen: EnvironmentConfig) -> Environment:
+    return make(chosen.name, "train", chosen.options, chosen.prompt)
+
+
+def _bounded(call: Callable[[], T], timeout_s: float, what: str) -> T:
+    """The call's result. Its ValueErrors are raised as they are, because their texts say what to set."""
+    future = OwnThread().submit(call)
+    try:
+        return future.result(timeout_s)
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:
+        late = isinstance(error, TimeoutError) and not future.done()
+        why = f"no answer within cluster.start_timeout_s={timeout_s:g}" if late else f"{type(error).__name__}: {error}"
+        raise ValueError(f"the environment {what}: {why}") from error
