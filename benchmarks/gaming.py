@@ -102,7 +102,7 @@ def raised(course: Course, rng: np.random.Generator) -> bool:
     checked, own = dict(course.validations), rng.random(course.tasks)
     for step in sorted({*variances, *checked}):
         if step in variances:
-            gaming.step(step, variances[step])
+            gaming.step(step, variances[step], course.name)  # a run of one setting
         if step in checked:
             luck = np.where(rng.random(course.tasks) < PAIRED, own, rng.random(course.tasks))
             told |= gaming.validation(step, luck < checked[step])

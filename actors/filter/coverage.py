@@ -5,12 +5,14 @@ were not refused, with w_k the number of kept groups of kind k:
 
     effective kinds   (sum w)^2 / sum w^2: 1 if one kind holds all kept groups, K if K kinds hold the same number
     starved           a kind that was played in the window and of which no group there was kept
-    age               steps since a kind was last kept; before the first time, steps since it was first played
+    age               steps since a kind was last kept, 0 if this step kept it; a kind that was never kept counts from
+                      the step before it was first played
 
 Invariants:
 
 - Groups enter in order of their steps, and of tickets within a step, so that no figure depends on the order of arrival.
-- A kind's name is made printable and cut to `MAX_NAME` characters, because a remote environment may send any text.
+- A kind's name is made printable and cut to `MAX_NAME` characters, because a remote environment may send any text. A
+  name that this changes ends with a digest of the original, so that no two kinds are counted as one.
 - Memory is bounded: the window, and the ages of the `MAX_KINDS` kinds that were played last, or of as many kinds as the
   window has groups if that is more; a forgotten age is NaN. The first `SHOWN_KINDS` kinds have figures of their own;
   further kinds count in the figures over all kinds.
@@ -19,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections import Counter, deque
@@ -29,6 +32,7 @@ from typing import Any
 from actors.filter.metrics import mean
 
 MAX_NAME = 40
+DIGITS = 6
 MAX_KINDS = 1000
 SHOWN_KINDS = 24
 _FOREIGN = re.compile(r"[^\w .+\-]", flags=re.ASCII)
@@ -45,7 +49,13 @@ class Seen:
 
 def kind_name(kind: str | None) -> str | None:
     """The name under which a kind is counted; None if the environment declares none."""
-    return None if kind is None else _FOREIGN.sub("_", kind)[:MAX_NAME] or "_"
+    if kind is None:
+        return None
+    name = _FOREIGN.sub("_", kind)[:MAX_NAME]
+    if name == kind and kind:
+        return name
+    digest = hashlib.sha256(kind.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+    return f"{name[: MAX_NAME - DIGITS - 1]}-{digest}"
 
 
 def effective_number(weights: Iterable[float]) -> float:

@@ -48,6 +48,8 @@ class GroupStatistics:
     replay_returns: np.ndarray | None = None
     """(num_survivors, replays) returns of replays under fresh noise, a row of NaN where they failed; (num_survivors, 0)
     if the environment declares no noise."""
+    replay_failure: str = ""
+    """Why the first replay that failed did so, if the source knows."""
 
     @property
     def num_failed(self) -> int:
@@ -69,6 +71,7 @@ class GroupStatistics:
             kind=summary.task_kind,
             success=float(summary.successes.mean()) if len(summary.successes) else math.nan,
             replay_returns=summary.replay_returns,
+            replay_failure=summary.replay_failure,
         )
 
     @classmethod
@@ -111,7 +114,8 @@ def measure(
     for shape, positions in by_shape.items():
         if reason := _too_few(shape, entry, filters):
             for position in positions:
-                refusals[position] = reason
+                why = groups[position].replay_failure if shape.replays else ""
+                refusals[position] = f"{reason}; a replay failed: {why}" if why else reason
         else:
             members = [groups[position] for position in positions]
             own = entry if shape.replays is None or shape.replays else STATISTICS[entry.without_noise]
@@ -154,7 +158,7 @@ def _too_few(shape: _Shape, statistic: Statistic, filters: bool) -> str | None:
     """Why a group of that shape is refused; None if it has enough survivors. Two are needed at least, or one if one
     trajectory was to be played and the statistic is defined for it."""
     least = min(2, shape.group_size)
-    if shape.replays:
+    if shape.replays and shape.survivors >= statistic.needs:
         if shape.scored < statistic.needs:
             return f"replays of {shape.scored} trajectories of {shape.group_size}, needs {statistic.needs}"
         return None

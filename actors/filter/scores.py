@@ -100,7 +100,7 @@ STATISTICS: Mapping[str, Statistic] = {
             "reward²",
             "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors",
             needs=FEWEST,
-            zero="policy variance not told from 0: at most 2 standard errors",
+            zero="policy variance not told from 0: at most 2 standard errors, or zero variance without noise",
             without_noise="reward_variance",
         ),
         Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),

@@ -125,6 +125,7 @@ class _Transcript:
             bootstrap_last_state=ended and self.bootstrap_last_state,
             version_spans=self.version_spans,
             replay_returns=self.replayed.returns,
+            replay_failure=self.replayed.failure,
         )
 
 

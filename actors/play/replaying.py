@@ -8,7 +8,8 @@ Invariants:
 - The noise seed of replay r of a trajectory is a digest of (ticket seed, ticket, trajectory, r): a ticket that is
   played again, after a resume or on another actor, has the same replays. No two replays share their noise, also where
   the trajectories of a group share theirs: the filter's correction needs replays that are independent.
-- A trajectory has all of its replays or none. A replay that fails costs the trajectory its replays, and nothing else.
+- A trajectory has all of its replays or none. A replay that fails costs the trajectory its replays, and nothing else;
+  the filter's refusal of a group for lack of replays says why the first of them failed.
 - Cost: `Ticket.replays` times a reset and the steps of the trajectory itself.
 
 | waits for | unblocked by | on time-out |
@@ -39,6 +40,8 @@ class Replayed:
     returns: tuple[float, ...] | None
     """Return of each replay, empty if the environment declares no noise; None if a replay failed or none was asked
     for."""
+    failure: str = ""
+    """Why a replay failed; empty if none did."""
     seconds: float = 0.0
     """Seconds that the trajectory's replays waited for the environment."""
     lost_environment: bool = False
@@ -59,9 +62,10 @@ async def replay(episode: Episode, ticket: Ticket, index: int, steps: StepPool, 
     try:
         async with asyncio.timeout(timeout_s):
             returns = [await _one(episode, replay_seed(ticket, index, r), steps) for r in range(ticket.replays)]
-    except (TimeoutError, CallFailed):
-        return Replayed(None, time.monotonic() - started, lost_environment=True)
-    return Replayed(tuple(returns), time.monotonic() - started)
+    except (TimeoutError, CallFailed) as error:
+        why = str(error) if isinstance(error, CallFailed) else f"a time-out after {time.monotonic() - started:.1f} s"
+        return Replayed(None, why, time.monotonic() - started, lost_environment=True)
+    return Replayed(tuple(returns), seconds=time.monotonic() - started)
 
 
 async def _one(episode: Episode, noise_seed: int, steps: StepPool) -> float:

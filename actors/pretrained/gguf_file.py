@@ -3,8 +3,8 @@
     file, SHA-256 --> cache/NAME-DIGEST/     config.json, model.safetensors (float32), tokenizer, chat template
                                              squelch_source.json: origin, digest of the file, digests of all files here
 
-A folder is reused if `squelch_source.json` names the same content and every file still has its digest; a damaged folder
-is converted again.
+A folder is reused if `squelch_source.json` names the same content, every file still has its digest, and no file was
+added; any other folder is converted again.
 
 | waits | for | unblocked by | on time-out |
 |---|---|---|---|
@@ -83,7 +83,8 @@ def converted(file: Path, cache: Path, say: Say, sha256: str = "", origin: str =
 
 
 def intact(folder: Path, digest: str) -> bool:
-    """Whether the folder is the conversion of the file with this digest, and none of its files has changed."""
+    """Whether the folder is the conversion of the file with this digest: none of its files has changed, and none was
+    added, which might be another template or other stop ids."""
     path = folder / STAMP
     if not path.is_file():
         return False
@@ -92,7 +93,9 @@ def intact(folder: Path, digest: str) -> bool:
         entries = TypeAdapter(tuple[Entry, ...]).validate_python(stamp.get("files"))
     except (Unreadable, ValidationError):
         return False
-    return stamp.get("sha256") == digest and bool(entries) and holds(folder, entries)
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    whole = bool(entries) and files == {STAMP, *(entry.name for entry in entries)}
+    return stamp.get("sha256") == digest and whole and holds(folder, entries)
 
 
 def _digest(file: Path) -> str:

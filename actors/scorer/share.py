@@ -9,9 +9,10 @@ happen; attention's part, which grows with the context, is left out on both side
 
 with N groups of G trajectories a step. A pass in 16 bits counts half of one in 32 (`COST`), so that a scorer in float32
 beside a learner in bfloat16 scores half as much. The probe may take up to two thirds of the share, and the scorings get
-what it leaves. A trajectory is taken to last half of its most turns, and each turn to reach its limit. Rollout workers
-decode with less than a processor's full speed, so the scorer's share of the run's time is smaller than its share of the
-passes; `python -m benchmarks.scorer_share` measures it.
+what it leaves. A trajectory is taken to last half of its most turns, each turn to reach its limit, and every group to
+be trained on. So the scorer's share of a run's time is another: smaller where rollout workers decode at less than a
+processor's full speed, larger where a filter drops most groups. `python -m benchmarks.scorer_share` measures it in the
+demo; docs/measurements.md has a language model's.
 """
 
 from __future__ import annotations
@@ -185,6 +186,6 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
         links = f"with links to answers{of_tasks}" if probe.scores_answers else "without links to answers"
         text += f", the probe every {probe.every} under {others} prompts, {links}"
-    text = f"{text}: {share:.0%} of the model's passes, by count (scorer.share)"
+    text = f"{text}: {share:.0%} of the model's passes, by count, with every group trained on (scorer.share)"
     above = share > 1.005 * scorer.share
     return f"{text}; that is more than scorer.share={scorer.share:g}: set scorer.probe.every higher" if above else text

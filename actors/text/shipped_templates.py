@@ -40,7 +40,12 @@ def template_text(name: str) -> str:
         raise ValueError(
             f"model.chat_template={name!r} is neither a file nor a shipped template; shipped are {', '.join(SHIPPED)}"
         )
-    return read_bytes(path, MAX_TEMPLATE_CHARACTERS).decode()
+    try:
+        return read_bytes(path, MAX_TEMPLATE_CHARACTERS).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"model.chat_template={name!r} is no text in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
 
 
 def with_template(model: Path, name: str, cache: Path) -> Path:

@@ -107,7 +107,7 @@ def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
         "minus_none": difference,
         "note": apart(pairs),
         "judged": arm == JUDGED and level in JUDGED_AT,
-        "verdict": verdict(difference, len(paired) == len(seeds_at(level))) if arm != "none" else "",
+        "verdict": verdict(difference, len(paired), len(seeds_at(level))) if arm != "none" else "",
         **figures_of(runs, arm, level),
     }
 
@@ -130,9 +130,11 @@ def figures_of(runs: Sequence[Kept], arm: str, level: float) -> dict[str, float 
     return found
 
 
-def verdict(difference: Mapping[str, Any], whole: bool) -> str:
-    """What the criterion of the module's head says of a difference from `none`."""
-    return not_worse(difference["low"], difference["high"], TOLERANCE) if whole else "not run"
+def verdict(difference: Mapping[str, Any], pairs: int, wanted: int) -> str:
+    """What the criterion of the module's head says of a difference from `none` over so many seeds of the wanted."""
+    if pairs < wanted:
+        return f"{pairs} of {wanted} seeds run" if pairs else "not run"
+    return not_worse(difference["low"], difference["high"], TOLERANCE)
 
 
 def judged(runs: Sequence[Kept]) -> list[dict[str, Any]]:

@@ -9,9 +9,10 @@ damped, stays flat. The warning compares the last three validations a, b, c with
     flat      neither from a to b, nor from b to c, nor from a to c does success rise by more than noise: the lower ends
               of the paired 95% intervals over the fixed tasks are at most 0, and the gain from a to c is below `GAIN`
 
-The kept variance of a step is the sum of the kept groups' reward variances divided by the number of its groups. The
-warning is raised at a validation where both hold and cleared at the first where they do not; in between nothing
-changes.
+The kept variance of a step is the sum of the kept groups' reward variances divided by the number of its groups. It
+follows the filter's settings too, so only steps of one setting are compared: where `filter.rho` moves, the trend begins
+anew. A step whose groups were passed through unfiltered is left out. The warning is raised at a validation where both
+hold and cleared at the first where they do not; in between nothing changes.
 
 The constants were fixed before any run was judged by them; `python -m benchmarks.gaming` judges them. Rising variance
 at flat success is a sign and no proof: tasks that come within reach raise the variance too, before they are solved.
@@ -98,13 +99,19 @@ class Gaming:
     variances: list[float] = field(default_factory=list)
     validations: list[tuple[int, list[bool]]] = field(default_factory=list)
     """(step, success of each fixed task) of the last validations."""
+    filter: str = ""
+    """The filter's settings in the steps that are held; empty before the first step."""
     raised: bool = False
     trend: Trend = field(default_factory=lambda: Trend(math.nan, math.nan))
     gain: tuple[float, float, float] = (math.nan, math.nan, math.nan)
     """Mean gain of success over the last three validations, with its interval."""
 
-    def step(self, step: int, variance: float) -> None:
-        """Takes the kept variance of a training step."""
+    def step(self, step: int, variance: float, by: str) -> None:
+        """Takes the kept variance of a training step, NaN if the step is to be left out. `by`: the filter's settings in
+        that step, as text."""
+        if self.filter and by != self.filter:
+            self.steps, self.variances = [], []
+        self.filter = by
         self.steps = [*self.steps, step][-MAX_STEPS:]
         self.variances = [*self.variances, variance][-MAX_STEPS:]
 
@@ -151,11 +158,12 @@ class Gaming:
         """For the checkpoint; plain JSON."""
         known = [None if math.isnan(v) else v for v in self.variances]
         validations = [[step, [int(s) for s in solved]] for step, solved in self.validations]
-        return {"steps": self.steps, "variances": known, "validations": validations}
+        return {"steps": self.steps, "variances": known, "validations": validations, "filter": self.filter}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint; what follows from it is computed again."""
         self.steps = [int(step) for step in state["steps"]]
         self.variances = [math.nan if v is None else float(v) for v in state["variances"]]
         self.validations = [(int(step), [bool(s) for s in solved]) for step, solved in state["validations"]]
+        self.filter = state.get("filter", "")
         self._judge()

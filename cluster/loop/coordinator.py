@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -262,7 +263,7 @@ class Coordinator:
         flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
         self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
         flat |= self.early_stop.figures()
-        self.gaming.step(step, kept_variance(decision.metrics))
+        self._watch_gaming(decision)
         if self.validation.due(step, last=step == self.last_step):
             flat |= await self._validate(step)
         last = step == self.last_step
@@ -479,6 +480,12 @@ class Coordinator:
         self.scoring.probe(step, self.fleet.bundle, groups)
         self.journal.busy(started, time.time())
         return {"seconds/probe": time.time() - started}
+
+    def _watch_gaming(self, decision: StepDecision) -> None:
+        chosen = self.config.filter
+        by = f"{decision.filter} min_groups={chosen.min_groups} kind_floor={chosen.kind_floor:g}"
+        passed = any(one.code == "passthrough" for one in decision.kept)
+        self.gaming.step(decision.step, math.nan if passed else kept_variance(decision.metrics), by)
 
     def _stop_early(self, step: int, reason: str | None) -> None:
         if reason:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.diagnosis.grounding import judge_of
-from actors.pretrained.gguf_file import STAMP
+from actors.pretrained.gguf_file import STAMP, intact
 from actors.pretrained.source import resolved
 from actors.process.folders import file_digest
 from actors.text.shipped_templates import with_template
@@ -115,7 +115,8 @@ def _warm_up(
     judge = judge_of(config.environment.name) if plays else None
     truth = None if judge is None else truth_of(judge, codec.text)
     steps = corpus.num_steps(warmup)
-    say(f"{len(corpus.trained)} demonstrations, {corpus.num_tokens} tokens, {steps} optimizer steps")
+    same = f" ({corpus.num_left_out} equal held-out ones and are left out)" if corpus.num_left_out else ""
+    say(f"{len(corpus.trained)} demonstrations{same}, {corpus.num_tokens} tokens, {steps} optimizer steps")
     place = {"runs_dir": str(work.parent), "name": work.name}  # not the run's: it has not begun
     settings = learner_settings(config, warmup, steps).model_copy(update=place)
     digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
@@ -207,9 +208,11 @@ def _play(config: RunConfig) -> list[object]:
 
 
 def _content(folder: Path) -> list[list[object]]:
-    """What a converted model was made from; else name, size and time of change of the model's files, because hashing a
-    large model takes minutes."""
+    """What a converted model was made from, if nothing in it has changed since; else name, size and time of change of
+    the model's files, because hashing a large model takes minutes."""
     if (folder / STAMP).is_file():
-        return [[STAMP, parse_object(read_bytes(folder / STAMP, MIB), str(folder / STAMP)).get("sha256")]]
+        made_from = parse_object(read_bytes(folder / STAMP, MIB), str(folder / STAMP)).get("sha256")
+        if isinstance(made_from, str) and intact(folder, made_from):
+            return [[STAMP, made_from]]
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]

@@ -50,8 +50,9 @@ def test_the_other_arms_are_the_cells_of_figure_9_under_the_same_settings() -> N
     [(-0.02, 0.1, "holds"), (-0.05, 0.1, "cannot be told"), (-0.09, -0.04, "fails"), (-0.03, 0.0, "cannot be told")],
 )
 def test_the_criterion_is_that_of_the_modules_head(low: float, high: float, said: str) -> None:
-    assert verdict({"low": low, "high": high}, whole=True) == said and TOLERANCE == 0.03
-    assert verdict({"low": low, "high": high}, whole=False) == "not run"
+    assert verdict({"low": low, "high": high}, 5, 5) == said and TOLERANCE == 0.03
+    assert verdict({"low": low, "high": high}, 2, 5) == "2 of 5 seeds run"
+    assert verdict({"low": None, "high": None}, 0, 5) == "not run"
 
 
 def test_a_level_is_judged_by_the_last_success_paired_by_seed_once_all_seeds_are_there() -> None:
@@ -60,7 +61,7 @@ def test_a_level_is_judged_by_the_last_success_paired_by_seed_once_all_seeds_are
     found = row(none + own, "policy_variance", 0.8)
     assert found["judged"] and found["verdict"] == "holds" and found["minus_none"]["mean"] == pytest.approx(0.01)
     assert found["minus_none"]["low"] == pytest.approx(0.01), "paired, although the seeds differ by 0.1"
-    assert row(none + own[:4], "policy_variance", 0.8)["verdict"] == "not run"
+    assert row(none + own[:4], "policy_variance", 0.8)["verdict"] == "4 of 5 seeds run"
     assert not row(none + own, "policy_variance", 0.5)["judged"]
 
 

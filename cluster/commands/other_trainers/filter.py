@@ -304,19 +304,21 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
     )
 
 
-def _replays(group_id: str, rows: Sequence[Sequence[float] | None], count: int) -> np.ndarray | None:
-    """(num_survivors, count) returns, NaN where a trajectory has none; None if the file has no replays (`count` -1)."""
+def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -> np.ndarray | None:
+    """(num_survivors, replays) returns, NaN where a trajectory has none; None if the file has no replays (`most` -1).
+    Groups may differ in their number, because a resumed run may ask for another. `most`: the largest in the file, which
+    is taken for a group without any."""
     from actors.records import replay_matrix
 
-    if count < 0:
+    if most < 0:
         return None
-    lengths = {len(row) for row in rows if row is not None}
-    if lengths - {count} or count == 1:
+    lengths = {len(row) for row in rows if row is not None} or {most}
+    if len(lengths) > 1 or 1 in lengths:
         raise UserError(
-            f"group {group_id} has trajectories with {sorted(lengths | {count})} replays in `replay_returns`; every "
-            "trajectory of a file needs as many, 2 or more, or null, or none at all without noise"
+            f"group {group_id} has trajectories with {sorted(lengths)} replays in `replay_returns`; every trajectory "
+            "of a group needs as many, 2 or more, or null, or none at all without noise"
         )
-    return replay_matrix(rows, count)
+    return replay_matrix(rows, lengths.pop())
 
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from cluster.loop.tickets.playing import PlayedGroup
 from learner.decomposition.statistics import MIN_SPLIT
 
 log = logging.getLogger(__name__)
+CHOOSING = {"statistic", "rule", "keep", "include_zero", "epsilon", "compat", "min_groups"}
+"""Settings of the filter on which the groups that a rho keeps depend."""
 FEWEST_GROUPS = 2
 """Fewest groups that a measurement needs; with one there is nothing to choose."""
 
@@ -47,6 +49,7 @@ class Steering:
         say: Callable[[str], None],
     ) -> None:
         self.config, self.settings = config.filter, config.filter.kept_share
+        self.objective = config.learner.objective
         self.learning, self.journal, self.say = learning, journal, say
         grid = grid_of(config.filter.rho, self.settings.low, self.settings.high, RHO_PLACES)
         self._controller = KeptShare(config.filter.rho, grid, self.settings.error, self.settings.steer)
@@ -97,14 +100,20 @@ class Steering:
         return {**self._frame(), **self._controller.state()} if self.settings.every else None
 
     def _frame(self) -> dict[str, Any]:
-        """What the controller's evidence is about; with another it says nothing."""
-        return {"start": self.config.rho, "grid": list(self._controller.grid)}
+        """What the controller's evidence is about: which groups a rho keeps, and the step that is made on them. With
+        another it says nothing."""
+        return {
+            "start": self.config.rho,
+            "grid": list(self._controller.grid),
+            "chosen": self.config.model_dump(mode="json", include=CHOOSING),
+            "objective": self.objective.model_dump(mode="json"),
+        }
 
     def _restore(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
         start, used = self.config.rho, state["rho"]
-        same = all(state.get(name) == value for name, value in self._frame().items())
+        same = all(state.get(name, value) == value for name, value in self._frame().items())  # older ones have less
         if same and (used == start or self.settings.steer):
             self._controller.restore(state)
         elif self.settings.every or used != start:

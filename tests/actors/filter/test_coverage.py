@@ -68,6 +68,13 @@ def test_any_kind_that_an_environment_sends_is_a_label_of_the_metrics(kind: str)
         assert REGISTRY.series_of(key)
 
 
+@given(st.text(max_size=60), st.text(max_size=60))
+@settings(max_examples=50, deadline=None)
+def test_no_two_kinds_are_counted_as_one(one: str, other: str) -> None:
+    for a, b in ((one, other), (one, f"{one}x"), ("数学", "物理"), ("a/b", "a:b"), ("k" * 41, "k" * 42)):
+        assert (kind_name(a) == kind_name(b)) == (a == b)
+
+
 def test_memory_does_not_grow_with_the_number_of_kinds() -> None:
     coverage = Coverage(8)
     for step in range(2 * MAX_KINDS):

@@ -117,7 +117,10 @@ def test_the_filter_keeps_the_group_whose_plans_differ_and_says_why_it_drops_the
     decision = window.close(3, final=True)
     assert [one.group_id for one in decision.kept] == ["3-0"]
     (dropped,) = decision.dropped
-    assert (dropped.code, dropped.reason) == ("zero", "policy variance not told from 0: at most 2 standard errors")
+    assert (dropped.code, dropped.reason) == (
+        "zero",
+        "policy variance not told from 0: at most 2 standard errors, or zero variance without noise",
+    )
     assert dropped.reward_variance > 0.2, "the plain statistic would have kept it"
 
 
@@ -142,6 +145,11 @@ def test_a_trajectory_whose_replays_failed_is_left_out_of_the_score_and_too_few_
     missing[2:] = np.nan
     refused = measure([GroupStatistics.of(replayed([1.0] * 7, missing))], "policy_variance")
     assert refused.refusals == ["replays of 2 trajectories of 7, needs 3"] and np.isnan(refused.scores).all()
+    failed = replace(GroupStatistics.of(replayed([1.0] * 7, missing)), replay_failure="OSError: gone")
+    (told,) = measure([failed], "policy_variance").refusals
+    assert told == "replays of 2 trajectories of 7, needs 3; a replay failed: OSError: gone"
+    none = GroupStatistics.of(replayed([math.nan] * 4, np.zeros((0, 3))))
+    assert measure([none], "policy_variance").refusals == ["0 survivors of 4, needs 3"]
 
 
 def test_a_failed_trajectory_does_not_count() -> None:

@@ -95,6 +95,14 @@ def test_a_damaged_folder_is_converted_again(file: Path, tmp_path: Path, worker:
     assert len(worker) == 2 and (first / "config.json").read_text() == "{}"
 
 
+def test_a_folder_to_which_a_file_was_added_is_converted_again(file: Path, tmp_path: Path, worker: list[Path]) -> None:
+    """Found by a reviewer: an added chat template or generation_config.json would change prompts or stop ids."""
+    first = converted(file, tmp_path, lambda _: None)
+    (first / "generation_config.json").write_text("{}")
+    assert converted(file, tmp_path, lambda _: None) == first
+    assert len(worker) == 2 and not (first / "generation_config.json").exists()
+
+
 @pytest.mark.parametrize(
     "stamp", ["{}", "", "[]", '{"sha256": "0', '{"sha256": 1, "files": []}', '{"files": [{"name": "../x"}]}']
 )

@@ -66,6 +66,12 @@ def test_a_template_that_is_not_there_is_named_with_those_that_are(tmp_path: Pat
         load("frozenlake", ["model.chat_template=chatml"])
 
 
+def test_a_template_that_is_no_text_is_refused_by_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "odd.jinja").write_bytes(b"{{ messages }}\xff")
+    with pytest.raises(ValueError, match=r"model\.chat_template='.*odd\.jinja' is no text in UTF-8 .* byte 14"):
+        with_template(model_folder(tmp_path / "m"), str(tmp_path / "odd.jinja"), tmp_path)
+
+
 def test_a_model_that_has_other_files_than_before_gets_another_folder(tmp_path: Path) -> None:
     """Found by a reviewer: after the weights were sharded the old folder, with a dangling link, was used."""
     model = model_folder(tmp_path / "model")

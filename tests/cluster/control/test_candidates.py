@@ -110,3 +110,12 @@ def test_halves_have_the_replays_of_their_own_trajectories() -> None:
     ids = tuple(group.group_id for group in groups)
     config = FilterConfig(statistic="policy_variance")
     assert alignment(gram_of(ids, rng.normal(size=(4, 2, 3))), groups, config, (0.5, 1.0)).num_groups == 2
+
+
+def test_a_gradient_that_is_not_finite_makes_no_measurement() -> None:
+    """Found by a reviewer: it counted as q = 0 of every set."""
+    vectors = np.ones((4, 2, 3))
+    vectors[0, 1, 0] = math.nan
+    gram = gram_of(("a", "b"), vectors)
+    for kept in ([True, False], [False, True], [False, False]):
+        assert math.isnan(gram.q(np.array(kept), 0)) and math.isnan(gram.q(np.array(kept), 1))

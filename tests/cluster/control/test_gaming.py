@@ -45,7 +45,8 @@ def course(randomness, able) -> tuple[Gaming, list[int]]:
                 seed = 1000 * step + number
                 returns = [float(plays(seed, i, randomness(step), able(step))) for i in range(SIZE)]
                 window.admit(GroupStatistics.from_row(f"{step:06d}-{number:03d}", step, np.array(returns)))
-            gaming.step(step, kept_variance(window.close(step).metrics))
+            decided = window.close(step)
+            gaming.step(step, kept_variance(decided.metrics), decided.filter)
         if step % EVERY == 0:
             sharpened = randomness(step) ** 2
             solved = [plays(10**6 + task, 0, sharpened, able(step)) for task in range(TASKS)]
@@ -66,7 +67,7 @@ def test_a_policy_that_learns_is_not_told_though_its_variance_rises() -> None:
 
 def rising(gaming: Gaming, first: int, last: int) -> None:
     for step in range(first, last + 1):
-        gaming.step(step, 0.05 + 0.005 * step + 0.001 * (step % 3))
+        gaming.step(step, 0.05 + 0.005 * step + 0.001 * (step % 3), "top_p")
 
 
 def test_the_warning_needs_three_validations_and_clears_when_success_rises_or_variance_stops() -> None:
@@ -82,10 +83,26 @@ def test_the_warning_needs_three_validations_and_clears_when_success_rises_or_va
     rising(gaming, 31, 40)
     assert not gaming.validation(40, better) and not gaming.raised
     for step in range(41, 80):
-        gaming.step(step, 0.2 + 0.01 * (step % 2))
+        gaming.step(step, 0.2 + 0.01 * (step % 2), "top_p")
         if step % 10 == 0:
             gaming.validation(step, better)
     assert not gaming.raised
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_variance_that_rises_because_the_filters_own_setting_moved_is_not_told(resumed: bool) -> None:
+    """Found by a reviewer: kept variance is proportional to the kept mass, so it rises with rho."""
+    gaming, flat = Gaming(), [True] * 30 + [False] * 30
+    assert not gaming.validation(0, flat)
+    for step in range(1, 41):
+        rho = 0.5 + 0.1 * (step // 14)
+        gaming.step(step, rho * (0.2 + 0.001 * (step % 3)), f"top_p rho={rho:g}")
+        if step % 20 == 0:
+            assert not gaming.validation(step, flat)
+        if resumed:
+            state, gaming = json.loads(json.dumps(gaming.state())), Gaming()
+            gaming.restore(state)
+    assert abs(gaming.trend.rise) < 0.05
 
 
 @given(st.lists(st.floats(0, 1), min_size=FEWEST, max_size=40), st.floats(0.1, 10))
@@ -117,7 +134,7 @@ def test_a_restored_warning_is_the_uninterrupted_one(solved: list[bool], cut: in
             state, part = json.loads(json.dumps(part.state())), Gaming()
             part.restore(state)
         for one in (whole, part):
-            one.step(step, math.nan if step == 7 else 0.1 + 0.004 * step + 0.01 * (step % 4))
+            one.step(step, math.nan if step == 7 else 0.1 + 0.004 * step + 0.01 * (step % 4), f"rho {step // 20}")
             if step % 10 == 0:
                 one.validation(step, solved)
         assert json.dumps(whole.figures()) == json.dumps(part.figures())

@@ -79,6 +79,17 @@ def test_arrays_without_usable_replays_are_refused_by_name(tmp_path, capsys, rep
     assert says in message and "bad.npz" in message
 
 
+def test_groups_may_differ_in_their_number_of_replays(tmp_path, capsys) -> None:
+    """Found by a reviewer: a run that was resumed with other `filter.replays` could not be read at all."""
+    replays = as_lists(REPLAYS)
+    replays[1] = [[]] * 8
+    replays[0] = [row[:4] for row in replays[0]]
+    file = archived(tmp_path, replays)
+    found = output(capsys, "filter", file, *FLAGS)["statistic"]
+    assert found[0] == pytest.approx(told_policy_variance(REPLAYS[:1, :, :4]).item())
+    assert found[1] == pytest.approx(REWARDS[1].var(ddof=1)) and len(output(capsys, "filter", file)["statistic"]) == 3
+
+
 @pytest.mark.parametrize("row", [[1.0], [1.0] * 5])
 def test_archived_replays_that_differ_in_number_are_refused_with_their_group(tmp_path, capsys, row) -> None:
     replays = as_lists(REPLAYS)

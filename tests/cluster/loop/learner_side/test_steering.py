@@ -110,6 +110,10 @@ def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Pat
         ["filter.rho=0.95"],
         ["filter.kept_share.low=0.85"],
         ["filter.kept_share.low=0.55"],
+        ["filter.rule=min_p"],
+        ["filter.keep=smallest"],
+        ["filter.min_groups=3"],
+        ["learner.objective.aggregation=constant", "learner.objective.normaliser_tokens=100"],
     ],
 )
 def test_a_run_resumed_with_settings_that_its_controller_does_not_fit_begins_anew_and_says_so(
@@ -144,6 +148,12 @@ def test_a_run_resumed_with_settings_that_its_controller_does_not_fit_begins_ane
         (["sampling.group_size=3"], "raise it to at least 4"),
         (["sampling.group_size=5", "filter.statistic=policy_variance"], "raise it to at least 6"),
         (["learner.objective.loss_scale=kept_mass"], "would move with the kept share"),
+        (["loop.prompts=1", "filter.min_groups=0", "filter.kept_share.steer=false"], "compares sets of groups"),
+        (["filter.kind_floor=0.5"], "judges a rho by the latter alone"),
+        (
+            ["learner.objective.kl.place=reward", "learner.objective.kl.coefficient=0.01"],
+            "without a KL term that learner.objective.kl.place=reward subtracts",
+        ),
     ],
 )
 def test_bounds_and_settings_that_contradict_the_filter_are_refused(words: list[str], told: str) -> None:
