@@ -10,6 +10,11 @@ from typing import Any
 from cluster.errors import UserError
 from cluster.terminal import say
 
+NATURAL = ("environment.prompt=natural", "sampling.max_tokens_per_turn=160", "rollout.max_model_len=2048")
+"""Where no recipe says it: the words for a language model, and room for the demonstrations of each of the seven
+environments in them. In SmolLM2's tokens the longest turn is DeepCoder's (129), the longest episode WebShop's (1,195).
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
@@ -72,9 +77,12 @@ def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:
     elif not isinstance(model, dict) or model.get("warmup") is None:
         found.append("model.warmup={}")
     if options.recipe is None:
-        found.append("environment.prompt=natural")
+        found += NATURAL
     if options.env:
         found.append(f"environment.name={json.dumps(options.env)}")
+        environment = tree.get("environment")
+        if isinstance(environment, dict) and environment.get("name") != options.env:
+            found.append("environment.options={}")  # the recipe's are another environment's
     if options.address:
         found.append(f"cluster.address={json.dumps(options.address)}")
     return [*found, *options.overrides]

@@ -5,7 +5,7 @@ Invariants:
 - The corpus depends only on the settings, the environment and the file: a warm-up that is continued, or repeated, sees
   the same rows in the same order.
 - No row is held out and trained on. The environment's held-out demonstrations are of validation tasks, which are no
-  training tasks.
+  training tasks; a conversation of a file that equals a held-out one is left out.
 - Every row fits the context, and each of its turns the limit of a turn, so that a rollout could have sampled what is
   learned.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ class Corpus:
 
     trained: tuple[Row, ...]
     held_out: tuple[Row, ...]
+    num_left_out: int = 0
+    """Conversations of the file that are not trained on, because they equal a held-out one."""
 
     @property
     def num_tokens(self) -> int:
@@ -78,8 +80,12 @@ def make_corpus(codec: ChatCodec, environment: EnvironmentConfig, config: Warmup
     Raises:
         ValueError: a conversation is malformed, too long, or cannot be encoded, or there are too few.
     """
-    trained, held_out = _from_file(config) if config.data else _from_environment(environment, config)
-    return Corpus(_rows(codec, trained, limits), _rows(codec, held_out, limits))
+    if config.data:
+        trained, held_out, left_out = _from_file(config)
+    else:
+        trained, held_out, left_out = *_from_environment(environment, config), 0
+    learned, held = _rows(codec, {"demonstration": trained, "held-out demonstration": held_out}, limits)
+    return Corpus(learned, held, left_out)
 
 
 def _from_environment(
@@ -91,7 +97,7 @@ def _from_environment(
     return list(itertools.islice(trained, config.demonstrations)), list(itertools.islice(held_out, config.held_out))
 
 
-def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]]:
+def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript], int]:
     found = read_transcripts(Path(config.data))
     if len(found) <= config.held_out:
         raise ValueError(
@@ -99,17 +105,30 @@ def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]
             "held out; give more, or lower that number"
         )
     order = np.random.default_rng([config.seed, len(found)]).permutation(len(found))
-    return [found[i] for i in order[config.held_out :]], [found[i] for i in order[: config.held_out]]
+    held_out = [found[i] for i in order[: config.held_out]]
+    known = {repr((one.opening, one.turns)) for one in held_out}
+    rest = [found[i] for i in order[config.held_out :]]
+    trained = [one for one in rest if repr((one.opening, one.turns)) not in known]
+    if not trained:
+        raise ValueError(
+            f"each of the {len(found)} conversations of {config.data} equals one of the "
+            f"model.warmup.held_out={config.held_out} that are held out; give different ones"
+        )
+    return trained, held_out, len(rest) - len(trained)
 
 
-def _rows(codec: ChatCodec, conversations: Sequence[Transcript], limits: Limits) -> tuple[Row, ...]:
+def _rows(codec: ChatCodec, parts: Mapping[str, Sequence[Transcript]], limits: Limits) -> list[tuple[Row, ...]]:
+    """The rows of each part. Lengths are compared over all parts, so that the longest is named."""
+    named = [(name, number, one) for name, part in parts.items() for number, one in enumerate(part, 1)]
+    conversations = [one for *_, one in named]
     encoded = [encode(codec, one) for one in conversations]
-    names = [one.origin or f"demonstration {number}" for number, one in enumerate(conversations, 1)]
+    names = [one.origin or f"{name} {number}" for name, number, one in named]
     _require_fit(names, [len(one.token_ids) for one in encoded], limits.conversation, limits.conversation_key)
     _require_fit(names, [_longest_turn(one) for one in encoded], limits.turn, limits.turn_key, " in a turn")
     for name, one in zip(names, conversations, strict=True):
         _require_known(name, codec.unknown_words(one.texts()))
-    return tuple(_row(number, one) for number, one in enumerate(encoded))
+    left = iter(encoded)
+    return [tuple(_row(number, next(left)) for number in range(len(part))) for part in parts.values()]
 
 
 def _require_known(name: str, unknown: Sequence[str]) -> None:

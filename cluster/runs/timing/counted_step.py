@@ -4,7 +4,8 @@ A decoded token of a sequence reads all weights once, together with the other se
 values of its own sequence:
 
     serial    one trajectory's tokens, each a reading of the weights
-    parallel  reading of keys and values, and products, for all tokens; the prompts' products, once a group
+    parallel  reading of keys and values, and products, for all tokens; the prompts' products, once a group, or once a
+              trajectory in episodes of several turns, because later observations are each trajectory's own
     train     three forward passes' products of all tokens (four with activation checkpointing), divided by the ranks
     publish   the weights' bytes at `PUBLISHED`
 
@@ -24,18 +25,23 @@ from cluster.runs.timing.step_time import StepModel
 
 @dataclass(frozen=True)
 class Device:
-    """A device by its data sheet: dense bfloat16 products, FLOP/s; memory, bytes per second."""
+    """A device by its data sheet: dense products in bfloat16 and in float32, FLOP/s; memory, bytes per second."""
 
     name: str
-    flops: float
+    half: float
+    single: float
     bandwidth: float
+
+    def flops(self, dtype: str) -> float:
+        """Products of numbers of this type that it is assumed to reach, FLOP/s."""
+        return PRODUCTS * (self.single if dtype == "float32" else self.half)
 
 
 DEVICES = {
-    24: Device("A10", 125e12, 600e9),
-    48: Device("L40S", 362e12, 864e9),
-    80: Device("H100 SXM", 989e12, 3350e9),
-    141: Device("H200", 989e12, 4800e9),
+    24: Device("A10", 125e12, 31.2e12, 600e9),
+    48: Device("L40S", 362e12, 91.6e12, 864e9),
+    80: Device("H100 SXM", 989e12, 67e12, 3350e9),
+    141: Device("H200", 989e12, 67e12, 4800e9),
 }
 """A usual device by its memory in GiB (NVIDIA's data sheets)."""
 PRODUCTS, READING, PUBLISHED = 0.4, 0.6, 2e9
@@ -54,16 +60,17 @@ def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
     sampled = min(sampling.max_tokens_per_turn * turns, rollout.max_model_len)
     trajectories, fed = loop.prompts * sampling.group_size, rollout.max_model_len - sampled
     width, split = BYTES[rollout.dtype], rollout.tensor_parallel_size
-    flops, bandwidth, context = PRODUCTS * device.flops, READING * device.bandwidth, rollout.max_model_len / 2
+    decoding, training = device.flops(rollout.dtype), device.flops(learner.dtype)
+    bandwidth, context = READING * device.bandwidth, rollout.max_model_len / 2
     operations = size.operations(context)
-    token = size.cache_bytes(width) * context / bandwidth + operations / flops
+    token = size.cache_bytes(width) * context / bandwidth + operations / decoding
     passes = 4 if learner.activation_checkpointing else 3
-    tokens = trajectories * sampled + loop.prompts * fed
+    fed *= loop.prompts if turns == 1 else trajectories
     return StepModel(
         loop.prompts,
         serial=sampled * size.parameters * width / split / bandwidth,
-        parallel=(trajectories * sampled * token + loop.prompts * fed * operations / flops) / split,
-        train=passes * tokens * operations / flops / learner.ranks,
+        parallel=(trajectories * sampled * token + fed * operations / decoding) / split,
+        train=passes * (trajectories * sampled + fed) * operations / training / learner.ranks,
         publish=size.parameters * width / PUBLISHED,
         other=0.0,
         split="counted",

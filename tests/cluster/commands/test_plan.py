@@ -149,4 +149,19 @@ def test_counted_times_follow_the_work_and_the_device() -> None:
     assert slow.serial > fast.serial and slow.train > fast.train and slow.publish == fast.publish
     assert twice.serial == slow.serial and twice.parallel == pytest.approx(2 * slow.parallel)
     assert twice.train == pytest.approx(2 * slow.train)
+    single = counted(SIZE, load("qwen2.5-0.5b", ["learner.dtype=float32"]), DEVICES[80])
+    half = counted(SIZE, load("qwen2.5-0.5b", ["learner.dtype=bfloat16"]), DEVICES[80])
+    assert single.train > 10 * half.train and single.parallel == half.parallel
     assert [device_of(gib).name for gib in (16, 40, 90, 192)] == ["A10", "A10", "H100 SXM", "H200"]
+
+
+def test_the_counted_tokens_of_several_turns_are_full_contexts_of_every_trajectory() -> None:
+    """Found by a reviewer: what later turns feed was counted once a group, as if a group shared it."""
+    config = load("smollm2-frozenlake", [])
+    single = load("smollm2-frozenlake", ["environment.format.max_turns=1"])
+    one, more = (counted(SIZE, each, DEVICES[80]) for each in (single, config))
+    longest = config.rollout.max_model_len
+    rate = DEVICES[80].flops(config.learner.dtype) * config.learner.ranks
+    whole = config.loop.prompts * config.sampling.group_size * longest
+    passes = 4 if config.learner.activation_checkpointing else 3
+    assert more.train == pytest.approx(passes * whole * SIZE.operations(longest / 2) / rate) and one.train < more.train

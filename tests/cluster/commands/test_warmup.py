@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli import main
+from cluster.commands.warmup import NATURAL
 from cluster.config import RunConfig, read_recipe, validated
 from cluster.loop import initial_policy
 
@@ -45,6 +46,17 @@ def test_the_command_line_completes_a_recipe_whose_blocks_are_empty(monkeypatch,
     assert config.model.warmup.epochs == (7 if "epochs: 7" in recipe else type(config.model.warmup)().epochs)
 
 
+def test_the_options_of_a_recipe_for_another_environment_are_left_out(monkeypatch, tmp_path) -> None:
+    recipe = "environment: {name: Countdown, options: {max_numbers: 4}}\n"
+    for name, options in (("FrozenLake", {}), ("Countdown", {"max_numbers": 4})):
+        code, (config,) = configured(monkeypatch, tmp_path, recipe, "--env", name)
+        assert code == 0 and config.environment.options == options
+    code, (config,) = configured(
+        monkeypatch, tmp_path, recipe, "--env", "FrozenLake", "environment.options={slip_rate: 0.5}"
+    )
+    assert code == 0 and config.environment.options == {"slip_rate": 0.5}
+
+
 def test_without_a_recipe_the_environment_speaks_natural_english_unless_another_style_is_asked_for(
     monkeypatch, tmp_path
 ) -> None:
@@ -55,6 +67,15 @@ def test_without_a_recipe_the_environment_speaks_natural_english_unless_another_
         with pytest.raises(RuntimeError, match="enough"):
             main(["warmup", "some/model", str(tmp_path / "out"), "--env", "FrozenLake", *words])
     assert found == ["natural", "tiny"]
+
+
+@pytest.mark.parametrize(
+    "name", ["FrozenLake", "Sokoban", "Countdown", "MetaMathQA", "SearchQA", "WebShop", "DeepCoder"]
+)
+def test_without_a_recipe_the_limits_hold_the_demonstrations_of_every_environment(name: str) -> None:
+    """Found by a reviewer: with the defaults of a run, five of six environments were refused."""
+    config = validated({}, ["model.path=some/model", f"environment.name={name}", *NATURAL], "of the warm-up")
+    assert config.sampling.max_tokens_per_turn >= 129 and config.rollout.max_model_len >= 1195
 
 
 def raise_enough() -> None:

@@ -90,6 +90,19 @@ def test_a_file_of_the_environments_demonstrations_gives_the_environments_rows(
     assert found < rows
 
 
+def test_a_conversation_that_equals_a_held_out_one_is_not_trained_on(codec: ChatCodec, tmp_path: Path) -> None:
+    """Found by a reviewer: rows were held out by their number, so that copies of them were trained on."""
+    file = conversations(tmp_path / "chat.jsonl", 6)
+    file.write_text("\n".join(file.read_text().splitlines() * 3))
+    found = corpus(codec, SMALL.model_copy(update={"data": str(file)}))
+    trained, held_out = ({row.token_ids.tobytes() for row in part} for part in (found.trained, found.held_out))
+    assert trained and held_out and not trained & held_out
+    assert len(found.trained) + len(found.held_out) + found.num_left_out == 18 and found.num_left_out > 0
+    file.write_text("\n".join(file.read_text().splitlines()[:1] * 9))
+    with pytest.raises(ValueError, match=r"each of the 9 conversations .* equals one of the model\.warmup\.held_out=3"):
+        corpus(codec, SMALL.model_copy(update={"data": str(file)}))
+
+
 def test_a_file_with_too_few_conversations_is_refused(codec: ChatCodec, tmp_path: Path) -> None:
     config = SMALL.model_copy(update={"data": str(conversations(tmp_path / "chat.jsonl", 3))})
     with pytest.raises(ValueError, match=r"holds 3 conversations, of which model\.warmup\.held_out=3"):
@@ -129,3 +142,14 @@ def test_a_demonstrated_turn_that_a_rollout_would_cut_off_is_refused_with_the_lo
         corpus(codec, turn=9)
     longest = int(re.search(says, str(refused.value))[1])
     assert corpus(codec, turn=longest).num_tokens > 0
+
+
+def test_the_longest_turn_is_named_wherever_it_is(codec: ChatCodec) -> None:
+    """Found by a reviewer: after raising the limit as told, a longer held-out demonstration refused the start again."""
+    says = r"demonstration \d+ has (\d+) tokens in a turn"
+    for seed in range(12):
+        config = SMALL.model_copy(update={"seed": seed, "demonstrations": 2, "held_out": 8})
+        with pytest.raises(ValueError, match=says) as refused:
+            corpus(codec, config, turn=9)
+        longest = re.search(says, str(refused.value))
+        assert longest is not None and corpus(codec, config, turn=int(longest[1])).held_out
