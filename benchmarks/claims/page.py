@@ -25,10 +25,10 @@ silent. Cells, statistics and claimed regions were fixed before the first run (`
 The runs are ordinary `squelch train` runs of the embedded tiny policy of 0.8 M parameters on two CPU cores. A claim
 that fails here may hold for a model of billions of parameters, and the reverse.
 
-- **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside, or closer to
-  the wrong side than the smallest effect that would matter (0.03 of success, 0.05 of a share). An interval for which
-  both are true, such as [0.01, 0.02] of success above 0, holds. **cannot be told**: neither, or fewer runs than the
-  claim asks for (3 seeds, 5 where it matters most).
+- **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside, or, in a row
+  that says how large an effect must be to matter, closer to the wrong side than that. An interval for which both are
+  true, such as [0.01, 0.02] of success above 0, holds. **cannot be told**: neither, or fewer runs than the claim asks
+  for (3 seeds, 5 where it matters most).
   **not run**: no seed has all the runs that it needs; `--list` says how long the open ones take.
 - Intervals are t-intervals over seeds; differences are paired by seed, whose cells play the same tasks. Rates have
   Wilson's interval. Both runs of a pair start from the same weights if they were made on one machine; a note counts the
@@ -69,6 +69,16 @@ These were added or changed after the first run:
   entropy bonus or KL, without which neither can be judged, were still to be made.
 - Figures 10 and 11: two rows were named "keeps less and less" and "collapses late". Their statistic, end minus
   beginning, does not tell the course in between, so the rows now say only what it tells.
+- Figure 3a's rows did not say which advantage they measure. It is R - mean R (section 3.2), under every algorithm, and
+  with it the norm grows with the standard deviation of the reward by itself. GRPO divides by that. Divided bucket by
+  bucket, which is only nearly GRPO's gradient, the same runs give a rank correlation of 0.56 [-0.09, 1.22] and a log
+  ratio of 0.15 [-0.11, 0.41], of which neither could be told from 0.
+- After the runs of Sokoban's 300 steps had been seen: runs without any spread whose value is the bound itself counted
+  as neither in the region nor outside; they are outside. This changed one verdict, of Figure 10, to "fails".
+- Table 4: rows whose gain in the paper is below 0.03 have no tolerance any more, because an estimate that holds the
+  paper's figure could have failed. Countdown's row of GRPO and Figure 9's with the filter had been overlooked. The row
+  of Dr. GRPO on Sokoban says that the paper's cell is a loss. Table 5: `reward_sum` is compared under top_k, because
+  top_p refuses negative sums. No verdict was affected: none of these rows had three seeds.
 - Figure 12 left the first scoring out, and Table 5 took MI and entropy at the end instead of when success is best as
   the paper does. Both were changed before any of their runs.
 """

@@ -2,8 +2,8 @@
 
 A claim says that a statistic lies in a region. It **holds** if the whole 95% interval lies in the region. It **fails**
 if the whole interval lies outside, or nearer to the wrong side of a bound than the smallest effect that would matter
-(`worth`). Otherwise it **cannot be told**, and likewise if there are fewer runs than the claim asks for. A claim of
-which no seed has all the runs that it needs is **not run**.
+(the `tolerance`, 0 unless the claim has one). Otherwise it **cannot be told**, and likewise if there are fewer runs
+than the claim asks for. A claim of which no seed has all the runs that it needs is **not run**.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ Verdict = Literal["holds", "fails", "cannot be told", "not run"]
 
 @dataclass(frozen=True)
 class Region:
-    """The claimed values: above `low` and below `high`."""
+    """The claimed values: above `low` and below `high`. `tolerance`: the smallest effect that would matter."""
 
     low: float = -math.inf
     high: float = math.inf
-    worth: float = 0.0
+    tolerance: float = 0.0
 
     @property
     def text(self) -> str:
         """The region in words."""
+        matters = f" (by {self.tolerance:g} to matter)" if self.tolerance else ""
         if math.isinf(self.high):
-            return f"above {self.low:g}"
+            return f"above {self.low:g}{matters}"
         if math.isinf(self.low):
-            return f"below {self.high:g}"
+            return f"below {self.high:g}{matters}"
         return f"between {self.low:g} and {self.high:g}"
 
 
-def above(bound: float, worth: float = 0.0) -> Region:
+def above(bound: float, tolerance: float = 0.0) -> Region:
     """Values above the bound."""
-    return Region(low=bound, worth=worth)
+    return Region(low=bound, tolerance=tolerance)
 
 
-def below(bound: float, worth: float = 0.0) -> Region:
+def below(bound: float, tolerance: float = 0.0) -> Region:
     """Values below the bound."""
-    return Region(high=bound, worth=worth)
+    return Region(high=bound, tolerance=tolerance)
 
 
 def within(bound: float) -> Region:
@@ -74,6 +75,8 @@ def verdict(found: Estimate, claim: Claim) -> Verdict:
         return "cannot be told"
     if region.low < low and high < region.high:
         return "holds"
-    if high < region.low + region.worth or low > region.high - region.worth:
+    if high < region.low + region.tolerance or low > region.high - region.tolerance:
+        return "fails"
+    if low == high and low in (region.low, region.high):  # a point on the bound, of runs without any spread
         return "fails"
     return "cannot be told"

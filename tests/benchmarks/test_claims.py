@@ -82,11 +82,13 @@ def made_up(cell) -> Kept:
 
 
 def test_a_claim_holds_or_fails_by_its_whole_interval_and_is_open_otherwise():
-    up = claim(above(0, worth=0.03))
+    up = claim(above(0, tolerance=0.03))
     assert verdict(Estimate(0.1, 0.01, 0.2, 3), up) == "holds"
     assert verdict(Estimate(0.1, -0.01, 0.2, 3), up) == "cannot be told"
     assert verdict(Estimate(0.01, -0.01, 0.029, 3), up) == "fails", "no effect that would matter"
     assert verdict(Estimate(0.1, 0.01, 0.2, 2), up) == "cannot be told"
+    assert verdict(Estimate(0.0, 0.0, 0.0, 3), claim(above(0))) == "fails", "a point on the bound lies outside"
+    assert verdict(Estimate(0.0, 0.0, 0.0, 3), claim(below(0))) == "fails"
     assert verdict(Estimate(0.1, None, None, 3), up) == "cannot be told"
     assert verdict(Estimate(None, None, None, 0), up) == "not run"
     assert verdict(Estimate(None, None, None, 0, note="left out: 3"), up) == "cannot be told"
