@@ -63,8 +63,9 @@ async def replay(episode: Episode, ticket: Ticket, index: int, steps: StepPool, 
         async with asyncio.timeout(timeout_s):
             returns = [await _one(episode, replay_seed(ticket, index, r), steps) for r in range(ticket.replays)]
     except (TimeoutError, CallFailed) as error:
-        why = str(error) if isinstance(error, CallFailed) else f"a time-out after {time.monotonic() - started:.1f} s"
-        return Replayed(None, why, time.monotonic() - started, lost_environment=True)
+        seconds = time.monotonic() - started
+        why = str(error) if isinstance(error, CallFailed) else f"a time-out after {seconds:.1f} s"
+        return Replayed(None, why, seconds, lost_environment=True)
     return Replayed(tuple(returns), seconds=time.monotonic() - started)
 
 

@@ -38,7 +38,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from actors.pretrained import gguf_worker
 from actors.process.disk import partial_path, put_in_place
-from actors.process.folders import Entry, file_digest, holds, listing
+from actors.process.folders import EVERYTHING, Entry, file_digest, holds, listing
 from envs.file_lock import held
 from envs.untrusted.files import MIB, Unreadable, open_file, read_bytes
 from envs.untrusted.text import parse_object
@@ -93,9 +93,7 @@ def intact(folder: Path, digest: str) -> bool:
         entries = TypeAdapter(tuple[Entry, ...]).validate_python(stamp.get("files"))
     except (Unreadable, ValidationError):
         return False
-    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
-    whole = bool(entries) and files == {STAMP, *(entry.name for entry in entries)}
-    return stamp.get("sha256") == digest and whole and holds(folder, entries)
+    return stamp.get("sha256") == digest and bool(entries) and holds(folder, entries, EVERYTHING, besides=STAMP)
 
 
 def _digest(file: Path) -> str:

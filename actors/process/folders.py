@@ -79,12 +79,11 @@ def read_chunk(file: Path, number: int) -> bytes:
         return opened.read(CHUNK_BYTES)
 
 
-def holds(folder: Path, entries: Sequence[Entry], patterns: Sequence[str] = ()) -> bool:
-    """Whether the folder has these files with the same content and, with `patterns`, no other that matches one: it may
-    be a template or other stop ids. Sizes are compared before any byte is read."""
-    if patterns and {file.relative_to(folder).as_posix() for file in _matching(folder, patterns)} != {
-        one.name for one in entries
-    }:
+def holds(folder: Path, entries: Sequence[Entry], patterns: Sequence[str] = (), besides: str = "") -> bool:
+    """Whether the folder has these files with the same content and, with `patterns`, no other that matches one, but for
+    the file `besides`: it may be a template or other stop ids. Sizes are compared before any byte is read."""
+    found = {file.relative_to(folder).as_posix() for file in _matching(folder, patterns)}
+    if patterns and found - {besides} != {one.name for one in entries}:
         return False
     files = [folder / entry.name for entry in entries]
     if not all(

@@ -147,10 +147,10 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
         "answer_prompts": probe.answer_prompts or OTHERS,
     }
     few = {"answer_tasks": probe.answer_tasks or FEW_TASKS}
-    answered = ({}, fewer | linked, fewer | linked | few) if probe.scores_answers else ()
-    unanswered = () if probe.links else ({}, fewer)
-    for links, update in [*((True, each) for each in answered), *((False, each) for each in unanswered)]:
-        tried = probe.model_copy(update={"links": links, **update})
+    answered = [{"links": True, **each} for each in ({}, fewer | linked, fewer | linked | few)]
+    unanswered = [{"links": False, **each} for each in ({}, fewer)]
+    for update in [*(answered if probe.scores_answers else ()), *(() if probe.links else unanswered)]:
+        tried = probe.model_copy(update=update)
         if probe.every == 0 or probe_passes(work, tried) <= allowed:
             break
     return scorer.model_copy(update={"probe": tried})

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from actors.process.disk import put_in_place
 from actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
-from envs.untrusted.files import is_file, is_folder, read_bytes
+from envs.untrusted.files import decoding, is_file, is_folder, read_bytes
 
 FOLDER = Path(__file__).parent / "templates"
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
@@ -40,12 +40,9 @@ def template_text(name: str) -> str:
         raise ValueError(
             f"model.chat_template={name!r} is neither a file nor a shipped template; shipped are {', '.join(SHIPPED)}"
         )
-    try:
-        return read_bytes(path, MAX_TEMPLATE_CHARACTERS).decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"model.chat_template={name!r} is no text in UTF-8 ({error.reason} at byte {error.start})"
-        ) from error
+    data = read_bytes(path, MAX_TEMPLATE_CHARACTERS)
+    with decoding(f"model.chat_template={name!r}", "is no text in UTF-8"):
+        return data.decode()
 
 
 def with_template(model: Path, name: str, cache: Path) -> Path:

@@ -81,7 +81,7 @@ def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:
     if options.env:
         found.append(f"environment.name={json.dumps(options.env)}")
         environment = tree.get("environment")
-        if isinstance(environment, dict) and environment.get("name") != options.env:
+        if isinstance(environment, dict) and environment.get("name", options.env) != options.env:
             found.append("environment.options={}")  # the recipe's are another environment's
     if options.address:
         found.append(f"cluster.address={json.dumps(options.address)}")

@@ -53,14 +53,14 @@ class HalfGram:
         """q of a set that was chosen from half 0 or 1. `kept`: (P,) bool. 0 if the set makes no step, NaN if a gradient
         of the measurement is not finite."""
         count, chosen = self.num_groups, kept.astype(np.float64)
+        if not np.isfinite(self.gram).all():
+            return math.nan
         if not chosen.any():
-            return 0.0 if np.isfinite(self.gram).all() else math.nan
+            return 0.0
         step, gain = np.zeros((2, 2, count)), np.zeros((2, 2, count))
         step[0, half] = chosen * self.scales[half] / chosen.sum()
         step[1, half] = chosen / chosen.sum()
         gain[0, 1 - half] = 1 / count
         direction = step.ravel()
-        square, product = float(direction @ self.gram @ direction), float(direction @ self.gram @ gain.ravel())
-        if not (math.isfinite(square) and math.isfinite(product)):
-            return math.nan
-        return product / math.sqrt(square) if square > 0 else 0.0
+        square = float(direction @ self.gram @ direction)
+        return float(direction @ self.gram @ gain.ravel()) / math.sqrt(square) if square > 0 else 0.0

@@ -80,12 +80,20 @@ def make_corpus(codec: ChatCodec, environment: EnvironmentConfig, config: Warmup
     Raises:
         ValueError: a conversation is malformed, too long, or cannot be encoded, or there are too few.
     """
-    if config.data:
-        trained, held_out, left_out = _from_file(config)
-    else:
-        trained, held_out, left_out = *_from_environment(environment, config), 0
+    found, held_out = _from_file(config) if config.data else _from_environment(environment, config)
+    known = {_content(one) for one in held_out}
+    trained = [one for one in found if _content(one) not in known]
+    if not trained:
+        raise ValueError(
+            f"each of the {len(found) + len(held_out)} conversations of {config.data} equals one of the "
+            f"model.warmup.held_out={config.held_out} that are held out; give different ones"
+        )
     learned, held = _rows(codec, {"demonstration": trained, "held-out demonstration": held_out}, limits)
-    return Corpus(learned, held, left_out)
+    return Corpus(learned, held, len(found) - len(trained))
+
+
+def _content(one: Transcript) -> str:
+    return repr((one.opening, one.turns))
 
 
 def _from_environment(
@@ -97,7 +105,7 @@ def _from_environment(
     return list(itertools.islice(trained, config.demonstrations)), list(itertools.islice(held_out, config.held_out))
 
 
-def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript], int]:
+def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]]:
     found = read_transcripts(Path(config.data))
     if len(found) <= config.held_out:
         raise ValueError(
@@ -105,16 +113,7 @@ def _from_file(config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]
             "held out; give more, or lower that number"
         )
     order = np.random.default_rng([config.seed, len(found)]).permutation(len(found))
-    held_out = [found[i] for i in order[: config.held_out]]
-    known = {repr((one.opening, one.turns)) for one in held_out}
-    rest = [found[i] for i in order[config.held_out :]]
-    trained = [one for one in rest if repr((one.opening, one.turns)) not in known]
-    if not trained:
-        raise ValueError(
-            f"each of the {len(found)} conversations of {config.data} equals one of the "
-            f"model.warmup.held_out={config.held_out} that are held out; give different ones"
-        )
-    return trained, held_out, len(rest) - len(trained)
+    return [found[i] for i in order[config.held_out :]], [found[i] for i in order[: config.held_out]]
 
 
 def _rows(codec: ChatCodec, parts: Mapping[str, Sequence[Transcript]], limits: Limits) -> list[tuple[Row, ...]]:

@@ -68,7 +68,7 @@ def test_a_template_that_is_not_there_is_named_with_those_that_are(tmp_path: Pat
 
 def test_a_template_that_is_no_text_is_refused_by_its_setting(tmp_path: Path) -> None:
     (tmp_path / "odd.jinja").write_bytes(b"{{ messages }}\xff")
-    with pytest.raises(ValueError, match=r"model\.chat_template='.*odd\.jinja' is no text in UTF-8 .* byte 14"):
+    with pytest.raises(ValueError, match=r"model\.chat_template='.*odd\.jinja' is no text in UTF-8 .* position 14"):
         with_template(model_folder(tmp_path / "m"), str(tmp_path / "odd.jinja"), tmp_path)
 
 

@@ -51,6 +51,9 @@ def test_the_options_of_a_recipe_for_another_environment_are_left_out(monkeypatc
     for name, options in (("FrozenLake", {}), ("Countdown", {"max_numbers": 4})):
         code, (config,) = configured(monkeypatch, tmp_path, recipe, "--env", name)
         assert code == 0 and config.environment.options == options
+    unnamed = "environment: {options: {slip_rate: 0.5}}\n"
+    code, (config,) = configured(monkeypatch, tmp_path, unnamed, "--env", "FrozenLake")
+    assert code == 0 and config.environment.options == {"slip_rate": 0.5}
     code, (config,) = configured(
         monkeypatch, tmp_path, recipe, "--env", "FrozenLake", "environment.options={slip_rate: 0.5}"
     )
