@@ -57,11 +57,22 @@ def published(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if name is not None}
 
 
-def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+def gathered(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, copy of the unsharded tensor on CPU), with adapters merged. A collective: every rank must iterate
-    to the end."""
-    named = ((name, whole.to("cpu", copy=True)) for name, whole in _whole(policy))
-    return named if policy.lora is None else merged(named, policy.lora)
+    to the end.
+
+    Args:
+        dtype: of the copies of floating-point tensors, which are cast before they leave the device; None: their own.
+            With adapters it is ignored, because merging computes in the parameters' own type.
+    """
+    if policy.lora is not None:
+        return merged(((name, whole.to("cpu", copy=True)) for name, whole in _whole(policy)), policy.lora)
+    return ((name, whole.to("cpu", _type_of(whole, dtype), copy=True)) for name, whole in _whole(policy))
+
+
+def _type_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The type of the tensor's copies: `dtype`, but integer buffers keep theirs."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
 def _whole(policy: Policy) -> Iterator[tuple[str, Tensor]]:
@@ -74,8 +85,7 @@ def _whole(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
     """A contiguous numpy array in `dtype`; bfloat16 is stored as its bits, in uint16. Integer buffers keep their
     type."""
-    cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    cast = cast.contiguous()
+    cast = tensor.to(_type_of(tensor, dtype)).contiguous()
     return cast.view(torch.uint16).numpy() if cast.dtype == torch.bfloat16 else cast.numpy()
 
 
@@ -113,7 +123,9 @@ def publish(
     log_probs = probe(policy, ids, device)
     chunks = _Chunks(put, chunk_bytes, keep=dist.get_rank() == 0)
     clock = _Clock()
-    digest = checksum(chunks.add(name, as_array(tensor, dtype)) for name, tensor in clock.timed(gathered(policy)))
+    digest = checksum(
+        chunks.add(name, as_array(tensor, dtype)) for name, tensor in clock.timed(gathered(policy, dtype))
+    )
     if dist.get_rank() != 0:
         return None
     stored = chunks.finish()
@@ -139,7 +151,7 @@ def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.f
     """
     # Adapters are merged on CPU, so that a broadcast has the same bits as the bundle.
     named = _whole(policy) if policy.lora is None else gathered(policy)
-    weights = ((name, tensor.to(dtype) if tensor.is_floating_point() else tensor) for name, tensor in named)
+    weights = ((name, tensor.to(_type_of(tensor, dtype))) for name, tensor in named)
     failure = ""
     if group is not None:
         try:

@@ -39,8 +39,9 @@ from actors.shared_prefix import common_length, distinct
 CPU_TOKENS = 1024
 """Most tokens forwarded at once on a CPU, even if the budget is larger: more tokens do not fit into the CPU's caches
 (measured with 0.8 M and 3.3 M parameters)."""
-MAX_LOGITS = 1 << 24
-"""Most logits held at once (64 MiB in float32); without a bound a vocabulary of 150,000 would need gigabytes."""
+MAX_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 26}
+"""Most logits held at once, by device (64 and 256 MiB in float32); without a bound a vocabulary of 150,000 would need
+gigabytes."""
 ENOUGH_TOKENS = 512
 """Tokens in a batch beyond which throughput no longer grows on a CPU core (0.8 M parameters)."""
 MAX_SHRINK = 0.75
@@ -281,13 +282,9 @@ class CrossScorer:
 
     def _log_probs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """(num_tokens,) float32 log-softmax at the targets, in blocks that keep the logits within MAX_LOGITS."""
-        size = max(1, MAX_LOGITS // self.model.config.vocab_size)
-        blocks = []
-        for states, wanted in zip(hidden.split(size), targets.split(size), strict=True):
-            logits = self._logits(states).float().div_(temperature)
-            own, top = logits.gather(1, wanted.unsqueeze(1)).squeeze(1), logits.amax(-1)
-            blocks.append(own - top - logits.sub_(top.unsqueeze(1)).exp_().sum(-1).log())  # in place: half the time
-        return torch.cat(blocks)
+        size = max(1, MAX_LOGITS[self.device.type] // self.model.config.vocab_size)
+        blocks = zip(hidden.split(size), targets.split(size), strict=True)
+        return torch.cat([_at(self._logits(states), wanted, temperature) for states, wanted in blocks])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
@@ -334,6 +331,16 @@ class CrossScorer:
         value = float(self.matrix([prompt, prompt[:-1]], [reasoning])[0, 0])
         self.temperature = temperature
         return value
+
+
+def _at(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """(num_tokens,) float32 log-softmax of the logits (num_tokens, vocab_size), which are overwritten, at the
+    targets."""
+    if logits.is_cuda and temperature == 1:  # one kernel that reads what the product wrote
+        return logits.log_softmax(-1, dtype=torch.float32).gather(1, targets.unsqueeze(1)).squeeze(1)
+    logits = logits.float().div_(temperature)
+    own, top = logits.gather(1, targets.unsqueeze(1)).squeeze(1), logits.amax(-1)
+    return own - top - logits.sub_(top.unsqueeze(1)).exp_().sum(-1).log()  # in place: half the time
 
 
 def _joined(common: LayerCache | None, own: LayerCache) -> LayerCache:

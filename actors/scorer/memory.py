@@ -17,9 +17,10 @@ RUNTIME = GIB
 def estimate(size: ModelSize, scorer: ScorerConfig) -> int:
     """Bytes of weights, one batch, its keys and values, and the runtime."""
     width = BYTES[scorer.dtype]
-    tokens = scorer.token_budget if scorer.num_gpus > 0 else min(scorer.token_budget, CPU_TOKENS)
+    device = "cuda" if scorer.num_gpus > 0 else "cpu"
+    tokens = scorer.token_budget if device == "cuda" else min(scorer.token_budget, CPU_TOKENS)
     batch = tokens * width * (6 * size.hidden + 3 * size.intermediate) + 2 * tokens * size.cache_bytes(width)
-    return size.parameters * width + batch + COPIES * 4 * (MAX_LOGITS + MAX_SCORES) + RUNTIME
+    return size.parameters * width + batch + COPIES * 4 * (MAX_LOGITS[device] + MAX_SCORES[device]) + RUNTIME
 
 
 def advice(size: ModelSize, scorer: ScorerConfig, has: int) -> str:

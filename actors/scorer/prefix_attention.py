@@ -2,10 +2,11 @@
 
 The prefix's keys and values are computed once and not copied for each row. There are three equivalent forms:
 
-- On CPU, PyTorch's flash kernel runs causally on the rows, and once over the prefix for the queries of all rows. The
-  two results are merged by their log-sum-exp, and no attention scores are stored. The kernel that returns the
-  log-sum-exp is a private operator; a torch without it uses the matrix products below and logs a warning.
-- On other devices, matrix products are computed in blocks of queries and merged in the same way.
+- PyTorch's flash kernel runs causally on the rows, and once over the prefix for the queries of all rows. The two
+  results are merged by their log-sum-exp, and no attention scores are stored. The kernels that return the log-sum-exp
+  are private operators, one for CPU and one for bfloat16 and float16 on CUDA; a torch without them uses the matrix
+  products below and logs a warning.
+- For float32 and for trees on CUDA, matrix products are computed in blocks of queries and merged in the same way.
 - With `learner.kernels: plain`, each row's keys are the prefix's keys followed by its own, under a mask. This form
   defines the result of the other two.
 """
@@ -24,14 +25,21 @@ from transformers import AttentionInterface
 
 from actors.process.private_operators import private_operator
 
-FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
-WITHOUT_FLASH = "the scorer's attention on CPU stores its scores, and takes longer"
-MAX_SCORES = 1 << 24
-"""Most attention scores held at once (64 MiB in float32); more scores are computed in blocks of queries."""
+CPU_FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
+CUDA_FLASH = "ops.aten._scaled_dot_product_flash_attention"
+WITHOUT_FLASH = "the scorer's attention stores its scores, and takes longer"
+FLASH_SIZES = range(8, 257, 8)
+"""Sizes of a head that the kernel for CUDA takes."""
+MAX_SCORES = {"cpu": 1 << 24, "cuda": 1 << 26}
+"""Most attention scores held at once, by device (64 and 256 MiB in float32); more scores are computed in blocks of
+queries. Smaller blocks would leave a GPU waiting for its host."""
 
 Attend = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float, Tensor | None], Tensor]
 """Function of queries (rows, heads, num_tokens, head_dim), the rows' own keys and values, the prefix's keys and values,
 the scale, and `PrefixContext.seen`; returns (rows, num_tokens, heads, head_dim)."""
+Flash = Callable[..., tuple[Tensor, Tensor]]
+"""Function of queries, keys and values (batch, heads, num_tokens, head_dim), whether they are causal, the scale, and
+`PrefixContext.seen`, which replaces causality; returns the output and its log-sum-exps (batch, heads, num_tokens)."""
 LayerCache = list[tuple[Tensor, Tensor]]
 """Keys and values of one sequence, one pair per layer, each (num_kv_heads, num_tokens, head_dim)."""
 
@@ -92,30 +100,66 @@ def by_definition(
 def by_device(
     query: Tensor, own: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor], scaling: float, seen: Tensor | None
 ) -> Tensor:
-    """The fast form: PyTorch's CPU flash kernel if it supports these tensors, else matrix products."""
-    fits = query.device.type == "cpu" and query.shape[-1] == own[1].shape[-1]
-    flash = private_operator(FLASH, WITHOUT_FLASH) if fits else None
+    """The fast form: PyTorch's flash kernel if the device has one for these tensors, else matrix products."""
+    flash = _flash(query, own[1], seen)
     if flash is None:
         return by_products(query, own, prefix, scaling, seen)
     return _by_kernel(flash, query, own, prefix, scaling, seen)
 
 
+def _flash(query: Tensor, value: Tensor, seen: Tensor | None) -> Flash | None:
+    """The flash kernel of the tensors' device; None if it does not take them."""
+    if query.shape[-1] != value.shape[-1]:
+        return None
+    if query.device.type == "cpu":
+        kernel = private_operator(CPU_FLASH, WITHOUT_FLASH)
+        return kernel and partial(_on_cpu, kernel)
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    fits = query.device.type == "cuda" and half and seen is None and query.shape[-1] in FLASH_SIZES
+    kernel = private_operator(CUDA_FLASH, WITHOUT_FLASH) if fits else None
+    return kernel and partial(_on_cuda, kernel)
+
+
+def _on_cpu(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scaling: float,
+    seen: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    mask = None if seen is None else _additive(seen, query.dtype)
+    return kernel(query, key, value, 0.0, causal and mask is None, attn_mask=mask, scale=scaling)
+
+
+def _on_cuda(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scaling: float,
+    seen: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return kernel(query, key, value, 0.0, causal, False, scale=scaling)[:2]
+
+
 def _by_kernel(
-    flash: Callable[..., Any],
+    flash: Flash,
     query: Tensor,
     own: tuple[Tensor, Tensor],
     prefix: tuple[Tensor, Tensor],
     scaling: float,
     seen: Tensor | None,
 ) -> Tensor:
-    """The form with the CPU kernel `flash`, which also returns the log-sum-exps."""
+    """The form with a kernel that also returns the log-sum-exps."""
     (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
     key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
-    mask = None if seen is None else _additive(seen, query.dtype)
-    near, near_lse = flash(query, key, value, 0.0, seen is None, attn_mask=mask, scale=scaling)
+    near, near_lse = flash(query, key, value, True, scaling, seen)
     flat = query.transpose(1, 2).flatten(0, 1).unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
     key, value = (x.expand(len(flat), -1, -1, -1) for x in prefix)
-    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in flash(flat, key, value, 0.0, False, scale=scaling))
+    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in flash(flat, key, value, False, scaling))
     weight = (far_lse.unflatten(0, (rows, num_tokens)) - near_lse.transpose(1, 2)).sigmoid_().unsqueeze(-1)
     return torch.lerp(near.transpose(1, 2), far.unflatten(0, (rows, num_tokens)), weight.to(near.dtype))
 
@@ -130,7 +174,7 @@ def by_products(
 ) -> Tensor:
     """The form with matrix products, for any device, in blocks of queries with at most `MAX_SCORES` scores."""
     (key, value), (rows, heads, num_tokens, _) = own, query.shape
-    size = max(1, MAX_SCORES // (rows * heads * (prefix[0].shape[1] + num_tokens)))
+    size = max(1, MAX_SCORES[query.device.type] // (rows * heads * (prefix[0].shape[1] + num_tokens)))
     query = query * scaling
     parts = [
         _block(query[:, :, a : a + size], (key[:, :, : a + size], value[:, :, : a + size]), prefix, a, seen)

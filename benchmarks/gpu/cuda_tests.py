@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.bare import installed
 from benchmarks.gpu.common import Place
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("-p", "benchmarks.gpu.bare", "-p", "no:cacheprovider", "-m", "cuda", "-rfEs", "--tb=short", "-q")
+PROCESSES = ("-n", "4")
+"""Most of the time is compilation, by the processor. Without pytest-xdist the tests run one after another."""
 SETTINGS = ("strict_config=false", "addopts=")
 """The project's own settings name plugins that a machine may lack."""
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
@@ -22,14 +25,15 @@ COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 def measure(place: Place) -> Iterator[dict[str, Any]]:
     """Runs the files that hold such tests. Raises RuntimeError when one fails, or when none ran on CUDA."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_on_cuda.py"))
-    command = [sys.executable, "-m", "pytest", *OPTIONS, *(part for one in SETTINGS for part in ("-o", one)), *files]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = [*OPTIONS, *(PROCESSES if installed("xdist") else ()), *(f"-o{one}" for one in SETTINGS)]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}  # the reasons are cut at the line's end
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     sys.stderr.write(done.stdout + done.stderr)
     *_, last = done.stdout.strip().splitlines() or ["pytest printed nothing"]
     counts = {what.rstrip("s"): int(number) for number, what in COUNT.findall(last)}
     yield counts
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+)", done.stdout, re.MULTILINE)
     if failed:
         yield {"failed_tests": failed}
     if done.returncode or (place.device == "cuda" and not counts.get("passed")):

@@ -70,7 +70,7 @@ class Report:
         """Adds figures of a part."""
         self.found["parts"].setdefault(part, {}).update(figures)
         self.found["seconds"] = round(time.monotonic() - self.started, 1)
-        sys.stderr.write(f"{part}: {json.dumps(figures)}\n")
+        sys.stderr.write(f"{self.found['seconds']:.0f} s, {part}: {json.dumps(figures)}\n")
         sys.stderr.flush()
         self.keep()
 

@@ -25,12 +25,13 @@ from learner.decomposition.statistics import finite
 def main() -> None:
     """Runs the part that the arguments name."""
     name, device, seconds = sys.argv[1:4]
+    deadline = time.monotonic() + float(seconds)  # before the imports, which take seconds
     figures = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from benchmarks.gpu.common import Place
 
     with tempfile.TemporaryDirectory() as folder:
-        place = Place(device, "--quick" in sys.argv[4:], Path(folder), time.monotonic() + float(seconds))
+        place = Place(device, "--quick" in sys.argv[4:], Path(folder), deadline)
         write(figures, {"device": place.card})
         module, _, function = PARTS[name].function.partition(":")
         for found in vars(importlib.import_module(module))[function](place):

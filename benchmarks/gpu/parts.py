@@ -18,7 +18,7 @@ class Part:
 
 
 PARTS = {
-    "attention": Part("benchmarks.gpu.attention:measure", 90),
+    "attention": Part("benchmarks.gpu.attention:measure", 150),
     "learner, Qwen2.5-0.5B": Part("benchmarks.gpu.step:qwen", 120),
     "learner, SmolLM2-135M": Part("benchmarks.gpu.step:smollm", 90),
     "cross-scoring": Part("benchmarks.gpu.scoring:measure", 120),

@@ -5,25 +5,25 @@ A token attends to itself and to the tokens before it in its own rows, and to no
 defines the mask. The implementations are:
 
 - CPU: `learner.kernels.block_attention`, matrix products of blocks of queries with the keys that they see.
-- CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule. The kernel has NEVER RUN, because
-  no GPU was available. The tests run this implementation, including gradients, with FlexAttention's dense form on CPU.
+- CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule. Where there is no GPU, the tests
+  run this implementation, including gradients, with FlexAttention's dense form.
 - `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `learner.kernels.plain.row_attention`.
 
 A layer that needs more than scaling (soft caps, sinks, dropout) is refused by name.
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from actors.process.compile_cache import own_compile_cache
 from learner.kernels.block_attention import Plan
+from learner.kernels.compiled import compiled
 from learner.kernels.layout import Layout
 from learner.kernels.plain import row_attention
 
@@ -36,10 +36,12 @@ layout to them as the keyword argument `layout`."""
 TILE = 128
 """Number of queries, and of keys, in a block of FlexAttention's mask."""
 
-VARIANTS = 64
-"""Compiled forms of FlexAttention that torch may keep. It compiles one for each combination of one token, one tile or
-several, with or without a window, with or without gradients, and perhaps of sizes that are multiples of a tile. Beyond
-torch's own limit of 8 it would compute the dense form instead, which holds the scores of all pairs of tokens."""
+LEAST_HEAD = 16
+"""FlexAttention's kernel takes no smaller heads. Smaller ones are padded with zeros, which change no score."""
+
+OPTIONS = {"BACKEND": "TRITON"}
+"""Of FlexAttention: its main kernel for every layout. By itself it takes another one for fewer than 128 tokens, of which
+torch has no form where tokens times query heads per head of keys exceed 128: the first step ended with an error."""
 
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 
@@ -119,14 +121,16 @@ def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
 
 
 def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
-    """FlexAttention, or row by row in a torch without it. Its kernel has never run; see the module docstring."""
+    """FlexAttention, or row by row in a torch without it."""
     flex = _flex()
     if flex is None:
         return row_attention(query, key, value, scale, layout, window)
     if window not in layout.block_masks:
         layout.block_masks[window] = block_mask(layout, window)
-    mask = layout.block_masks[window]
-    return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+    mask, size = layout.block_masks[window], value.shape[-1]
+    query, key, value = (functional.pad(x, (0, max(0, LEAST_HEAD - x.shape[-1]))) for x in (query, key, value))
+    found = flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=OPTIONS)
+    return found[..., :size].transpose(1, 2)
 
 
 def block_mask(layout: Layout, window: int = 0) -> Any:
@@ -178,11 +182,7 @@ def _flex() -> Callable[..., Tensor] | None:
             torch.__version__,
         )
         return None
-    os.environ.update(own_compile_cache())
-    from torch._dynamo import config as compiler  # here, because the import takes a second
-
-    compiler.recompile_limit = max(compiler.recompile_limit, VARIANTS)
-    return torch.compile(flex_attention, dynamic=True)
+    return compiled(flex_attention)
 
 
 def mask_rule(layout: Layout, window: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

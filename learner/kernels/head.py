@@ -9,13 +9,14 @@ matrix once more.
 With z = h W^T / T, p = softmax(z) and H its entropy: d log p_t / dz = 1_t - p and dH / dz = -p (log p + H).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from learner.kernels.compiled import compiled
 from learner.kernels.linear import outer, product
 
 TILE_VOCABULARY, LEAST_VOCABULARY = 8192, 1024
@@ -41,8 +42,7 @@ def tiles(size: int, length: int) -> Iterator[slice]:
     return (slice(start, min(start + length, size)) for start in range(0, size, length))
 
 
-@dataclass
-class _Running:
+class _Running(NamedTuple):
     """Running results over the vocabulary, each (num_tokens,) float32, for an online softmax.
 
     `largest`: max z; `total`: sum of exp(z - largest); `weighted`: sum of z exp(z - largest); `target`: the target's z.
@@ -59,18 +59,6 @@ class _Running:
         zeros = (like.new_zeros(len(like), dtype=torch.float32) for _ in range(3))
         return cls(like.new_full((len(like),), -torch.inf, dtype=torch.float32), *zeros)
 
-    def add(self, logits: Tensor, targets: Tensor, words: slice) -> None:
-        """Adds the logits (num_tokens, num_words) of the vocabulary entries `words`."""
-        largest = torch.maximum(self.largest, logits.amax(-1))
-        fade = (self.largest - largest).exp()
-        p = (logits - largest[:, None]).exp_()
-        self.total = self.total * fade + p.sum(-1)
-        self.weighted = self.weighted * fade + torch.linalg.vecdot(p, logits)
-        place = (targets - words.start).clamp(0, logits.shape[1] - 1)
-        here = (targets >= words.start) & (targets < words.stop)
-        self.target = torch.where(here, logits.gather(-1, place[:, None]).squeeze(-1), self.target)
-        self.largest = largest
-
 
 class _Head(torch.autograd.Function):
     @staticmethod
@@ -83,15 +71,19 @@ class _Head(torch.autograd.Function):
         temperature: float,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
+        passes = _passes(hidden.device.type)
         many, words = _tile(len(hidden), len(weight), hidden.device.type)
         log_probs, entropies, norms = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        kept = None
+        one = many >= len(hidden) and words >= len(weight)
+        kept = _logits(hidden, weight, bias, temperature) if one and len(hidden) else None
         for span in tiles(len(hidden), many):
             running = _Running.zeros(hidden[span])
             for part in tiles(len(weight), words):
-                logits = _logits(hidden[span], weight, bias, part, temperature)
-                running.add(logits, targets[span], part)
-                kept = logits if logits.shape == (len(hidden), len(weight)) else None
+                places = targets[span] - part.start
+                if kept is None:
+                    running = passes.add(running, hidden[span], weight[part], _part(bias, part), places, temperature)
+                else:
+                    running = _added(running, kept, places)
             norms[span] = running.largest + running.total.log()
             log_probs[span] = running.target - norms[span]
             entropies[span] = norms[span] - running.weighted / running.total
@@ -102,6 +94,7 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, norms, entropies, kept = ctx.saved_tensors
+        passes = _passes(hidden.device.type)
         many, words = _tile(len(hidden), len(weight), hidden.device.type)
         d_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
@@ -109,10 +102,13 @@ class _Head(torch.autograd.Function):
         for part in tiles(len(weight), words):
             d_part = None
             for span in tiles(len(hidden), many):
-                logits = _logits(hidden[span], weight, bias, part, ctx.temperature) if kept is None else kept
                 of_entropy = (grads[1][span], entropies[span]) if ctx.entropy_gradient else None
-                d_logits = _gradient(logits, norms[span], targets[span] - part.start, grads[0][span], of_entropy)
-                d_logits = _over(d_logits, ctx.temperature).to(weight.dtype)
+                given = (norms[span], targets[span] - part.start, grads[0][span], of_entropy)
+                if kept is None:
+                    own = (hidden[span], weight[part], _part(bias, part), ctx.temperature)
+                    d_logits = passes.gradient(*own, *given)
+                else:
+                    d_logits = _over(_gradient(kept, *given), ctx.temperature).to(weight.dtype)
                 d_hidden[span] += product(d_logits, weight[part].t())
                 if d_weight is not None:
                     more = outer(d_logits, hidden[span].to(weight.dtype))
@@ -124,6 +120,22 @@ class _Head(torch.autograd.Function):
         return d_hidden.to(hidden.dtype), d_weight, d_bias, None, None, None
 
 
+class _Passes(NamedTuple):
+    """The work on one tile, `_added_tile` and `_gradient_of_tile`, in the form for a device."""
+
+    add: Callable[..., _Running]
+    gradient: Callable[..., Tensor]
+
+
+@cache
+def _passes(device: str) -> _Passes:
+    """On CUDA both are compiled: everything between two products is then one kernel, which reads the tile once or
+    twice, instead of a dozen that read and write it each. On CPU a tile stays in the cache."""
+    if device == "cuda":
+        return _Passes(compiled(_added_tile), compiled(_gradient_of_tile))
+    return _Passes(_added_tile, _gradient_of_tile)
+
+
 def _tile(num_tokens: int, vocabulary: int, device: str) -> tuple[int, int]:
     """Size of a tile: (number of tokens, number of vocabulary entries)."""
     fits = max(1, TILE_LOGITS[device] // max(1, num_tokens))
@@ -132,15 +144,56 @@ def _tile(num_tokens: int, vocabulary: int, device: str) -> tuple[int, int]:
     return max(1, TILE_LOGITS[device] // words), words
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, part: slice, temperature: float) -> Tensor:
+def _part(bias: Tensor | None, part: slice) -> Tensor | None:
+    return None if bias is None else bias[part]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """Logits (num_tokens, num_words) / temperature, float32; the product is computed in the weight's dtype."""
-    logits = product(hidden.to(weight.dtype), weight[part], None if bias is None else bias[part]).float()
-    return _over(logits, temperature)
+    return _over(product(hidden.to(weight.dtype), weight, bias).float(), temperature)
 
 
 def _over(values: Tensor, temperature: float) -> Tensor:
     """The values, divided in place; at temperature 1 that pass over them is saved."""
     return values.div_(temperature) if temperature != 1 else values
+
+
+def _added_tile(
+    running: _Running, hidden: Tensor, weight: Tensor, bias: Tensor | None, places: Tensor, temperature: float
+) -> _Running:
+    """The results with a tile's logits. `weight`, `bias`: of the tile's words; `places`: as in `_gradient`."""
+    return _added(running, _logits(hidden, weight, bias, temperature), places)
+
+
+def _added(running: _Running, logits: Tensor, places: Tensor) -> _Running:
+    """The results with the logits (num_tokens, num_words) of further words."""
+    largest = torch.maximum(running.largest, logits.amax(-1))
+    fade = (running.largest - largest).exp()
+    p = (logits - largest[:, None]).exp_()
+    # Compiled, the sum is part of the kernel; a product of vectors would need p in memory.
+    weighted = (p * logits).sum(-1) if torch.compiler.is_compiling() else torch.linalg.vecdot(p, logits)
+    own = logits.gather(-1, places.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(-1)
+    return _Running(
+        largest,
+        running.total * fade + p.sum(-1),
+        running.weighted * fade + weighted,
+        torch.where(_among(places, logits), own, running.target),
+    )
+
+
+def _gradient_of_tile(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    norms: Tensor,
+    places: Tensor,
+    of_log_prob: Tensor,
+    of_entropy: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """`_gradient` of a tile's products before their division by the temperature, in the weight's dtype."""
+    logits = _logits(hidden, weight, bias, temperature)
+    return _over(_gradient(logits, norms, places, of_log_prob, of_entropy), temperature).to(weight.dtype)
 
 
 def _gradient(
@@ -159,5 +212,13 @@ def _gradient(
     else:
         gradient, entropy = of_entropy
         d_logits *= (log_p.add_(entropy[:, None])).mul_(-gradient[:, None]).sub_(of_log_prob[:, None])
-    here = (places >= 0) & (places < logits.shape[1])
+    if torch.compiler.is_compiling():  # then the comparison is part of the kernel, and scattering would be another
+        words = torch.arange(logits.shape[1], device=logits.device)
+        return d_logits + torch.where(words == places[:, None], of_log_prob[:, None], 0.0)
+    here = _among(places, logits)
     return d_logits.scatter_add_(1, (places * here)[:, None], (of_log_prob * here)[:, None])
+
+
+def _among(places: Tensor, logits: Tensor) -> Tensor:
+    """Whether each token's target is among the words of the logits."""
+    return (places >= 0) & (places < logits.shape[1])

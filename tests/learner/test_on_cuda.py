@@ -12,6 +12,9 @@ from benchmarks.gpu import attention
 from benchmarks.gpu.common import QWEN, SMOLLM, Place, alone
 from learner import process_group
 from learner.config import LearnerConfig
+from learner.kernels import attention as attention_kernel
+from learner.kernels.layout import Layout
+from learner.kernels.packing import pack
 from learner.trainer import Trainer
 from tests.learner.models import make_groups, make_model
 
@@ -64,6 +67,15 @@ def test_the_kernel_gives_what_the_dense_form_gives(name: str, dtype: torch.dtyp
     place = Place(DEVICE, False, tmp_path, time.monotonic() + 60)
     found = attention.differences(place, name, dtype, window)
     assert max(found.values()) < attention.BOUNDS[dtype], found
+
+
+@pytest.mark.parametrize(("heads", "size"), [((16, 2), 128), ((4, 2), 8)], ids=str)
+def test_the_kernel_takes_few_tokens_and_small_heads(heads: tuple[int, int], size: int) -> None:
+    layout = Layout.of(pack([np.arange(90), np.arange(31)]), torch.device(DEVICE))
+    query, key, value = (torch.randn(1, n, len(layout.ends), size, device=DEVICE) for n in (*heads, heads[1]))
+    own = attention_kernel._on_cuda(query, key, value, 0.2, layout, 0).transpose(1, 2)
+    wanted = attention.dense(query, key, value, 0.2, attention.seen(layout, 0))
+    assert float((own - wanted).abs().max() / wanted.abs().max()) < attention.BOUNDS[torch.float32]
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def test_a_version_streams_through_the_learner_and_is_never_there_twice(
     def freed(num_bytes: int) -> None:
         live["bytes"] -= num_bytes
 
-    def watched(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in gathered(policy):
+    def watched(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in gathered(policy, dtype):
             live["bytes"] += tensor.nbytes
             live["peak"] = max(live["peak"], live["bytes"])
             weakref.finalize(tensor, freed, tensor.nbytes)

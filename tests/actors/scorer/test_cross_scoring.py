@@ -75,7 +75,7 @@ def per_token_error(found: np.ndarray, expected: np.ndarray, reasonings: list[np
 @pytest.fixture
 def without_flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A torch without the CPU flash kernel."""
-    monkeypatch.setattr(prefix_attention, "FLASH", "ops.aten._scaled_dot_product_flash_attention_for_none")
+    monkeypatch.setattr(prefix_attention, "CPU_FLASH", "ops.aten._scaled_dot_product_flash_attention_for_none")
     private_operator.cache_clear()
     yield
     private_operator.cache_clear()
@@ -204,7 +204,7 @@ def test_a_torch_without_the_flash_kernel_says_so_once(without_flash: None, capl
     scorer, rng = CrossScorer(qwen2(), 4096), np.random.default_rng(3)
     scorer.matrix(rows(rng, [4, 5]), rows(rng, [3, 7]))
     (said,) = [record.getMessage() for record in caplog.records if "torch.ops.aten" in record.getMessage()]
-    assert "flash_attention_for_none: the scorer's attention on CPU stores its scores" in said
+    assert "flash_attention_for_none: the scorer's attention stores its scores" in said
 
 
 def test_queries_in_blocks_and_logits_in_blocks_change_nothing(
@@ -213,8 +213,8 @@ def test_queries_in_blocks_and_logits_in_blocks_change_nothing(
     rng = np.random.default_rng(3)
     prompts, reasonings = rows(rng, [20, 30], [1, 2, 3]), rows(rng, [12, 9, 15])
     whole = CrossScorer(qwen2(), 4096).matrix(prompts, reasonings)
-    monkeypatch.setattr(prefix_attention, "MAX_SCORES", 700)
-    monkeypatch.setattr(cross_scoring, "MAX_LOGITS", 4 * VOCABULARY)
+    monkeypatch.setitem(prefix_attention.MAX_SCORES, "cpu", 700)
+    monkeypatch.setitem(cross_scoring.MAX_LOGITS, "cpu", 4 * VOCABULARY)
     blocks = CrossScorer(qwen2(), 4096).matrix(prompts, reasonings)
     assert per_token_error(blocks, whole, reasonings) < 1e-5
 

@@ -1,6 +1,6 @@
 """The scorer on a GPU gives what it gives on a CPU. Imports little, so that it runs where little is installed."""
 
-from pathlib import Path
+import pathlib
 
 import numpy as np
 import pytest
@@ -8,13 +8,18 @@ import torch
 
 from actors.config import ScorerConfig
 from actors.scorer.cross_scoring import CrossScorer
+from actors.scorer.token_trees import Path
 from benchmarks.cross_scoring.work import random_policy, random_rows, small_shape
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = "cuda"
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-3), (torch.bfloat16, 0.1)], ids=str)
+BOUNDS = [(torch.float32, 1e-3), (torch.bfloat16, 0.1)]
+"""Nats per token."""
+
+
+@pytest.mark.parametrize(("dtype", "bound"), BOUNDS, ids=str)
 def test_the_matrix_is_that_of_the_cpu(dtype: torch.dtype, bound: float) -> None:
     shape = small_shape("0.8 M")
     prompts = [np.concatenate([np.arange(30), row]) for row in random_rows(6, 50, shape.vocab_size, 0)]
@@ -25,7 +30,17 @@ def test_the_matrix_is_that_of_the_cpu(dtype: torch.dtype, bound: float) -> None
     assert np.abs((cpu - gpu) / lengths).max() < bound
 
 
-def test_the_actors_model_is_on_the_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "bound"), BOUNDS, ids=str)
+def test_answers_after_reasonings_are_those_of_the_cpu(dtype: torch.dtype, bound: float) -> None:
+    shape = small_shape("0.8 M")
+    prompts, reasonings, answers = (random_rows(3, size, shape.vocab_size, size) for size in (50, 20, 6))
+    paths = [[Path(np.concatenate([z, a]), len(z)) for a in answers] for z in reasonings]
+    models = random_policy(shape), random_policy(shape).to(DEVICE, dtype)
+    cpu, gpu = (np.array(CrossScorer(model, 4096).path_sums(prompts, [paths] * 3)) for model in models)
+    assert np.abs((cpu - gpu) / 6).max() < bound
+
+
+def test_the_actors_model_is_on_the_gpu(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("ray")
     from actors.scorer.actor import load_model
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3
 
 from learner.batching import Row, collate, to_rows
 from learner.config import LearnerConfig, ObjectiveConfig
-from learner.kernels import attention, head
+from learner.kernels import attention, compiled, head
 from learner.kernels.attention import TILE, block_mask, mask_rule, packed_attention, plain_attention
 from learner.kernels.choice import KERNELS
 from learner.kernels.layout import Layout
@@ -118,19 +118,23 @@ def test_tiles_for_a_gpu_are_those_of_all_pairs(lengths: list[int], opening: int
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [0, 5])
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize(("heads", "window", "size"), [((4, 4), 5, 16), ((4, 2), 0, 16), ((4, 2), 5, 8)])
 def test_the_way_for_a_gpu_gives_what_blocks_give(
-    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int], window: int
+    monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int], window: int, size: int
 ) -> None:
     # FlexAttention's dense form, forward and backward, stands for its kernel; PyTorch refuses it gradients on CPU by a
     # check of its own, and has them.
-    monkeypatch.setattr(attention, "_flex", lambda: flex.flex_attention)
+    def kernel(query: torch.Tensor, *others: torch.Tensor, **rest: object) -> object:
+        assert query.shape[-1] >= attention.LEAST_HEAD, "the kernel refuses such heads"
+        assert rest["kernel_options"] == {"BACKEND": "TRITON"}, "the kernel for few tokens refuses many heads"
+        return flex.flex_attention(query, *others, **rest)
+
+    monkeypatch.setattr(attention, "_flex", lambda: kernel)
     monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
     layout = Layout.of(pack([np.array([*range(150), 50 + i, *range(10 * i)]) for i in range(4)]), CPU)
     generator = torch.Generator().manual_seed(window)
     q, k, v = (
-        torch.randn(1, n, len(layout.ends), 16, generator=generator).requires_grad_()
+        torch.randn(1, n, len(layout.ends), size, generator=generator).requires_grad_()
         for n in (heads[0], heads[1], heads[1])
     )
     found, wanted = (way(q, k, v, 0.3, layout, window) for way in (attention._on_cuda, attention._on_cpu))
@@ -163,7 +167,7 @@ def test_no_layout_of_a_run_is_one_too_many_for_the_compiled_kernel(monkeypatch:
         with torch.set_grad_enabled(grad):
             attention._on_cuda(q, k, v, 0.3, layout, window if window < layout.longest else 0)
         assert len(ran) == calls, (rows, window, grad)
-    assert 8 < len(set(map(id, ran))) < attention.VARIANTS / 4
+    assert 8 < len(set(map(id, ran))) < compiled.VARIANTS / 4
     torch._dynamo.reset()
 
 
@@ -253,10 +257,15 @@ def test_what_packed_rows_cannot_have_is_refused_by_name(attend: Callable[..., o
 
 @pytest.mark.parametrize(("words", "logits"), [(61, 61 * 7), (10, 50), (61, 23 * 20), (1 << 13, 1 << 20)])
 @pytest.mark.parametrize("entropic", [False, True])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", [*KERNELS, "fast, as on a GPU"])
 def test_the_head_has_the_values_and_gradients_of_log_softmax(
     monkeypatch: pytest.MonkeyPatch, words: int, logits: int, entropic: bool, kernels: str
 ) -> None:
+    if kernels not in KERNELS:  # traced as for a GPU, and run operator by operator
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        gpu = head._passes.__wrapped__("cuda")
+        monkeypatch.setattr(head, "_passes", lambda device: gpu)
+        kernels = "fast"
     monkeypatch.setattr(head, "TILE_VOCABULARY", words)
     monkeypatch.setattr(head, "LEAST_VOCABULARY", 10)
     monkeypatch.setitem(head.TILE_LOGITS, "cpu", logits)

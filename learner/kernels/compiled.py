@@ -1,0 +1,23 @@
+"""Compilation of the functions that a GPU runs as one kernel instead of many."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from actors.process.compile_cache import own_compile_cache
+
+VARIANTS = 64
+"""Compiled forms of one function that torch may keep. FlexAttention has one for each combination of one token, one tile
+or several, with or without a window, with or without gradients, and perhaps of sizes that are multiples of a tile.
+Beyond torch's own limit of 8 it would compute the dense form instead, which holds the scores of all pairs of tokens."""
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled at its first call for sizes that may differ from call to call."""
+    os.environ.update(own_compile_cache())
+    from torch._dynamo import config as compiler  # here, because the import takes a second
+
+    compiler.recompile_limit = max(compiler.recompile_limit, VARIANTS)
+    return torch.compile(function, dynamic=True)
