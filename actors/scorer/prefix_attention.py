@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -114,10 +114,16 @@ def _flash(query: Tensor, value: Tensor, seen: Tensor | None) -> Flash | None:
     if query.device.type == "cpu":
         kernel = private_operator(CPU_FLASH, WITHOUT_FLASH)
         return kernel and partial(_on_cpu, kernel)
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    fits = query.device.type == "cuda" and half and seen is None and query.shape[-1] in FLASH_SIZES
+    half = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
+    fits = half and seen is None and query.shape[-1] in FLASH_SIZES and _has_flash(query.device)
     kernel = private_operator(CUDA_FLASH, WITHOUT_FLASH) if fits else None
     return kernel and partial(_on_cuda, kernel)
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether the GPU is of the generation (Ampere) for which PyTorch has its flash kernel, or newer."""
+    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def _on_cpu(
