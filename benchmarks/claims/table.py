@@ -60,6 +60,8 @@ VALID_AT_LEAST = Measure(
 )
 BUCKET_TREND = Measure("rank correlation of bucket and norm, with A = R - mean R", of.bucket_trend("task"))
 TASK_RATIO = Measure("log of the norms' ratio, highest to lowest bucket, with A = R - mean R", of.bucket_ratio("task"))
+STD_TREND = Measure("rank correlation of bucket and norm, as GRPO divides", of.bucket_trend("task_std"))
+STD_RATIO = Measure("log of the norms' ratio, highest to lowest bucket, as GRPO divides", of.bucket_ratio("task_std"))
 LOWEST_BUCKET = Measure(
     "log of the task's norm to the regularisers', lowest bucket", of.part_ratio(1, "task", "regulariser")
 )
@@ -129,6 +131,9 @@ def gradients() -> Iterator[Claim]:
         task = Place("Figure 3a", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
         yield task.claim("The task gradient grows with reward variance", BUCKET_TREND, above(0.5))
         yield task.claim("The task gradient grows with reward variance", TASK_RATIO, above(0))
+        if arm.startswith("grpo"):
+            yield task.claim("The task gradient grows with reward variance", STD_TREND, above(0.5))
+            yield task.claim("The task gradient grows with reward variance", STD_RATIO, above(0))
         others = Place("Figure 3c", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
         yield others.claim("The regularisers' gradient is flat", OTHER_RATIO, within(0.25))
         low = Place("Section 3.1", SOKOBAN, (arm,), plan.GRADIENT_STEPS)

@@ -57,7 +57,9 @@ STEPS = ("success", "reward_mean", "kept_variance")
 RECORDED = "probe/recorded"
 """The step at which the run knew a reading of the probe, which is made of the weights of an earlier one."""
 BUCKETS = range(1, 7)
-GRADIENTS = tuple(f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "regulariser"))
+GRADIENTS = tuple(
+    f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "task_std", "regulariser")
+)
 KEPT_SHARE = ("kept_share/rho", "kept_share/measured", "seconds/kept_share")
 STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
 
