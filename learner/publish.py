@@ -67,7 +67,13 @@ def gathered(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple
     """
     if policy.lora is not None:
         return merged(((name, whole.to("cpu", copy=True)) for name, whole in _whole(policy)), policy.lora)
-    return ((name, whole.to("cpu", _type_of(whole, dtype), copy=True)) for name, whole in _whole(policy))
+    return ((name, _copied(whole, dtype)) for name, whole in _whole(policy))
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A copy on CPU. Cast first, because a copy that casts moves the wider type and casts on the host."""
+    cast = tensor.to(_type_of(tensor, dtype))
+    return cast.to("cpu", copy=cast is tensor)
 
 
 def _type_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

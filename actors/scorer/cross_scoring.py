@@ -334,7 +334,7 @@ class CrossScorer:
 
 
 def _at(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """(num_tokens,) float32 log-softmax of the logits (num_tokens, vocab_size), which are overwritten, at the
+    """(num_tokens,) float32 log-softmax of the logits (num_tokens, vocab_size), which may be overwritten, at the
     targets."""
     if logits.is_cuda and temperature == 1:  # one kernel that reads what the product wrote
         return logits.log_softmax(-1, dtype=torch.float32).gather(1, targets.unsqueeze(1)).squeeze(1)

@@ -33,7 +33,7 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     *_, last = done.stdout.strip().splitlines() or ["pytest printed nothing"]
     counts = {what.rstrip("s"): int(number) for number, what in COUNT.findall(last)}
     yield counts
-    failed = re.findall(r"^(?:FAILED|ERROR) (.+)", done.stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S.*)", done.stdout, re.MULTILINE)
     if failed:
         yield {"failed_tests": failed}
     if done.returncode or (place.device == "cuda" and not counts.get("passed")):

@@ -128,9 +128,15 @@ def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: La
     if window not in layout.block_masks:
         layout.block_masks[window] = block_mask(layout, window)
     mask, size = layout.block_masks[window], value.shape[-1]
-    query, key, value = (functional.pad(x, (0, max(0, LEAST_HEAD - x.shape[-1]))) for x in (query, key, value))
+    query, key, value = map(_padded, (query, key, value))
     found = flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=OPTIONS)
     return found[..., :size].transpose(1, 2)
+
+
+def _padded(heads: Tensor) -> Tensor:
+    """The heads with zeros up to LEAST_HEAD; large ones as they are, without a copy."""
+    missing = LEAST_HEAD - heads.shape[-1]
+    return functional.pad(heads, (0, missing)) if missing > 0 else heads
 
 
 def block_mask(layout: Layout, window: int = 0) -> Any:
