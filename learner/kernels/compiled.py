@@ -18,10 +18,11 @@ Beyond torch's own limit of 8 it would compute the dense form instead, which hol
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled at its first call for sizes that may differ from call to call."""
     os.environ.update(own_compile_cache())
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        return torch.compile(function, dynamic=True, recompile_limit=VARIANTS)
+    compile_: Any = torch.compile  # its annotations leave the limit out
+    if "recompile_limit" in inspect.signature(compile_).parameters:
+        return compile_(function, dynamic=True, recompile_limit=VARIANTS)
     # Such a torch has one limit for all functions and threads. Newer ones have it by thread, and autograd has its own.
     from torch._dynamo import config as compiler  # here, because the import takes a second
 
     compiler.recompile_limit = max(compiler.recompile_limit, VARIANTS)
-    return torch.compile(function, dynamic=True)
+    return compile_(function, dynamic=True)
