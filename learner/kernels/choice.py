@@ -5,7 +5,7 @@
 | attention over packed rows | blocks on CPU (`block_attention`), FlexAttention on CUDA | `plain.row_attention` |
 | linear layers, float32 on CPU | oneDNN (`linear`) | the model's own |
 | gated feed-forward block, float32 on CPU | one function (`gated`) | the model's own |
-| log-probability and entropy | tiles of logits (`head`) | `plain.log_probabilities` |
+| log-probability and entropy | tiles of logits (`head`), compiled on CUDA | `plain.log_probabilities` |
 
 Both sets compute the same results up to rounding; the tests of each part run both.
 """
