@@ -65,9 +65,9 @@ def gathered(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple
         dtype: of the copies of floating-point tensors, which are cast before they leave the device; None: their own.
             With adapters it is ignored, because merging computes in the parameters' own type.
     """
-    if policy.lora is not None:
-        return merged(((name, whole.to("cpu", copy=True)) for name, whole in _whole(policy)), policy.lora)
-    return ((name, _copied(whole, dtype)) for name, whole in _whole(policy))
+    wanted = dtype if policy.lora is None else None
+    copies = ((name, _copied(whole, wanted)) for name, whole in _whole(policy))
+    return copies if policy.lora is None else merged(copies, policy.lora)
 
 
 def _copied(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

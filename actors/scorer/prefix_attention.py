@@ -37,9 +37,6 @@ queries. Smaller blocks would leave a GPU waiting for its host."""
 Attend = Callable[[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor], float, Tensor | None], Tensor]
 """Function of queries (rows, heads, num_tokens, head_dim), the rows' own keys and values, the prefix's keys and values,
 the scale, and `PrefixContext.seen`; returns (rows, num_tokens, heads, head_dim)."""
-Flash = Callable[..., tuple[Tensor, Tensor]]
-"""Function of queries, keys and values (batch, heads, num_tokens, head_dim), whether they are causal, the scale, and
-`PrefixContext.seen`, which replaces causality; returns the output and its log-sum-exps (batch, heads, num_tokens)."""
 LayerCache = list[tuple[Tensor, Tensor]]
 """Keys and values of one sequence, one pair per layer, each (num_kv_heads, num_tokens, head_dim)."""
 
@@ -107,17 +104,15 @@ def by_device(
     return _by_kernel(flash, query, own, prefix, scaling, seen)
 
 
-def _flash(query: Tensor, value: Tensor, seen: Tensor | None) -> Flash | None:
+def _flash(query: Tensor, value: Tensor, seen: Tensor | None) -> Callable[..., Any] | None:
     """The flash kernel of the tensors' device; None if it does not take them."""
     if query.shape[-1] != value.shape[-1]:
         return None
     if query.device.type == "cpu":
-        kernel = private_operator(CPU_FLASH, WITHOUT_FLASH)
-        return kernel and partial(_on_cpu, kernel)
+        return private_operator(CPU_FLASH, WITHOUT_FLASH)
     half = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
     fits = half and seen is None and query.shape[-1] in FLASH_SIZES and _has_flash(query.device)
-    kernel = private_operator(CUDA_FLASH, WITHOUT_FLASH) if fits else None
-    return kernel and partial(_on_cuda, kernel)
+    return private_operator(CUDA_FLASH, WITHOUT_FLASH) if fits else None
 
 
 @cache
@@ -126,46 +121,22 @@ def _has_flash(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def _on_cpu(
-    kernel: Callable[..., Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scaling: float,
-    seen: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    mask = None if seen is None else _additive(seen, query.dtype)
-    return kernel(query, key, value, 0.0, causal and mask is None, attn_mask=mask, scale=scaling)
-
-
-def _on_cuda(
-    kernel: Callable[..., Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scaling: float,
-    seen: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    return kernel(query, key, value, 0.0, causal, False, scale=scaling)[:2]
-
-
 def _by_kernel(
-    flash: Flash,
+    flash: Callable[..., Any],
     query: Tensor,
     own: tuple[Tensor, Tensor],
     prefix: tuple[Tensor, Tensor],
     scaling: float,
     seen: Tensor | None,
 ) -> Tensor:
-    """The form with a kernel that also returns the log-sum-exps."""
+    """The form with a kernel that returns the output and its log-sum-exps first; only the CPU's takes a mask."""
     (rows, heads, num_tokens, _), kv_heads = query.shape, own[0].shape[1]
     key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in own)
-    near, near_lse = flash(query, key, value, True, scaling, seen)
+    mask = {} if seen is None else {"attn_mask": _additive(seen, query.dtype)}
+    near, near_lse = flash(query, key, value, 0.0, seen is None, scale=scaling, **mask)[:2]
     flat = query.transpose(1, 2).flatten(0, 1).unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
     key, value = (x.expand(len(flat), -1, -1, -1) for x in prefix)
-    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in flash(flat, key, value, False, scaling))
+    far, far_lse = (x.transpose(0, 2).flatten(1, 2) for x in flash(flat, key, value, 0.0, False, scale=scaling)[:2])
     weight = (far_lse.unflatten(0, (rows, num_tokens)) - near_lse.transpose(1, 2)).sigmoid_().unsqueeze(-1)
     return torch.lerp(near.transpose(1, 2), far.unflatten(0, (rows, num_tokens)), weight.to(near.dtype))
 

@@ -75,7 +75,7 @@ class _Head(torch.autograd.Function):
         many, words = _tile(len(hidden), len(weight), hidden.device.type)
         log_probs, entropies, norms = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         one = many >= len(hidden) and words >= len(weight)
-        kept = _logits(hidden, weight, bias, temperature) if one and len(hidden) else None
+        kept = _logits(hidden, weight, bias, temperature) if one else None
         for span in tiles(len(hidden), many):
             running = _Running.zeros(hidden[span])
             for part in tiles(len(weight), words):
