@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 MISSING: Any = object()
 
@@ -89,7 +89,7 @@ class BaseModel:
 
     def model_dump(self) -> dict[str, Any]:
         """The fields as a mapping, nested models too."""
-        return {name: v.model_dump() if isinstance(v, BaseModel) else v for name, v in vars(self).items()}
+        return _plain(vars(self))
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -99,9 +99,18 @@ class BaseModel:
 
 
 def _nested(value: Any, hint: Any) -> Any:
-    """The model that a mapping describes, if its field is annotated with one."""
+    """The model that a mapping describes, if its field is annotated with one, or with a dictionary of them."""
+    if get_origin(hint) is dict and isinstance(value, Mapping):
+        return {name: _nested(one, get_args(hint)[1]) for name, one in value.items()}
     models = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, BaseModel)]
     return models[0].model_validate(value) if models and isinstance(value, Mapping) else value
+
+
+def _plain(value: Any) -> Any:
+    """The value with every model as a dictionary."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _unchecked(*given: Any, **named: Any) -> Any:

@@ -208,6 +208,12 @@ for wrong in ({"fp32_head": True}, {"no_such_key": 1}):
         LearnerConfig(**wrong)
     except ValueError as error:
         print(error)
+from learner.checkpoint.manifest import Manifest
+module = {"parameters": {"head": [2, 3]}, "stepped": ["head"]}
+read = Manifest.model_validate(
+    {"format": 2, "optimizer_steps": 1, "algorithm": "ppo", "identity": {}, "modules": {"policy": module}}
+)
+print(read.modules["policy"].parameters["head"], read.model_dump()["modules"]["policy"] == module)
 """
 
 
@@ -215,7 +221,8 @@ def test_settings_are_the_same_without_pydantic() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", STAND_IN], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    built, unusable, unknown = done.stdout.splitlines()
+    built, unusable, unknown, manifest = done.stdout.splitlines()
     wanted = LearnerConfig.model_validate({"algorithm": "ppo", "lora": {"rank": 4}, "minibatches": 2})
     assert json.loads(built) == json.loads(wanted.model_dump_json())
     assert "fp32_head does nothing" in unusable and "no_such_key" in unknown
+    assert manifest == "[2, 3] True"
