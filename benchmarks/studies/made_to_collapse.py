@@ -15,6 +15,13 @@ Seven runs of FrozenLake are made to collapse by four means, 120 steps each, wit
 Six healthy runs have the recipe's settings, with and without the filter. All have a reading of the fixed probe, with
 the links to answers, every 10 steps. `--run` and `--list` are those of `benchmarks.claims`.
 
+Those means ruin success within 7 to 23 steps, before an alarm that needs four readings can come. So the part `gentle`
+has means that are slow, and a reading every 3 steps; its healthy runs are the part `steady`. It was written down before
+the first of its runs, with what is expected of it: the alarm comes before the fall, a mean lead above 0.
+
+    blind, format   as above, at a quarter of the learning rate
+    entropy         an entropy bonus of 0.2
+
 `format` was added, and a second run of `length` left out, when the first run of `length` was seen: it did not collapse.
 It stays in the table.
 
@@ -53,7 +60,11 @@ from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval
 
 STEPS, STEP_S = 120, 3.0
+GENTLE_STEP_S = 4.7
+"""With a reading every 3 steps."""
 ENTROPY, OVERLONG = "learner.objective.entropy_coefficient", "learner.objective.overlong"
+LEARNING_RATE = 2e-4
+"""The recipe's; a test compares them."""
 NONE: Mapping[str, Any] = {"filter.rule": "none"}
 SHORT = {f"{OVERLONG}.penalty": 3.0, f"{OVERLONG}.max_tokens": 20, f"{OVERLONG}.cache_tokens": 16}
 MEANS: Mapping[str, Mapping[str, Any]] = {
@@ -63,6 +74,13 @@ MEANS: Mapping[str, Mapping[str, Any]] = {
     "format": {**NONE, "environment.options.pays": "format"},
     "entropy0.4": {**NONE, ENTROPY: 0.4},
 }
+SLOW = {"learner.optimizer.learning_rate": LEARNING_RATE / 4}
+GENTLE: Mapping[str, Mapping[str, Any]] = {
+    "blind": {**MEANS["blind"], **SLOW},
+    "entropy0.2": {**NONE, ENTROPY: 0.2},
+    "format": {**MEANS["format"], **SLOW},
+}
+OFTEN = {"scorer.probe.every": 3}
 HEALTHY: Mapping[str, Mapping[str, Any]] = {"none": NONE, "top_p": {"filter.rule": "top_p", "filter.rho": 0.9}}
 COMMON = (
     "recorder.report=false",
@@ -101,6 +119,10 @@ def every_cell() -> Iterator[StudyCell]:
     ]
     for seed, part, arm in order:
         yield StudyCell(part, "frozenlake", arm, {**MEANS, **HEALTHY}[arm], seed, STEPS, STEP_S)
+    gentle = [*((0, "gentle", arm) for arm in GENTLE), *((seed, "steady", "none") for seed in (0, 1))]
+    gentle += [(1, "gentle", arm) for arm in GENTLE]
+    for seed, part, arm in gentle:
+        yield StudyCell(part, "frozenlake", arm, {**HEALTHY, **GENTLE}[arm], seed, STEPS, GENTLE_STEP_S, OFTEN)
 
 
 STUDY = Study("made-to-collapse", COMMON, tuple(every_cell()), Path(__file__).parent / "results" / "made_to_collapse")
@@ -211,13 +233,17 @@ def false_alarms(runs: Sequence[Kept], number: int, seed: int = 0) -> dict[str, 
 
 
 def measure(runs: Sequence[Kept], number: int) -> dict[str, Any]:
-    """All figures."""
-    collapsed = [judged(run) for run in runs if run.part == "collapse"]
-    healthy = [run for run in runs if run.part == "healthy"]
+    """All figures; `gentle`: those of the gentle means."""
+    figures = {"benchmark": "made_to_collapse", "frozen": FROZEN, **_measured(runs, "collapse", "healthy", number)}
+    return figures | {"gentle": _measured(runs, "gentle", "steady", number)}
+
+
+def _measured(runs: Sequence[Kept], collapsing: str, steady: str, number: int) -> dict[str, Any]:
+    """The figures of one part of runs that are made to collapse, and one of healthy runs with as many readings."""
+    collapsed = [judged(run) for run in runs if run.part == collapsing]
+    healthy = [run for run in runs if run.part == steady]
     leads = [row["lead"] for row in collapsed if row["lead"] is not None]
     return {
-        "benchmark": "made_to_collapse",
-        "frozen": FROZEN,
         "collapsed": collapsed,
         "healthy": [judged(run) for run in healthy],
         "lead": {**t_interval([float(lead) for lead in leads]), "interval": INTERVAL.replace("seeds", "runs")},
@@ -231,7 +257,8 @@ COLUMNS = ("run", "alarm", "by", "early", "fall of success", "lead", "success", 
 def rows(figures: Mapping[str, Any]) -> list[list[str]]:
     """The printed rows."""
     found = []
-    for row in [*figures["collapsed"], *figures["healthy"]]:
+    gentle = figures["gentle"]
+    for row in [*figures["collapsed"], *figures["healthy"], *gentle["collapsed"], *gentle["healthy"]]:
         ends = [f"{e[0]:.2f} to {e[1]:.2f}" if e else "-" for e in row["ends"].values()]
         told = ["-" if row[key] is None else str(row[key]) for key in ("alarm", "by", "early", "fall", "lead")]
         found.append([row["run"], *(word or "-" for word in told), *ends])
@@ -240,6 +267,12 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """The lines under the table."""
+    gentle = figures["gentle"]
+    under = [f"gentle means: {line}" for line in _notes(gentle)] if gentle["collapsed"] else []
+    return [*_notes(figures), *under]
+
+
+def _notes(figures: Mapping[str, Any]) -> list[str]:
     lead, false = figures["lead"], figures["false_alarms"]
     runs = figures["collapsed"]
     fallen = [row for row in runs if row["fall"] is not None]

@@ -45,13 +45,32 @@ def test_at_least_six_runs_by_three_means_or_more_are_planned_to_collapse_and_si
     collapse = [cell for cell in STUDY.cells if cell.part == "collapse"]
     assert len(collapse) >= 6 and min(cell.steps for cell in STUDY.cells) >= 120
     assert {cell.arm.rstrip("01.4") for cell in collapse} == {"entropy", "blind", "length", "format"}
-    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == len(collapse) + 6
+    assert len([cell for cell in STUDY.cells if cell.part == "healthy"]) == 6
+    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells)
 
 
 def test_every_cell_is_a_run_that_can_be_made(tmp_path):
     for cell in STUDY.cells:
         config = run_of(STUDY, cell, str(tmp_path)).config
-        assert config.scorer.probe.every == 10 and config.scorer.probe.scores_answers
+        often = 3 if cell.part in ("gentle", "steady") else 10
+        assert config.scorer.probe.every == often and config.scorer.probe.scores_answers
+
+
+def test_gentle_means_of_rewards_have_a_quarter_of_the_learning_rate(tmp_path):
+    rates = {}
+    for cell in STUDY.cells:
+        rates.setdefault(
+            (cell.part, cell.arm), run_of(STUDY, cell, str(tmp_path)).config.learner.optimizer.learning_rate
+        )
+    assert rates["gentle", "blind"] == rates["gentle", "format"] == rates["collapse", "blind"] / 4
+    assert rates["gentle", "entropy0.2"] == rates["collapse", "entropy1"] == rates["steady", "none"]
+
+
+def test_gentle_runs_are_judged_apart():
+    runs = [kept("collapse", FALLING, SUCCESS), *(kept("gentle", FALLING, SUCCESS[: n + 30]) for n in (75, 80))]
+    found = measure([*runs, kept("steady", [1.0] * 12, [0.5] * 110)], 10)
+    assert (len(found["collapsed"]), len(found["gentle"]["collapsed"]), len(found["gentle"]["healthy"])) == (1, 2, 1)
+    assert found["false_alarms"] is None and found["gentle"]["false_alarms"]["raised"] == 0
 
 
 def test_the_alarm_is_the_one_that_was_frozen():
