@@ -1,16 +1,16 @@
 """Measures the scorer's cost in the demo: its share of the run's CPU time, and a step's seconds with and without it.
 
-`python -m benchmarks.scorer_share [--pairs N] [--steps N] [--quick] [--json]`. The demo (recipe `frozenlake`) runs with
-the scorer on and off; the order alternates from pair to pair. If it is on, the scorer scores the first turn, and the
-trajectory scope with N = 32, at step 1 and every 5 steps. Both sides do the same work, token for token, because the
-scorer does not affect play or learning. The first four steps are warm-up and left out, so that 4 + 5 k steps contain k
-scorings with the steps that follow each. No figure includes the start of Ray and vLLM, twice per pair; because of it
-even `--quick`, with 9 steps of each, takes over a minute.
+`python -m benchmarks.scorer_share [--pairs N] [--steps N] [--samples K] [--quick] [--json]`. The demo (recipe
+`frozenlake`) runs with the scorer on and off; the order alternates from pair to pair. If it is on, the scorer scores the
+first turn, and the trajectory scope with N = 32, at step 1 and every 5 steps. Both sides do the same work, token for
+token, because the scorer does not affect play or learning. The first four steps are warm-up and left out, so that
+4 + 5 k steps contain k scorings with the steps that follow each. No figure includes the start of Ray and vLLM, twice per
+pair; because of it even `--quick`, with 9 steps of each, takes over a minute.
 
 CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time excludes validation and
 the fixed probe. The probe, with the links from answers, is read before training, every 25 steps and after the last one.
 Its share is that of a run that reads it every 25 steps: the CPU seconds of its scoring as its process counts them, and
-for its play the run's mean load over `seconds/probe`.
+for its play the run's mean load over `seconds/probe`. `--samples` is `scorer.probe.samples`, its trajectories per task.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def order_of(pairs: int) -> list[str]:
     return [arm for pair in range(pairs) for arm in (("on", "off") if pair % 2 == 0 else ("off", "on"))]
 
 
-def run_arm(arm: str, steps: int) -> Run:
-    """Runs the demo once, with the scorer on or off."""
+def run_arm(arm: str, steps: int, samples: int | None = None) -> Run:
+    """Runs the demo once, with the scorer on or off. `samples`: the probe's trajectories per task; None: as set."""
+    probe = [f"scorer.probe.samples={samples}"] if samples and arm == "on" else []
     with tempfile.TemporaryDirectory() as folder:
-        cpu = run_steps(RECIPE, steps, ARMS[arm], Path(folder), WARM_UP)
+        cpu = run_steps(RECIPE, steps, [*ARMS[arm], *probe], Path(folder), WARM_UP)
         return Run(arm, read_metrics(Path(folder) / "loop"), cpu)
 
 
@@ -120,13 +121,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=2, help="runs with and runs without (default: 2)")
     parser.add_argument("--steps", type=int, default=29, help="steps per run, 4 + 5 k (default: 29)")
+    parser.add_argument("--samples", type=int, help="the probe's samples of a task (default: the recipe's)")
     parser.add_argument("--quick", action="store_true", help="one pair of 9 steps")
     parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     pairs, steps = (1, WARM_UP + EVERY) if options.quick else (options.pairs, options.steps)
     if pairs < 1 or steps < WARM_UP + EVERY:
         parser.error(f"at least one pair of {WARM_UP + EVERY} steps is needed")
-    found = figures([run_arm(arm, steps) for arm in order_of(pairs)])
+    found = figures([run_arm(arm, steps, options.samples) for arm in order_of(pairs)])
     rows = [[f"seconds/{part} (median)", *values.values()] for part, values in found["seconds"].items()]
     counts = ", ".join(f"{name} {count:.0f}" for name, count in found["outcomes"].items())
     notes = [
