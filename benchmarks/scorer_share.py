@@ -1,11 +1,11 @@
 """Measures the scorer's cost in the demo: its share of the run's CPU time, and a step's seconds with and without it.
 
 `python -m benchmarks.scorer_share [--pairs N] [--steps N] [--samples K] [--quick] [--json]`. The demo (recipe
-`frozenlake`) runs with the scorer on and off; the order alternates from pair to pair. If it is on, the scorer scores the
-first turn, and the trajectory scope with N = 32, at step 1 and every 5 steps. Both sides do the same work, token for
-token, because the scorer does not affect play or learning. The first four steps are warm-up and left out, so that
-4 + 5 k steps contain k scorings with the steps that follow each. No figure includes the start of Ray and vLLM, twice per
-pair; because of it even `--quick`, with 9 steps of each, takes over a minute.
+`frozenlake`) runs with the scorer on and off; the order alternates from pair to pair. If it is on, the scorer scores
+the first turn, and the trajectory scope with N = 32, at step 1 and every 5 steps. Both sides do the same work, token
+for token, because the scorer does not affect play or learning. The first four steps are warm-up and left out, so that
+4 + 5 k steps contain k scorings with the steps that follow each. No figure includes the start of Ray and vLLM, twice
+per pair; because of it even `--quick`, with 9 steps of each, takes over a minute.
 
 CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time excludes validation and
 the fixed probe. The probe, with the links from answers, is read before training, every 25 steps and after the last one.
