@@ -9,6 +9,7 @@ longer runs of its arm. Cells of one seed play the same tasks in every arm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ SLIP_OF_NOISE = 0.75
 """With probability p the executed direction is uniform over the four; in 3/4 of these cases it is another one."""
 GRADIENTS: Settings = {"gradients.every": 15}
 GRADIENT_STEPS = 30
+DECOMPOSITION_S = 120.0
 
 
 def _cell(part: str, recipe: str, arm: str, settings: Settings, seed: int, steps: int, **extra: Any) -> StudyCell:
@@ -118,7 +120,8 @@ def gradients() -> Iterator[StudyCell]:
     for seed in SEEDS:
         for name, own in {"grpo": {}, "ppo": ALGORITHMS["ppo"]}.items():
             settings = {**NONE, **own, KL: 0.001}
-            yield _cell("gradients", "sokoban", f"{name}_kl0.001", settings, seed, GRADIENT_STEPS, **GRADIENTS)
+            cell = _cell("gradients", "sokoban", f"{name}_kl0.001", settings, seed, GRADIENT_STEPS, **GRADIENTS)
+            yield replace(cell, step_s=cell.step_s + DECOMPOSITION_S / GRADIENTS["gradients.every"])
 
 
 def every_cell() -> list[StudyCell]:
