@@ -50,6 +50,18 @@ def first_task(chosen: EnvironmentConfig, timeout_s: float) -> FirstTask:
     return _bounded(start, timeout_s, "cannot start its first task")
 
 
+def notes_on_slow_calls(environment: Environment, name: str, step_timeout_s: float) -> list[str]:
+    """A warning if the environment's own settings let a call take longer than an actor waits for it."""
+    longest_s, settings = environment.longest_call()
+    if longest_s < step_timeout_s:
+        return []
+    return [
+        f"WARNING: a call of {name} may take {longest_s:g} s (environment.options: {settings}), but "
+        f"environment_actor.step_timeout_s={step_timeout_s:g} gives it up before that, and its trajectory is lost as "
+        "step_timeout; raise that, or lower these"
+    ]
+
+
 def _new(chosen: EnvironmentConfig) -> Environment:
     return make(chosen.name, "train", chosen.options, chosen.prompt)
 

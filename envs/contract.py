@@ -107,6 +107,11 @@ class Environment(Protocol):
         change meanwhile, such as the version of a service."""
         return {}
 
+    def longest_call(self) -> tuple[float, str]:
+        """The most seconds that a call may take by the environment's own settings, and which these are; (0, "") if
+        none bounds it. A run that would abandon the call sooner says so at its start."""
+        return 0.0, ""
+
 
 class Demonstrator(Protocol):
     """An environment that can demonstrate how it is played."""

@@ -44,7 +44,7 @@ from actors.scorer.fixed_model import check_scorer_model
 from cluster.config import RunConfig, changes, dump, settings_of
 from cluster.control.party_errors import Failed, Refused
 from cluster.errors import UserError
-from cluster.first_task import first_task
+from cluster.first_task import first_task, notes_on_slow_calls
 from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from cluster.fleet.fleet import Fleet, party_names
 from cluster.fleet.ray_parties import RayParties
@@ -178,6 +178,7 @@ def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:
     try:
         first = first_task(chosen, config.cluster.start_timeout_s)
         notes = [*first.environment.notes(), *notes_on_replays(first.environment, chosen, selecting)]
+        notes += notes_on_slow_calls(first.environment, chosen.name, config.environment_actor.step_timeout_s)
     except ValueError as error:
         raise UserError(f"environment {chosen.name}: {error}") from error
     if selecting.kind_floor and first.kind is None:

@@ -31,7 +31,7 @@ from envs.settings import Settings
 from envs.splits import Split, no_task, split_of, task_key_of
 from envs.text import legible
 from envs.untrusted.files import Unreadable, brief, shortened
-from envs.untrusted.http import JsonClient, NoAnswer
+from envs.untrusted.http import JsonClient, NoAnswer, longest_wait_s
 from envs.untrusted.secrets import bearer, masked
 from envs.untrusted.text import parse_object
 
@@ -185,6 +185,11 @@ class Http(Environment):
     def pinned(self) -> dict[str, Any]:
         """The version that the run begins with, for actors that ask the server later."""
         return {"version": self._version}
+
+    def longest_call(self) -> tuple[float, str]:
+        """That of a request with all its attempts."""
+        options = self.options
+        return longest_wait_s(options.timeout_s, options.retries), "(retries + 3) x timeout_s, and the back-off"
 
     @property
     def stochastic(self) -> bool:

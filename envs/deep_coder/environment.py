@@ -40,6 +40,7 @@ from envs.deep_coder.tasks import (
 )
 from envs.deep_coder.words import WORDS
 from envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
+from envs.sandbox.own_time import STRETCH
 from envs.settings import Settings
 from envs.splits import MAX_DRAWS, Split, no_task, split_of
 from envs.text import printable
@@ -109,6 +110,11 @@ class DeepCoder(TextEnv, Demonstrator):
         return [
             f"{'sandbox' if backend.isolates else 'WARNING: NO SANDBOX, allow_unsafe is set'}: {backend.name}{lacks}"
         ]
+
+    def longest_call(self) -> tuple[float, str]:
+        """That of a program's tests on a machine without a free core."""
+        settings = f"{STRETCH} x sandbox.limits.total_s, where programs wait for a core"
+        return STRETCH * self.options.sandbox.limits.total_s, settings
 
     def observation(self) -> str:
         """The current state as text."""

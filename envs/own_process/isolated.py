@@ -87,6 +87,10 @@ class OwnProcess(Environment):
         with self._refused("cannot be asked for its notes"):
             return self._session.notes()
 
+    def longest_call(self) -> tuple[float, str]:
+        """After which the process is ended."""
+        return self.options.timeout_s, "timeout_s"
+
     @property
     def stochastic(self) -> bool:
         """The environment's own."""

@@ -99,6 +99,12 @@ class SearchQA(TextEnv, Demonstrator):
         """`search[words]` or `answer[text]`, as `read_bracketed` reads them."""
         return read_bracketed(text, ("search", "answer"))
 
+    def longest_call(self) -> tuple[float, str]:
+        """That of a search with all its attempts; none without a retriever elsewhere."""
+        if not isinstance(self._retriever, HttpRetriever):
+            return super().longest_call()
+        return self._retriever.longest_wait_s, "(retriever_retries + 3) x retriever_timeout_s, and the back-off"
+
     def observation(self) -> str:
         """The current state as text."""
         return self._shown

@@ -78,6 +78,11 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _TlsConnection  # pyrefly: ignore[bad-assignment] as above
 
 
+def longest_wait_s(timeout_s: float, retries: int) -> float:
+    """Seconds after which every call of a client with these settings has ended."""
+    return (retries + 3) * timeout_s + FIRST_BACKOFF_S * max(0, 2**retries - 2)
+
+
 class JsonClient:
     """Posts to any URL. May be shared between threads."""
 
@@ -98,7 +103,7 @@ class JsonClient:
     @property
     def longest_wait_s(self) -> float:
         """Seconds after which every call has ended."""
-        return (self.retries + 3) * self.timeout_s + FIRST_BACKOFF_S * max(0, 2**self.retries - 2)
+        return longest_wait_s(self.timeout_s, self.retries)
 
     def post(self, url: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """(status, body) of the answer. Raises NoAnswer."""

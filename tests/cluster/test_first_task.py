@@ -13,6 +13,7 @@ from cluster.first_task import first_task, made
 from cluster.loop.run import _with_environment
 from envs.config import EnvironmentConfig
 from envs.grid_worlds.frozen_lake import FrozenLake
+from envs.registry import constructed
 
 RELEASE = threading.Event()
 LAKE = EnvironmentConfig(name="FrozenLake")
@@ -49,7 +50,7 @@ def raises(error: BaseException):
 def hostile(monkeypatch: pytest.MonkeyPatch, at: str, does) -> EnvironmentConfig:
     monkeypatch.setattr(Hostile, "at", at)
     monkeypatch.setattr(Hostile, "does", does)
-    monkeypatch.setitem(sys.modules, "hostile_lake", SimpleNamespace(Hostile=Hostile, Pinned=Pinned))
+    monkeypatch.setitem(sys.modules, "hostile_lake", SimpleNamespace(Hostile=Hostile, Pinned=Pinned, Slow=Slow))
     return EnvironmentConfig(name="hostile_lake:Hostile")
 
 
@@ -101,6 +102,35 @@ def test_what_an_environment_fixes_at_the_start_is_in_the_runs_settings(monkeypa
     words = ["environment.name=hostile_lake:Pinned", "environment.options={size: 4}", f"runs_dir={tmp_path}"]
     config, _ = _with_environment(load("frozenlake", words))
     assert config.environment.options == {"size": 4, "slip_rate": 0.125}
+
+
+class Slow(FrozenLake):
+    def longest_call(self) -> tuple[float, str]:
+        return 8.0, "patience_s"
+
+
+def test_calls_that_an_actor_would_give_up_before_their_own_limit_are_told(monkeypatch, tmp_path: Path) -> None:
+    hostile(monkeypatch, "", None)
+    words = ["environment.name=hostile_lake:Slow", f"runs_dir={tmp_path}", "environment_actor.step_timeout_s="]
+    notes = {bound: _with_environment(load("frozenlake", [*words[:2], words[2] + bound]))[1] for bound in ("8", "8.5")}
+    (note,) = notes["8"]
+    assert "may take 8 s (environment.options: patience_s)" in note and "environment_actor.step_timeout_s=8 " in note
+    assert not notes["8.5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "seconds"),
+    [
+        ("FrozenLake", {}, 0.0),
+        ("SearchQA", {"num_passages": 100}, 0.0),
+        ("SearchQA", {"num_passages": 100, "retriever_url": "http://127.0.0.1:9/retrieve"}, 8.0),
+        ("DeepCoder", {"sandbox": {"allow_unsafe": True, "limits": {"total_s": 3.0}}}, 12.0),
+        ("Http", {"url": "http://127.0.0.1:9", "timeout_s": 1.0, "retries": 3}, 7.5),
+        ("OwnProcess", {"environment": "FrozenLake", "timeout_s": 5.0}, 5.0),
+    ],
+)
+def test_the_longest_call_follows_from_the_environments_settings(name, options, seconds) -> None:
+    assert constructed(name, "train", options).longest_call()[0] == seconds
 
 
 def test_a_floor_for_kinds_that_the_environment_does_not_declare_is_told(tmp_path: Path, monkeypatch) -> None:
