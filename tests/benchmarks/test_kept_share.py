@@ -30,6 +30,8 @@ from benchmarks.studies.kept_share import (
 from cluster.config import load
 from cluster.sweep.table import text
 
+BESIDE = ("sokoban",)
+"""Environments of which some cells ran two at a time, so that their seconds do not compare."""
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 
 
@@ -108,7 +110,7 @@ def test_the_committed_figures_are_judged_and_without_them_nothing_was_run(capsy
 
 
 def test_the_table_of_the_docs_is_that_of_the_committed_figures() -> None:
-    told = ["countdown", "frozenlake"]
+    told = ["countdown", "frozenlake", "sokoban"]
     columns = [table_column(name) for name in told]
     rhos = ", ".join(f"{rho:g}" for rho in GRID)
     heads = (
@@ -116,18 +118,18 @@ def test_the_table_of_the_docs_is_that_of_the_committed_figures() -> None:
         f"fresh, seeds {FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]}: best fixed rho, its success",
         "the controller's success",
         "its difference, paired by seed",
-        f"verdict at a tolerance of {TOLERANCES['countdown']:g}",
+        f"verdict at a tolerance of {TOLERANCES['countdown']:g}, on Sokoban {TOLERANCES['sokoban']:g}",
         "the controller's moves, in five runs",
         f"seconds of a step, median, against a fixed rho of {START:g}",
     )
     page = PAGE.read_text()
     for head, *cells in zip(heads, *columns, strict=True):
         assert "| " + " | ".join([head, *cells]) + " |\n" in page, "python -m benchmarks.studies.kept_share"
-    titles = (f"Countdown, {STEPS['countdown']} steps", f"FrozenLake, {STEPS['frozenlake']} steps")
+    names = {"countdown": "Countdown", "frozenlake": "FrozenLake", "sokoban": "Sokoban"}
+    titles = [f"{names[name]}, {STEPS[name]} steps" for name in told]
     assert f"| | {' | '.join(titles)} |" in page
     measured = [sum(len(run.series("kept_share/measured")) for run in steered(name)) for name in told]
-    assert "in {} measurements on Countdown and {} on FrozenLake".format(*measured) in page
-    assert judged(committed(), "sokoban")["verdict"] == "not run" and "Sokoban's cells are to be run" in page
+    assert "in {} measurements on Countdown, {} on FrozenLake and {} on Sokoban".format(*measured) in page
 
 
 def table_column(environment: str) -> list[str]:
@@ -148,7 +150,9 @@ def table_column(environment: str) -> list[str]:
         text(row["difference"], "+"),
         verdict,
         str(moves) if moves else "none",
-        f"{step_seconds(environment, AUTO):.2f}, {step_seconds(environment, fixed(START)):.2f}",
+        "-"
+        if environment in BESIDE
+        else f"{step_seconds(environment, AUTO):.2f}, {step_seconds(environment, fixed(START)):.2f}",
     ]
 
 
