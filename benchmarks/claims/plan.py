@@ -9,7 +9,6 @@ longer runs of its arm. Cells of one seed play the same tasks in every arm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +70,7 @@ SLIP_OF_NOISE = 0.75
 GRADIENTS: Settings = {"gradients.every": 15}
 GRADIENT_STEPS = 30
 DECOMPOSITION_S = 120.0
+"""Seconds of one decomposition of the gradient."""
 
 
 def _cell(part: str, recipe: str, arm: str, settings: Settings, seed: int, steps: int, **extra: Any) -> StudyCell:
@@ -120,8 +120,8 @@ def gradients() -> Iterator[StudyCell]:
     for seed in SEEDS:
         for name, own in {"grpo": {}, "ppo": ALGORITHMS["ppo"]}.items():
             settings = {**NONE, **own, KL: 0.001}
-            cell = _cell("gradients", "sokoban", f"{name}_kl0.001", settings, seed, GRADIENT_STEPS, **GRADIENTS)
-            yield replace(cell, step_s=cell.step_s + DECOMPOSITION_S / GRADIENTS["gradients.every"])
+            arm, step_s = f"{name}_kl0.001", STEP_S["sokoban"] + DECOMPOSITION_S / GRADIENTS["gradients.every"]
+            yield StudyCell("gradients", "sokoban", arm, settings, seed, GRADIENT_STEPS, step_s, GRADIENTS)
 
 
 def every_cell() -> list[StudyCell]:

@@ -7,7 +7,7 @@ A lost answer costs one trajectory, with its reason: every attempt has a deadlin
 so that nothing is played twice, and an answer of the wrong form is refused. Beyond loopback a token is needed, in the
 variable that `token_variable` names, on every host that runs environment actors.
 
-A request waits for the server at most (retries + 3) x timeout_s and the back-off (`JsonClient.longest_wait_s` in
+A request waits for the server at most (retries + 3) x timeout_s and the back-off (`longest_wait_s` in
 `envs.untrusted.http`); then the trajectory fails. Where the server does not keep the splits apart, a reset asks for one
 task after the other until one belongs to the split: on average for eight in validation. Which seed that was, and which
 others were tried, is remembered, so that a reset that ends too late is continued by the next attempt.

@@ -43,11 +43,6 @@ class HttpRetriever:
         self.url = url
         self._client = JsonClient(timeout_s, retries, OVERLOADED)
 
-    @property
-    def longest_wait_s(self) -> float:
-        """Seconds after which every call has ended."""
-        return self._client.longest_wait_s
-
     def retrieve(self, query: str, count: int) -> list[Found]:
         """The server's passages for `query`. Raises RetrieverError with the reason if there is no valid answer."""
         body = {"queries": [query.encode(errors="replace").decode()], "topk": count, "return_scores": True}

@@ -6,7 +6,7 @@
     end          the answer, or the turns
 
 A query or an answer is cut at `MAX_ARGUMENT` characters. A search may wait for an HTTP retriever: keep
-`HttpRetriever.longest_wait_s` below `environment_actor.step_timeout_s`, or a slow retriever fails as `step_timeout`.
+`longest_call` below `environment_actor.step_timeout_s`, or a slow retriever fails as `step_timeout`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from envs.search_qa.world import MIN_PASSAGES, World, generate
 from envs.settings import Settings
 from envs.splits import Split
 from envs.text import PRINTABLE, printable
+from envs.untrusted.http import longest_wait_s
 from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_QUESTION = 600
@@ -101,9 +102,11 @@ class SearchQA(TextEnv, Demonstrator):
 
     def longest_call(self) -> tuple[float, str]:
         """That of a search with all its attempts; none without a retriever elsewhere."""
-        if not isinstance(self._retriever, HttpRetriever):
+        options = self.options
+        if options.retriever_url is None:
             return super().longest_call()
-        return self._retriever.longest_wait_s, "(retriever_retries + 3) x retriever_timeout_s, and the back-off"
+        longest_s = longest_wait_s(options.retriever_timeout_s, options.retriever_retries)
+        return longest_s, "(retriever_retries + 3) x retriever_timeout_s, and the back-off"
 
     def observation(self) -> str:
         """The current state as text."""

@@ -100,11 +100,6 @@ class JsonClient:
         self._pool = urllib3.PoolManager(headers=plain, retries=policy, timeout=Timeout(total=timeout_s), maxsize=16)
         self._pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
-    @property
-    def longest_wait_s(self) -> float:
-        """Seconds after which every call has ended."""
-        return longest_wait_s(self.timeout_s, self.retries)
-
     def post(self, url: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """(status, body) of the answer. Raises NoAnswer."""
         sent = {"Accept-Encoding": "identity", **(headers or {})}

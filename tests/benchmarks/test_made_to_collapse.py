@@ -46,6 +46,7 @@ def test_at_least_six_runs_by_three_means_or_more_are_planned_to_collapse_and_si
     assert len(collapse) >= 6 and min(cell.steps for cell in STUDY.cells) >= 120
     assert {cell.arm.rstrip("01.4") for cell in collapse} == {"entropy", "blind", "length", "format"}
     assert len([cell for cell in STUDY.cells if cell.part == "healthy"]) == 6
+    assert {cell.part for cell in STUDY.cells} == {"collapse", "healthy", "gentle", "steady"}
     assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells)
 
 
@@ -57,11 +58,8 @@ def test_every_cell_is_a_run_that_can_be_made(tmp_path):
 
 
 def test_gentle_means_of_rewards_have_a_quarter_of_the_learning_rate(tmp_path):
-    rates = {}
-    for cell in STUDY.cells:
-        rates.setdefault(
-            (cell.part, cell.arm), run_of(STUDY, cell, str(tmp_path)).config.learner.optimizer.learning_rate
-        )
+    configs = {(cell.part, cell.arm): run_of(STUDY, cell, str(tmp_path)).config for cell in STUDY.cells}
+    rates = {which: config.learner.optimizer.learning_rate for which, config in configs.items()}
     assert rates["gentle", "blind"] == rates["gentle", "format"] == rates["collapse", "blind"] / 4
     assert rates["gentle", "entropy0.2"] == rates["collapse", "entropy1"] == rates["steady", "none"]
 
