@@ -6,9 +6,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from cluster.terminal import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -126,16 +128,15 @@ def print_figures(
     notes: Sequence[str],
 ) -> None:
     """Prints `figures` as one JSON object, or a table (first column left-aligned) and `notes` under it."""
-    if as_json:
-        print(json.dumps(figures))
-        return
+    say(json.dumps(figures) if as_json else "\n".join([*_table(columns, rows), *notes]))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
     for first, *others in cells:
         aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        print("  ".join([first.ljust(widths[0]), *aligned]).rstrip())
-    for note in notes:
-        print(note)
+        yield "  ".join([first.ljust(widths[0]), *aligned]).rstrip()
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

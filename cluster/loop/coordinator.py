@@ -508,7 +508,7 @@ class Coordinator:
         state.seconds += time.time() - self._started
         self._started = time.time()
         try:
-            await self.checkpointing.save(step, state)
+            await self.checkpointing.save(step, state, self.scoring.sound_until)
         except PlayAgain:
             await self._play_again()
             await self._checkpoint(step, open_tickets)

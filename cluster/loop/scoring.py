@@ -3,7 +3,8 @@ end of the run.
 
 `ScoringPace` decides which steps are scored and reports a scorer that is behind or late. The death of the scorer is
 logged as an error; its successor, which supervision starts at once, continues from the state after the last finished
-scoring. The alarms (`actors.diagnosis.alarm`, `probe_alarm`) run here, because the first needs the rewards too.
+scoring. The alarms (`actors.diagnosis.alarm`, `probe_alarm`) run here, because the first needs the rewards too. While
+they see a fall, the newest checkpoint from before it is kept, so that a new run can start from there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cluster.control.parties import Archive, Scorer
 from cluster.control.party_errors import Died, PartyError, Refused, reason_of
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
+from cluster.loop.persistence.state import newest_until
 from cluster.loop.tickets.playing import PlayedGroup
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Scoring:
     def __init__(self, config: RunConfig, fleet: Fleet, archive: Archive, say: Callable[[str], None]) -> None:
         self.say, self.alarm, self.probe_alarm = say, DependenceAlarm(), ProbeAlarm()
         self.timeout_s, self.fleet, self.archive = config.scorer.timeout_s, fleet, archive
+        self.run_dir = config.run_dir
         self.start_s = config.cluster.start_timeout_s
         self.pace = ScoringPace(config.scorer.interval, config.scorer.timeout_s)
         self.state: dict[str, Any] | None = None
@@ -216,7 +219,7 @@ class Scoring:
         if seen is None or not self.alarm.scoring(*seen):
             return
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
-        self._tell(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
+        self._tell_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
 
     def _watch_silence(self, taken: dict[str, float]) -> None:
         mute = taken.get("first_turn/regime/mute")
@@ -243,12 +246,28 @@ class Scoring:
         becomes unknown, which leaves its alarm blind."""
         step = int(reading["probe/step"])
         for figure in self.probe_alarm.reading(step, reading):
-            self._tell(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
+            self._tell_fall(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
         before, self._blind = self._blind, self.probe_alarm.blind(reading)
         for figure in self._blind:
             if figure not in before:
                 text = f"the fixed probe cannot tell whether {WORDS[figure]}: too little could be scored"
                 self._tell(step, "probe_blind", text, figure=figure)
+
+    def _tell_fall(self, step: int, event: str, text: str, **facts: Any) -> None:
+        """As `_tell`, with the checkpoint from before the fall."""
+        kept = newest_until(self.run_dir, self.sound_until)
+        where = (
+            "no checkpoint is from before it"
+            if kept is None
+            else f"checkpoints/step-{kept} is from before it, and stays"
+        )
+        self._tell(step, event, f"{text}; {where}", checkpoint=kept, **facts)
+
+    @property
+    def sound_until(self) -> int | None:
+        """The last step at which no alarm saw a fall; None before the first scoring."""
+        watching = (self.alarm, *self.probe_alarm.figures.values())
+        return min((alarm.since for alarm in watching if alarm.since is not None), default=None)
 
     def _tell(self, step: int, event: str, text: str, **facts: Any) -> None:
         """Reports an alarm in the log, in the terminal and as an event."""

@@ -15,11 +15,12 @@ from cluster.config import RunConfig
 from cluster.loop.learner_side.learning import Learning
 from cluster.loop.persistence.archiving import Archiving
 from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
+from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, newest_until, prune
 
 
 class Checkpointing:
-    """Writes checkpoints to a run's folder; keeps the newest `loop.keep_checkpoints` and the best."""
+    """Writes checkpoints to a run's folder; keeps the newest `loop.keep_checkpoints`, the best, and the newest from
+    before the fall of what an alarm watches."""
 
     def __init__(self, config: RunConfig, learning: Learning, archiving: Archiving, journal: Journal) -> None:
         self.run_dir, self.keep = config.run_dir, config.loop.keep_checkpoints
@@ -29,12 +30,14 @@ class Checkpointing:
         """Step of the newest complete checkpoint; 0 if there is none."""
         return (checkpoints(self.run_dir) or [(0, None)])[-1][0]
 
-    async def save(self, step: int, state: LoopState) -> None:
-        """Writes the checkpoint of a step after its rows are in the archive."""
+    async def save(self, step: int, state: LoopState, sound: int | None) -> None:
+        """Writes the checkpoint of a step after its rows are in the archive, and deletes those that are not needed any
+        more. `sound`: the last step at which no alarm saw a fall (`Scoring.sound_until`)."""
         started = time.time()
         await self.archiving.finish()
         await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))
-        await asyncio.to_thread(prune, self.run_dir, self.keep, state.best_step)
+        spared = (state.best_step, newest_until(self.run_dir, sound))
+        await asyncio.to_thread(prune, self.run_dir, self.keep, spared)
         self.journal.event("learner", "checkpoint", started, time.time(), step=step)
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:

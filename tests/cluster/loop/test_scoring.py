@@ -17,6 +17,7 @@ from cluster.control.party_errors import Died, Failed, Refused
 from cluster.errors import UserError
 from cluster.loop.coordinator import Coordinator
 from cluster.loop.persistence.archiving import Archiving
+from cluster.loop.persistence.state import checkpoints
 from cluster.loop.run import _check_scorer
 from cluster.loop.scoring import Scoring
 from cluster.metrics import REGISTRY
@@ -57,7 +58,8 @@ def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> Non
     for step in range(7, 14):
         figures = feed(watched, step, 0.5, 0.01 * step)
     text = "input dependence falling since step 6, reward flat (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
-    assert said == [f"step    8  ALARM: {text}"], "two scorings after the fall, two rewards: no trend yet"
+    told = f"step    8  ALARM: {text}; no checkpoint is from before it"
+    assert said == [told], "two scorings after the fall, two rewards: no trend yet"
     assert [(e["name"], e["since"], e["step"]) for e in events] == [("input_dependence_falling", 6, 8)]
     assert (figures["alarm/raised"], figures["alarm/since"], figures["alarm/reward_trend"]) == (1.0, 6.0, 1.0)
     assert all(REGISTRY.series_of(key) for key in figures)
@@ -142,10 +144,36 @@ def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
     asyncio.run(resumed.restore(None, low, json.loads(json.dumps(watched.alarm_state()))))
     *_, figures = [resumed.take_figures(step, 0.1) for step in (31, 41, 51)]
     text = "the answer follows less from the reasoning since step 20 (fixed probe, 1.00 -> 0.10 nats)"
-    assert said == [f"step   40  ALARM: {text}"]
+    assert said == [f"step   40  ALARM: {text}; no checkpoint is from before it"]
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [("probe_falling", "dependence", 40)]
     assert (figures["probe/alarm/dependence"], figures["probe/alarm/mi"], figures["probe/step"]) == (1.0, 0.0, 50.0)
     assert all(REGISTRY.series_of(key) for key in figures)
+
+
+@pytest.mark.parametrize(("falls_at", "kept"), [(6, [4, 10]), (99, [10])])
+def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
+    tmp_path: Path, falls_at: int, kept: list[int]
+) -> None:
+    several = ("loop.steps=10", "loop.checkpoint_every=1", "loop.keep_checkpoints=1", "validation.every=0")
+    world = World(settings(tmp_path, *several))
+
+    def fall(coordinator: Coordinator) -> None:
+        scorer = coordinator.fleet.scorer
+        assert scorer is not None
+        read = scorer.probe
+
+        async def probe(step: int, *given: Any) -> Any:
+            _, state = await read(step, *given)
+            return reading(step, 1.0 if step < falls_at else 0.1), state
+
+        scorer.probe = probe
+
+    outcome = drive(world, FakeArchive(), fall)
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == kept
+    told = [line for line in outcome.said if "ALARM" in line]
+    assert [line.endswith("checkpoints/step-4 is from before it, and stays") for line in told] == [True] * (
+        falls_at < 99
+    )
 
 
 def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_is_known_again() -> None:
