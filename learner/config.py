@@ -85,8 +85,9 @@ class ObjectiveConfig(Settings):
     gae: GAEConfig = GAEConfig()
     overlong: OverlongConfig = OverlongConfig()
     clip_low: float = Field(0.2, ge=0)
+    """Asymmetric clipping (appendix B.2): the ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(0.28, ge=0)
-    """Asymmetric clipping (appendix B.2): ratio in [1 - clip_low, 1 + clip_high]."""
+    """The other end of that range."""
     anchor: Literal["rollout", "recomputed"] = "rollout"
     """Denominator of the ratio: the sampler's probability (`rollout`), or the learner's own at the start of the
     training step (`recomputed`)."""
@@ -96,6 +97,7 @@ class ObjectiveConfig(Settings):
     """Sequences whose mean |log p(learner) - log p(rollout)| at step start exceeds this value (nats) are excluded from
     the loss; 0 excludes none. With anchor=rollout this costs an additional forward pass."""
     entropy_coefficient: float = Field(0.001, ge=0)
+    """Factor of the entropy bonus: the entropy of the sampled tokens, nats, is added to the objective."""
     kl: KLConfig = KLConfig()
     loss_scale: Literal["none", "rho", "kept_mass", "kept_fraction", "sqrt_kept_fraction"] = "rho"
     """Factor on the loss of a filtered step (section 4.1)."""
@@ -141,6 +143,7 @@ class OptimizerConfig(Settings):
     """Settings of AdamW and its learning rate."""
 
     learning_rate: float = Field(2e-4, gt=0)
+    """The policy's largest learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     decay_steps: int = Field(0, ge=0)
@@ -152,9 +155,13 @@ class OptimizerConfig(Settings):
     final_factor: float = Field(0.1, ge=0, le=1)
     """The smallest factor on the learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of the two moments of AdamW."""
     epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of AdamW's second moment."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay (Loshchilov & Hutter 2019)."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient is scaled down to this norm."""
 
 
 class CriticConfig(Settings):
@@ -167,12 +174,14 @@ class CriticConfig(Settings):
     """Value clipping: the loss stops decreasing once a value is this far from its value at step start; 0 disables
     it."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """The critic's gradient is scaled down to this norm."""
 
 
 class LoraSettings(Settings):
     """Low-rank adapters on every linear layer except the output head (Hu et al. 2021)."""
 
     rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
     alpha: float = Field(32.0, gt=0)
     """The adapters' product is scaled by alpha / rank."""
 
@@ -186,6 +195,7 @@ class LearnerConfig(Settings):
     algorithm_filter: bool = True
     """Whether to use the algorithm's own filter, if it has one (DAPO does); `filter` must not contradict it then."""
     ranks: int = Field(1, ge=1)
+    """Number of learner ranks, over which FSDP2 shards the model."""
     num_cpus: float = Field(0.5, ge=0)
     """Ray CPUs that each rank reserves."""
     num_gpus: float = Field(0.0, ge=0)

@@ -57,8 +57,9 @@ class CountdownOptions(Settings):
     """Number and size of the given numbers, and the rule for their use."""
 
     min_numbers: int = Field(3, ge=3, le=6)
+    """Fewest given numbers of a task."""
     max_numbers: int = Field(3, ge=3, le=6)
-    """The count of numbers is uniform between the two."""
+    """Most given numbers of a task; their count is uniform between the two."""
     max_number: int = Field(12, ge=4, le=100)
     """Numbers are uniform from 1 to this."""
     max_target: int = Field(100, ge=10, le=MAX_VALUE)

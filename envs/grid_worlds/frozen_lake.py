@@ -45,11 +45,13 @@ class FrozenLakeOptions(GridOptions):
     is a reward for well-formed answers that outweighs the task: every action pays 0.02, so the longest episode pays
     most."""
     min_holes: int = Field(2, ge=0)
+    """Fewest holes."""
     max_holes: int = Field(4, ge=0)
-    """The number of holes is uniform between the two."""
+    """Most holes; their number is uniform between the two."""
     min_distance: int = Field(2, ge=1)
+    """Fewest moves of the shortest safe path from start to goal."""
     max_distance: int = Field(4, ge=1)
-    """Bounds, in moves, of the shortest safe path from start to goal."""
+    """Most moves of that path."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> FrozenLakeOptions:

@@ -39,12 +39,14 @@ class SokobanOptions(GridOptions):
     boxes: int = Field(1, ge=1, le=4)
     """Boxes, and targets."""
     min_solution: int = Field(2, ge=1)
+    """Fewest moves of the shortest solution."""
     max_solution: int = Field(8, ge=1)
-    """Bounds of the shortest solution, in moves; its length is uniform over the lengths that the room admits."""
+    """Most moves of the shortest solution; its length is uniform over the lengths that the room admits."""
     min_walls: int = Field(2, ge=0)
+    """Fewest inner walls."""
     max_walls: int = Field(5, ge=0)
-    """The number of inner walls is uniform between the two; floor cut off by them becomes wall as well, up to half of
-    the cells."""
+    """Most inner walls; their number is uniform between the two. Floor cut off by them becomes wall as well, up to half
+    of the cells."""
 
     @model_validator(mode="after")
     def _room_has_space(self) -> SokobanOptions:

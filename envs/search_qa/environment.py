@@ -48,8 +48,9 @@ class SearchQAOptions(Settings):
     world_seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the made-up world."""
     min_hops: int = Field(2, ge=1, le=4)
+    """Fewest relations that a made-up question follows."""
     max_hops: int = Field(2, ge=1, le=4)
-    """Relations that a made-up question follows, uniform between the two."""
+    """Most relations that a made-up question follows; their number is uniform between the two."""
     questions: str | None = None
     """Questions in HotpotQA's form instead of made-up ones: a file, a folder, or an id of the hub."""
     subset: str | None = None

@@ -1,33 +1,50 @@
-"""Blocks of settings of which a part is given."""
+"""The settings by key: the page of all, and `squelch config --explain`."""
 
-import typing
-from collections.abc import Iterator
+import pytest
 
-from cluster.config import RunConfig, load
-from envs.settings import Settings
+from cluster.commands.config import explained
+from cluster.config import RunConfig, flat, load
+from cluster.errors import UserError
+from cluster.settings import PAGE, of_environment, of_run, page
+from envs.registry import ADAPTERS, environment_names
 
-
-def test_one_key_of_a_warm_ups_quality_leaves_the_others() -> None:
-    """Found by a reviewer: the others went back to the quality of another warm-up."""
-    whole = load("smollm2-frozenlake").model.warmup
-    part = load("smollm2-frozenlake", ["model.warmup.quality.random_plan=0"]).model.warmup
-    assert whole is not None and part is not None
-    assert part.quality == whole.quality.model_copy(update={"random_plan": 0.0})
+NAMES = [*environment_names(), *sorted(ADAPTERS)]
 
 
-def blocks(model: type[Settings], place: str = "") -> Iterator[tuple[str, Settings]]:
-    """The default of every block of settings in the tree of `model`, by its place."""
-    for name, field in model.model_fields.items():
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        if isinstance(default, Settings):
-            yield f"{place}{name}", default
-        for kind in {type(default), field.annotation, *typing.get_args(field.annotation)}:
-            if isinstance(kind, type) and issubclass(kind, Settings):
-                yield from blocks(kind, f"{place}{name}.")
+def test_the_page_is_the_one_of_the_present_settings() -> None:
+    assert PAGE.read_text() == page(), "python -m cluster.settings writes it"
 
 
-def test_the_default_of_a_block_is_that_of_its_class() -> None:
-    """Otherwise a block of which one key is given would begin from other values than one of which none is."""
-    found = dict(blocks(RunConfig))
-    assert {"learner.objective.kl", "scorer.probe", "model.warmup.quality"} <= set(found)
-    assert [place for place, default in found.items() if default != type(default)()] == []
+def test_every_setting_says_what_it_means_and_what_it_may_be() -> None:
+    settings = [one for block in (*of_run(), *map(of_environment, NAMES)) for one in block.settings]
+    assert [one.key for one in settings if not (one.meaning and one.values and one.default)] == []
+
+
+def test_the_keys_are_those_of_a_run() -> None:
+    tree = flat(RunConfig().model_dump(mode="json"))
+    off = [key for key, value in tree.items() if value is None]
+    found = {one.key for block in of_run() for one in block.settings}
+    inside = {key for key in found if any(key.startswith(f"{block}.") for block in off)}
+    assert {key.rpartition(".")[0] for key in inside} == {"learner.lora", "model.warmup", "model.warmup.quality"}
+    mappings = found - tree.keys() - inside
+    assert {key.rpartition(".")[2] for key in mappings} == {"options", "label_selector"}, "empty ones have no leaf"
+    assert tree.keys() - found == {"learner.lora", "model.warmup"}
+
+
+def test_a_setting_is_explained_with_its_value_in_the_recipe() -> None:
+    config = load("sokoban", ["filter.rho=0.5", "environment.options.max_walls=4"])
+    rho, walls = explained(config, ["filter.rho", "max_walls"])
+    assert rho.splitlines()[:2] == ["filter.rho = 0.5", "    number, above 0, at most 1; default 0.9"]
+    assert walls.splitlines()[:2] == ["environment.options.max_walls = 4", "    whole number, at least 0; default 5"]
+
+
+def test_a_block_that_is_off_is_explained_as_off() -> None:
+    rank, _ = explained(load("frozenlake"), ["learner.lora"])
+    assert rank.startswith("learner.lora.rank = off, because learner.lora is unset; 16 if")
+    rank, _ = explained(load("frozenlake", ["learner.lora.alpha=8"]), ["learner.lora"])
+    assert rank.startswith("learner.lora.rank = 16\n")
+
+
+def test_a_word_of_no_setting_is_named() -> None:
+    with pytest.raises(UserError, match="--explain rhoo: no setting"):
+        explained(load("frozenlake"), ["rho", "rhoo"])

@@ -1,0 +1,155 @@
+"""Every setting by its dotted key, with what it means and what it may be; read from the classes of the settings.
+
+`squelch config --explain` prints some of them. `python -m cluster.settings` writes docs/settings.md, a table of all.
+Environments are imported only for their own options.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from cluster.config import RunConfig
+from envs.registry import ADAPTERS, environment_class, environment_names
+from envs.settings import Settings
+
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+OPTIONS = "environment.options"
+_KINDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    type(None): "unset",
+    Any: "anything",
+}
+_BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+
+HEAD = """\
+# Settings
+
+Every setting of a run by its key, with its default, what it may be, and what it means. `python -m cluster.settings`
+writes this page from the settings' classes; do not edit it. A recipe sets some of them differently: `squelch config
+RECIPE` prints a recipe's values, and `squelch config RECIPE --explain WORD` explains the settings whose key contains a
+word. Set one on the command line (`squelch train frozenlake filter.rho=0.5`), or in a YAML file of the same tree that
+says `extends: RECIPE`.
+
+A key that does not exist, a value of another kind and settings that contradict each other are refused before a run
+starts, by name.
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. `default`: as JSON; `values`: what it may be, in words."""
+
+    key: str
+    default: str
+    values: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """The settings under one key, and what they are about."""
+
+    title: str
+    about: str
+    settings: Sequence[Setting]
+
+
+def of_run() -> list[Block]:
+    """All settings of a run but the options of its environment, by their first key."""
+    top, blocks = [], []
+    for name, info in RunConfig.model_fields.items():
+        if inner := _block(info):
+            blocks.append(Block(name, _line(inner.__doc__), list(_settings(inner, f"{name}."))))
+        else:
+            top.append(_setting(name, info))
+    return [Block("The run", _line(RunConfig.__doc__), top), *blocks]
+
+
+def of_environment(name: str) -> Block:
+    """The options of an environment. ValueError if there is no such environment."""
+    options = environment_class(name).Options
+    return Block(f"{OPTIONS} of {name}", _line(options.__doc__), list(_settings(options, f"{OPTIONS}.")))
+
+
+def every_setting(environment: str) -> list[Setting]:
+    """All settings of a run in this environment. ValueError as `of_environment`."""
+    return [one for block in (*of_run(), of_environment(environment)) for one in block.settings]
+
+
+def _settings(block: type[Settings], prefix: str) -> Iterator[Setting]:
+    for name, info in block.model_fields.items():
+        if inner := _block(info):
+            yield from _settings(inner, f"{prefix}{name}.")
+        else:
+            yield _setting(f"{prefix}{name}", info)
+
+
+def _block(info: FieldInfo) -> type[Settings] | None:
+    """The class of a setting that is a block of settings, maybe one that is off by default."""
+    kinds = [info.annotation, *get_args(info.annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+
+
+def _setting(key: str, info: FieldInfo) -> Setting:
+    default = "required" if info.is_required() else _default(info.get_default(call_default_factory=True))
+    bounds = [f"{words} {getattr(one, at):g}" for at, words in _BOUNDS for one in info.metadata if hasattr(one, at)]
+    return Setting(key, default, ", ".join([_kind(info.annotation), *bounds]), _line(info.description))
+
+
+def _default(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value)
+
+
+def _kind(kind: Any) -> str:
+    """A type in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind(one) for one in inner)
+    if origin is Annotated:
+        return _kind(inner[0])
+    if origin in (tuple, list):
+        return f"list of {_kind(inner[0])}"
+    if origin is dict:
+        return "mapping"
+    return _KINDS[kind]
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def page() -> str:
+    """The text of docs/settings.md."""
+    names = [*environment_names(), *sorted(ADAPTERS)]
+    blocks = [*of_run(), *(of_environment(name) for name in names)]
+    return "\n".join([HEAD, *(line for block in blocks for line in _section(block))])
+
+
+def _section(block: Block) -> Iterator[str]:
+    yield from (f"## {block.title}", "", block.about, "")
+    yield from ("| key | default | values | meaning |", "|---|---|---|---|")
+    for one in block.settings:
+        cells = (f"`{one.key}`", f"`{one.default}`", one.values, one.meaning)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
