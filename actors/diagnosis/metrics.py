@@ -152,7 +152,21 @@ METRICS: Table = {
             "squelch_reasoning_untrue",
             "judge/untrue",
             "1 while the share of true ones among the first-turn reasonings that state anything, a mean over two "
-            "scorings, is below half of the run's baseline, else 0, also where few state anything; NaN without a judge",
+            "scorings, is below half of the run's baseline, else 0; NaN where few state anything, or without a judge",
+        ),
+        gauge(
+            "squelch_judge_true_share",
+            "judge/true_share",
+            "Share of true ones among the first-turn reasonings that state anything, a mean over two scorings; NaN "
+            "where few state anything, or without a judge",
+            unit="ratio",
+        ),
+        gauge(
+            "squelch_judge_least_true_share",
+            "judge/least_true",
+            "Half of the run's baseline: while the share of true ones is below it, the reasoning counts as untrue. The "
+            "baseline is the median of the run's first three shares",
+            unit="ratio",
         ),
         gauge(
             "squelch_dependence_alarm",

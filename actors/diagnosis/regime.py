@@ -106,8 +106,8 @@ class RegimeGauge:
     recent: list[float] = field(default_factory=list)
     """Those of the last scorings that had one."""
     untrue: float = math.nan
-    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0, also if the last reading stated too
-    little; NaN without a judge. It needs no D: reasoning that became untrue is decorative or a private code."""
+    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN without a judge, and after a reading
+    that stated too little. It needs no D: reasoning that became untrue is decorative or a private code."""
 
     def read(self, reading: Reading) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
@@ -126,9 +126,15 @@ class RegimeGauge:
             return UNKNOWN
         return PRIVATE_CODE if self.untrue == 1 else GROUNDED
 
+    def truth(self) -> dict[str, float]:
+        """Flat keys of the metric registry: what decides whether the reasoning is true, and the verdict."""
+        share = statistics.mean(self.recent) if self.recent and not math.isnan(self.untrue) else math.nan
+        baseline = statistics.median(self.true) if self.true else math.nan
+        return {"judge/untrue": self.untrue, "judge/true_share": share, "judge/least_true": TRUE_SHARE * baseline}
+
     def _hold(self, reading: Reading) -> None:
         """Holds the share of true statements against the baseline."""
-        share, self.untrue = reading.true_share, 0.0 if reading.judged else math.nan
+        share, self.untrue = reading.true_share, math.nan
         if math.isnan(share):
             return
         if len(self.true) < BASELINE_SCORINGS:

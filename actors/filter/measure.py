@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.filter.policy_variance import are_replayed
 from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS, Column, Compat, Statistic, mean, sample_variance
+from actors.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
 from actors.lookup import look_up
 
 if TYPE_CHECKING:
@@ -181,6 +181,9 @@ def _measure_equal(
         variances = sample_variance(returns)
         known = values is returns and reduction is sample_variance
         figures = np.array([variances if known else reduction(values), variances, mean(returns)])
+    if statistic.of == "replay_returns":
+        known_zero = (variances <= ZERO) & np.isfinite(figures[0])
+        figures[0, known_zero] = 0.0  # replays may differ where the returns, and so all advantages, do not
     reasons: dict[int, str] = {}
     finite = np.isfinite(figures)
     for position in () if finite.all() else np.flatnonzero(~finite.all(axis=0)).tolist():

@@ -98,9 +98,10 @@ STATISTICS: Mapping[str, Statistic] = {
             "replay_returns",
             told_policy_variance,
             "reward²",
-            "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors",
+            "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors, and "
+            "where the returns that are trained on do not differ",
             needs=FEWEST,
-            zero="policy variance not told from 0: at most 2 standard errors, or zero variance without noise",
+            zero="policy variance not told from 0 (at most 2 standard errors), or zero reward variance",
             without_noise="reward_variance",
         ),
         Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),

@@ -188,7 +188,7 @@ class Scorer:
             flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(reading)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:
-                flat["judge/untrue"] = gauge.untrue
+                flat |= gauge.truth()
         return flat
 
     def _parts_of(

@@ -11,8 +11,9 @@ damped, stays flat. The warning compares the last three validations a, b, c with
 
 The kept variance of a step is the sum of the kept groups' reward variances divided by the number of its groups. It
 follows the filter's settings too, so only steps of one setting are compared: where `filter.rho` moves, the trend begins
-anew. A step whose groups were passed through unfiltered is left out. The warning is raised at a validation where both
-hold and cleared at the first where they do not; in between nothing changes.
+anew. A step whose groups were passed through unfiltered is left out; a run whose filter does not prefer reward variance
+has no such warning. The warning is raised at a validation where both hold and cleared at the first where they do not;
+in between nothing changes.
 
 The constants were fixed before any run was judged by them; `python -m benchmarks.gaming` judges them. Rising variance
 at flat success is a sign and no proof: tasks that come within reach raise the variance too, before they are solved.
@@ -30,6 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from actors.config import FilterConfig
+from actors.filter.rules import RULES
+from actors.filter.scores import STATISTICS
 from cluster.runs.gain import gain_interval
 
 SURE = 3.0
@@ -89,6 +93,13 @@ def kept_variance(figures: Mapping[str, float]) -> float:
     if not figures["num_groups"] or math.isnan(mean):
         return math.nan
     return 0.0 if math.isnan(mass) else mass * mean * valid / figures["num_groups"]
+
+
+def prefers_variance(config: FilterConfig) -> bool:
+    """Whether the filter keeps the groups of most reward variance, so that a policy could game it."""
+    entry = STATISTICS[config.statistic]
+    of_rewards = entry.of in ("returns", "replay_returns") and entry.needs > 1  # one return has no variance
+    return RULES[config.rule].filters and config.keep == "largest" and of_rewards
 
 
 @dataclass
@@ -158,12 +169,20 @@ class Gaming:
         """For the checkpoint; plain JSON."""
         known = [None if math.isnan(v) else v for v in self.variances]
         validations = [[step, [int(s) for s in solved]] for step, solved in self.validations]
-        return {"steps": self.steps, "variances": known, "validations": validations, "filter": self.filter}
+        found = [self.trend.rise, self.trend.sureness, *self.gain]
+        judged = [self.raised, *(value if math.isfinite(value) else None for value in found)]
+        held = {"steps": self.steps, "variances": known, "validations": validations, "filter": self.filter}
+        return held | {"judged": judged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint; what follows from it is computed again."""
+        """Restores the state from a checkpoint; the verdict of one of an older release is computed again."""
         self.steps = [int(step) for step in state["steps"]]
         self.variances = [math.nan if v is None else float(v) for v in state["variances"]]
         self.validations = [(int(step), [bool(s) for s in solved]) for step, solved in state["validations"]]
         self.filter = state.get("filter", "")
-        self._judge()
+        if "judged" not in state:
+            self._judge()
+            return
+        raised, *found = state["judged"]
+        rise, sureness, *gain = (math.nan if value is None else float(value) for value in found)
+        self.raised, self.trend, self.gain = bool(raised), Trend(rise, sureness), (gain[0], gain[1], gain[2])

@@ -120,6 +120,8 @@ class KeptShare:
         if start not in self.grid:
             raise ValueError(f"rho={start:g} is not on the grid {', '.join(f'{rho:g}' for rho in self.grid)}")
         self._state = _State(start)
+        self.seen = self.differences()
+        """The differences with the last measurement, also where it ended a sequence."""
 
     @property
     def rho(self) -> float:
@@ -143,7 +145,8 @@ class KeptShare:
         return {"lower": state.lower.interval(self.level), "higher": state.higher.interval(self.level)}
 
     def observe(self, q: Mapping[float, float]) -> Move | None:
-        """Takes a measurement, q for each rho of the grid; returns the move that it causes, if any.
+        """Takes a measurement, q for each rho of the grid; returns the move that it causes, if any. `seen` then has the
+        differences on which that was decided.
 
         A measurement with a value that is not finite is left out.
         """
@@ -153,6 +156,7 @@ class KeptShare:
         for sums, rho in zip((state.lower, state.higher), self.neighbours, strict=True):
             if rho is not None:
                 sums.add(q[rho] - used)
+        self.seen = self.differences()
         move = self._move() if self.moves else None
         if move is not None:
             self._state = _State(move.after)
@@ -185,6 +189,7 @@ class KeptShare:
             raise ValueError(f"the checkpoint's controller used rho={rho:g}, which is not on this run's grid {grid}")
         sums = {name: Sums(**state[name]) for name in ("lower", "higher")}
         self._state = _State(rho, int(state["sequence"]), **sums)
+        self.seen = self.differences()
 
 
 def _told(interval: Interval) -> bool:

@@ -45,7 +45,7 @@ from actors.records import Ticket
 from cluster.config import RunConfig
 from cluster.control.admission import Admission, TicketSource
 from cluster.control.early_stop import EarlyStop
-from cluster.control.gaming import Gaming, kept_variance
+from cluster.control.gaming import Gaming, kept_variance, prefers_variance
 from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from cluster.control.parties import Archive, MetricsSink
 from cluster.control.party_errors import Failed, reason_of
@@ -483,6 +483,8 @@ class Coordinator:
 
     def _watch_gaming(self, decision: StepDecision) -> None:
         chosen = self.config.filter
+        if not prefers_variance(chosen):
+            return
         by = f"{decision.filter} min_groups={chosen.min_groups} kind_floor={chosen.kind_floor:g}"
         passed = any(one.code == "passthrough" for one in decision.kept)
         self.gaming.step(decision.step, math.nan if passed else kept_variance(decision.metrics), by)

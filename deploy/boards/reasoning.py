@@ -309,10 +309,13 @@ PARTS = Row(
         ),
         Panel(
             "Judge",
-            "Shares of reasonings that make claims, make only true ones, and would be true of another task. untrue: 1 "
-            "while the share of true ones among those that make any is below half of the run's baseline.",
+            "Shares of reasonings that make claims, make only true ones, and would be true of another task. true: the "
+            "share of true ones among those that make any, over two scorings. untrue: 1 while that is below its least, "
+            "half of the run's baseline.",
             (
                 _q("squelch_judge_ratio", "{{figure}}", "environments without a judge"),
+                _q("squelch_judge_true_share", "true", "environments without a judge"),
+                _q("squelch_judge_least_true_share", "least true", "environments without a judge"),
                 _q("squelch_reasoning_untrue", "untrue", "environments without a judge"),
             ),
             unit="percentunit",

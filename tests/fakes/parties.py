@@ -645,7 +645,7 @@ class FakeArchive:
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         assert step not in self.figures, f"step {step} was recorded twice"
         if step > 0 and "seconds/step" not in values:
-            self.scored_alone.append(dict(values))
+            self.scored_alone.append({"step": step, **values})
         else:
             self.figures[step] = dict(values)
 
@@ -663,3 +663,4 @@ class FakeArchive:
         """What a resumed run makes again is forgotten."""
         self.steps = {s: rows for s, rows in self.steps.items() if s <= step}
         self.figures = {s: row for s, row in self.figures.items() if s <= step}
+        self.scored_alone = [line for line in self.scored_alone if line["step"] <= step]

@@ -87,11 +87,10 @@ class Steering:
         """Counts the measurement of a step that has ended; the controller's flat figures."""
         if not self.settings.every:
             return {}
-        used, measured, self._measured = self.rho, self._measured, None
+        flat, measured, self._measured = {"kept_share/rho": self.rho}, self._measured, None
         if measured is not None and (move := self._controller.observe(measured.q)):
             self._tell(step, move)
-        flat = {"kept_share/rho": used}
-        for name, interval in self._controller.differences().items():
+        for name, interval in self._controller.seen.items():
             flat |= _figures(f"kept_share/{name}", interval)
         return flat
 

@@ -119,9 +119,22 @@ def test_the_filter_keeps_the_group_whose_plans_differ_and_says_why_it_drops_the
     (dropped,) = decision.dropped
     assert (dropped.code, dropped.reason) == (
         "zero",
-        "policy variance not told from 0: at most 2 standard errors, or zero variance without noise",
+        "policy variance not told from 0 (at most 2 standard errors), or zero reward variance",
     )
     assert dropped.reward_variance > 0.2, "the plain statistic would have kept it"
+
+
+def test_a_group_whose_trained_returns_are_equal_has_no_signal_whatever_its_replays_say() -> None:
+    """Found by a reviewer: all advantages of such a group are 0, so that only the regularisers would train."""
+    rng = np.random.default_rng(1)
+    group = noisy_group(rng, [0.05] * 8 + [0.95] * 8, 8, "3-0")
+    equal = replace(group, returns=np.ones(16))
+    assert told_policy_variance(np.array([equal.replay_returns]))[0] > 0.1
+    assert measure([GroupStatistics.of(equal)], "policy_variance").scores.tolist() == [0.0]
+    window = make_window(CONFIG.model_copy(update={"on_no_signal": "passthrough"}))
+    window.admit(equal)
+    decision = window.close(3, final=True)
+    assert [(one.code, one.reward_variance) for one in decision.decisions] == [("passthrough", 0.0)]
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=3, max_size=5), min_size=1, max_size=5))

@@ -285,7 +285,11 @@ def test_reasoning_that_became_untrue_is_told_and_one_that_states_nothing_is_not
     scorer = Scorer(Oracle(1.0), CONFIG, seed=1, text=str)
     said = ["i am at 0 0", "i am at 0 0", "i am at 2 2", "i am at 2 2", "so left", "i am at 2 2"]
     found = [scored(scorer, step, text) for step, text in enumerate(said, start=1)]
-    assert [figures["judge/untrue"] for figures in found] == [0.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+    untrue, share, least = (
+        [figures[f"judge/{key}"] for figures in found] for key in ("untrue", "true_share", "least_true")
+    )
+    assert untrue == pytest.approx([0.0, 0.0, 0.0, 1.0, math.nan, 1.0], nan_ok=True)
+    assert share == pytest.approx([1.0, 1.0, 0.5, 0.0, math.nan, 0.0], nan_ok=True) and least == [0.5] * 6
 
 
 def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.config import FilterConfig
 from actors.filter.measure import GroupStatistics
 from actors.filter.windows import make_window
-from cluster.control.gaming import FEWEST, Gaming, is_flat, kept_variance, trend_of
+from cluster.control.gaming import FEWEST, Gaming, is_flat, kept_variance, prefers_variance, trend_of
 from envs.grid_worlds.frozen_lake import FrozenLake
 
 EVERY, STEPS, GROUPS, SIZE, TASKS = 10, 20, 6, 8, 60
@@ -138,6 +138,36 @@ def test_a_restored_warning_is_the_uninterrupted_one(solved: list[bool], cut: in
             if step % 10 == 0:
                 one.validation(step, solved)
         assert json.dumps(whole.figures()) == json.dumps(part.figures())
+
+
+def test_a_raised_warning_survives_a_resume_after_the_filters_setting_changed() -> None:
+    """Found by a reviewer: the steps of the old setting are gone, and the verdict was computed again without them."""
+    gaming, _ = course(lambda step: 0.02 * step, lambda step: 0.5)
+    gaming.step(STEPS + 1, 0.1, "another rho")
+    assert gaming.raised
+    restored = Gaming()
+    restored.restore(json.loads(json.dumps(gaming.state())))
+    assert restored.figures() == gaming.figures() and restored.text() == gaming.text()
+    older = {key: value for key, value in gaming.state().items() if key != "judged"}
+    restored.restore(older)
+    assert not restored.raised
+
+
+@pytest.mark.parametrize(
+    ("settings", "prefers"),
+    [
+        ({}, True),
+        ({"statistic": "reward_std"}, True),
+        ({"statistic": "policy_variance"}, True),
+        ({"rule": "none"}, False),
+        ({"rule": "top_k", "keep": "smallest"}, False),
+        ({"statistic": "length"}, False),
+        ({"statistic": "entropy_variance"}, False),
+        ({"statistic": "reward_mean", "rule": "top_k"}, False),
+    ],
+)
+def test_only_a_filter_that_prefers_reward_variance_can_be_gamed(settings: dict[str, str], prefers: bool) -> None:
+    assert prefers_variance(FilterConfig.model_validate(settings)) == prefers
 
 
 def test_the_kept_variance_counts_every_group_of_the_step() -> None:

@@ -63,6 +63,21 @@ def test_under_pure_noise_rho_is_left_no_more_often_than_the_error_says(name: st
     assert left <= error * runs + 2 * math.sqrt(error * (1 - error) * runs)
 
 
+def test_the_evidence_of_a_move_and_of_a_whole_sequence_is_seen() -> None:
+    """Found by a reviewer: the figures were read after the sums had begun anew."""
+    rng, controller = np.random.default_rng(3), KeptShare(0.9, GRID, 0.05)
+    for count in range(1, LENGTH + 1):
+        move = controller.observe({rho: -abs(rho - 0.7) + 0.1 * rng.normal() for rho in GRID})
+        assert controller.seen["lower"].count == count
+        if move:
+            break
+    assert move is not None and controller.seen["lower"].low > 0 and controller.differences()["lower"].count == 0
+    still = KeptShare(0.9, GRID, 0.05, moves=False)
+    for _ in range(LENGTH):
+        still.observe({rho: rng.normal() for rho in GRID})
+    assert still.seen["higher"].count == LENGTH and still.differences()["higher"].count == 0
+
+
 @pytest.mark.parametrize("best", GRID)
 def test_the_best_of_the_grid_is_found_and_kept(best: float) -> None:
     rng, controller = np.random.default_rng(3), KeptShare(0.9, GRID, 0.05)

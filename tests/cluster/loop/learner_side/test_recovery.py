@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.control.party_errors import Failed
@@ -447,6 +447,7 @@ def test_whatever_is_lost_and_whenever_the_ledger_balances_and_no_task_is_lost_o
     at=st.integers(1, 90),
     killed=st.booleans(),
 )
+@example(seed=0, staleness=0, faults=[Fault("learner.start", 2, "die", False)], drifts=False, at=68, killed=True)
 def test_a_stop_or_a_kill_of_the_driver_in_the_midst_of_recoveries_leaves_a_run_that_a_resume_completes(
     tmp_path_factory, seed: int, staleness: int, faults: list[Fault], drifts: bool, at: int, killed: bool
 ) -> None:
