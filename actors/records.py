@@ -60,6 +60,8 @@ class Ticket:
     worker: str = ""
     replays: int = 0
     """Replays of each trajectory under fresh environment noise (`actors.play.replaying`)."""
+    most_turns: int | None = None
+    """Turns after which a trajectory is cut short, though its episode goes on; None: its episode decides."""
 
 
 @dataclass

@@ -69,7 +69,8 @@ class TaskMeans:
         return float(np.nanmean(self.mean))
 
     def interval(self) -> Interval | None:
-        """The 95% interval of `value`; None if no task has two usable reasonings."""
+        """The 95% interval of `value`; None if no task has two usable reasonings, unless the variance is that between
+        tasks (`degrees`)."""
         return _interval(self.value, self.variance, self.count, degrees=self.degrees)
 
 
@@ -185,7 +186,8 @@ def _interval(
 ) -> Interval | None:
     """Interval of the mean over `num_tasks` tasks of means with these variances, each from `count` reasonings."""
     known, sampled = np.isfinite(variance) & (count > 0), count > 1
-    if not (known & sampled).any() or (~np.isfinite(variance) & (count > 0)).any():
+    estimated = (known & sampled).any() or (known.any() and degrees is not None)
+    if not estimated or (~np.isfinite(variance) & (count > 0)).any():
         return None
     total = float(variance[known].sum())
     error = math.sqrt(total) / (num_tasks or int((count > 0).sum()))

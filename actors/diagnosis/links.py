@@ -32,8 +32,9 @@ Standard errors are for fixed tasks, as for the probe. In D each pair (Z, A) ent
 reasoning in the mixtures of other answers: its value is its influence, the sum of both derivatives. With K = 2 the two
 values of a prompt in I(A;Z|X) are functions of the same two pairs, so their spread says little about the estimate's;
 as soon as one prompt has only two pairs, the variance between tasks is used for all of them, which is too large by the
-differences between tasks. Intervals are Student's t. They cover the expectation of their form: the truth for D (to
-second order) and for X past Z.
+differences between tasks. Where every prompt has one pair, that variance is used for D, X past Z and the curve too, and
+a pair's influence on D counts whole instead of less its task's mean. Intervals are Student's t. They cover the
+expectation of their form: the truth for D (to second order) and for X past Z.
 
 Invariants:
 
@@ -149,7 +150,13 @@ def read_links(
     log_q, influence = _other_reasonings(swapped, scored, task, num_tasks)
     count = np.bincount(task, minlength=num_tasks)
     mass = 1 / ((count > 0).sum() * count[task])
-    role = _centred((mass[:, None] * influence).sum(axis=0), task, num_tasks)
+    alone = bool(count.max() == 1)
+    role = _centred((mass[:, None] * influence).sum(axis=0), np.zeros_like(task) if alone else task, num_tasks)
+
+    def means(values: np.ndarray) -> TaskMeans:
+        found = task_means(values, task, num_tasks)
+        return _between(found) if alone else found
+
     few = not nulls or len(np.unique(task)) < MIN_TASKS
     candidates = np.where(scored | np.eye(len(own), dtype=bool), swapped, np.nan)
     rows, one = np.arange(len(own)), np.ones(len(own))
@@ -157,12 +164,12 @@ def read_links(
     pairs = _within(swapped, same, task, source, num_tasks, seed if nulls else None)
     return LinksReading(
         *pairs,
-        dependence=task_means(own - log_q - role / mass, task, num_tasks),
+        dependence=means(own - log_q - role / mass),
         dependence_null=None if few else candidate_nulls(candidates, one, rows, log_q, (*seed, 1))["mi_seq_est"],
         surprise=-task_means(log_q, task, num_tasks).value,
-        past_reasoning=task_means(own - column_mean, task, num_tasks),
+        past_reasoning=means(own - column_mean),
         answer_entropy=-task_means(own, task, num_tasks).value,
-        truncated=tuple(task_means(values, task, num_tasks) for values in truncated.T),
+        truncated=tuple(means(values) for values in truncated.T),
         references=float(scored.sum() / (~same).sum()),
     )
 

@@ -201,6 +201,9 @@ class EnvironmentPlayer:
             transcript.bootstrap_last_state = outcome.bootstrap_last_state
             if outcome.next_message is None:
                 break
+            if len(transcript.turns) == ticket.most_turns:
+                transcript.truncated = True
+                break
             feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
         return env, episode
 

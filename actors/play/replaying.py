@@ -15,13 +15,15 @@ Invariants:
 | waits for | unblocked by | on time-out |
 |---|---|---|
 | a slice of a replay | a step thread | as an environment call: after `step_timeout_s`; the thread is abandoned |
-| all replays of a trajectory | step threads | after `episode_timeout_s`; the trajectory has no replays |
+| all replays of a trajectory | step threads | once they have run for `episode_timeout_s` each; it has no replays |
+
+Only time in which a replay runs counts, because the replays of all trajectories of an actor wait for the same threads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.config import FilterConfig
@@ -58,22 +60,42 @@ async def replay(episode: Episode, ticket: Ticket, index: int, steps: StepPool, 
         return NOT_REPLAYED
     if not episode.noisy:
         return Replayed(())
-    started = time.monotonic()
+    started, clock = time.monotonic(), _Clock(timeout_s * ticket.replays)
     try:
-        async with asyncio.timeout(timeout_s):
-            returns = [await _one(episode, replay_seed(ticket, index, r), steps) for r in range(ticket.replays)]
+        returns = [await _one(episode, replay_seed(ticket, index, r), steps, clock) for r in range(ticket.replays)]
     except (TimeoutError, CallFailed) as error:
-        seconds = time.monotonic() - started
-        why = str(error) if isinstance(error, CallFailed) else f"a time-out after {seconds:.1f} s"
-        return Replayed(None, why, seconds, lost_environment=True)
+        return Replayed(None, str(error), time.monotonic() - started, lost_environment=True)
     return Replayed(tuple(returns), seconds=time.monotonic() - started)
 
 
-async def _one(episode: Episode, noise_seed: int, steps: StepPool) -> float:
+async def _one(episode: Episode, noise_seed: int, steps: StepPool, clock: _Clock) -> float:
     playing = episode.replay(noise_seed)
-    while (earned := await steps.run(playing.advance)) is None:
-        pass
+    while (earned := await steps.run(lambda: clock.timed(playing.advance))) is None:
+        clock.check()
     return earned
+
+
+class _Clock:
+    """Seconds for which the replays of a trajectory have run. `most`: seconds that they may run."""
+
+    def __init__(self, most: float) -> None:
+        self.most, self.ran = most, 0.0
+
+    def timed(self, advance: Callable[[], float | None]) -> float | None:
+        """What a slice of a replay returns."""
+        started = time.monotonic()
+        try:
+            return advance()
+        finally:
+            self.ran += time.monotonic() - started
+
+    def check(self) -> None:
+        """Raises TimeoutError if the replays ran for too long."""
+        if self.ran > self.most:
+            raise TimeoutError(
+                f"the replays ran for {self.ran:.1f} s, and {self.most:.1f} s are allowed "
+                "(environment_actor.episode_timeout_s for each)"
+            )
 
 
 def notes_on_replays(environment: Environment, config: EnvironmentConfig, selecting: FilterConfig) -> list[str]:

@@ -155,14 +155,20 @@ def _plan(j: int, pairs: Pairs, wanted: np.ndarray, past: np.ndarray, references
 def read_scored(
     pairs: Pairs, scores: LinkScores, weights: np.ndarray, num_tasks: int, seed: Sequence[int]
 ) -> tuple[LinksReading | None, int]:
-    """The links of the answers whose likelihoods are all finite, None if too few are left to compare; and the number of
-    the other answers. `weights`: (num_prompts,) number of tasks with each prompt; `seed`: of the nulls' deals."""
+    """The links of the answers whose likelihoods are all finite and of which one at least is under a reasoning of
+    another prompt, None if no answer is left; and the number of the other answers, 0 if none can be compared because
+    all are of one prompt. `weights`: (num_prompts,) number of tasks with each prompt; `seed`: of the nulls' deals."""
     kept = pairs.answered & scores.finite(pairs)
     broken = int((pairs.answered & ~kept).sum())
-    swapped, task, source = scores.swapped[np.ix_(kept, kept)], pairs.task[kept], pairs.source[kept]
-    compared = (~np.isnan(swapped) & (source[:, None] != source)).any(axis=1)
-    if not kept.any() or not compared.all():
+    others = ~np.isnan(scores.swapped) & (pairs.source[:, None] != pairs.source)
+    while (alone := kept & ~(others & kept).any(axis=1)).any():  # each answer that goes was a reasoning for others
+        if len(np.unique(pairs.source[kept])) == 1:
+            return None, broken
+        kept &= ~alone
+        broken += int(alone.sum())
+    if not kept.any():
         return None, broken
+    swapped, task, source = scores.swapped[np.ix_(kept, kept)], pairs.task[kept], pairs.source[kept]
     rest = scores.prompts[kept], scores.truncated[kept], task, source, weights, num_tasks
     return read_links(swapped, *rest, seed), broken
 

@@ -3,8 +3,9 @@
 The probe is read before step 1, every `scorer.probe.every` steps, and after the last.
 
 The tasks are the first of the fixed validation tasks, which are never trained on, and their request seeds are the same
-at every reading. They are played while no version is published, so that one version samples them all. Their groups are
-neither in the ledger nor in the archive. The scorer reads them while training goes on (`cluster.loop.scoring`).
+at every reading. Their first turns, the only ones that are read, are played while no version is published, so that one
+version samples them all. Their groups are neither in the ledger nor in the archive. The scorer reads them while
+training goes on (`cluster.loop.scoring`).
 
     waits for        unblocked by         on time-out or death
     the tasks        environment actors   the ticket is played again or fails (cluster.loop.tickets.playing)
@@ -40,4 +41,5 @@ def _tickets(config: RunConfig) -> list[Ticket]:
     probe = config.scorer.probe
     count = probe.num_tasks(config.validation.tasks)
     single = validation_tickets(config.environment, count, config.seed, config.sampling.temperature)
-    return [replace(ticket, ticket_id=f"probe-{i:03d}", group_size=probe.samples) for i, ticket in enumerate(single)]
+    own = {"group_size": probe.samples, "most_turns": 1}  # no other turn is read
+    return [replace(ticket, ticket_id=f"probe-{i:03d}", **own) for i, ticket in enumerate(single)]

@@ -74,6 +74,18 @@ def test_the_intervals_hold(samples: int, draws: int) -> None:
     assert min(shares.values()) >= 0.90 and max(shares[f] for f in shares if f != "both forms") <= 0.98, shares
 
 
+@pytest.mark.parametrize("name", ["load_bearing", "compressed", "both"])
+def test_the_intervals_of_one_pair_a_prompt_hold(name: str) -> None:
+    """Found by a reviewer: with one answer of each prompt D had no interval, so that nothing followed from it."""
+    channel, rng, held = named_channel(name, 32, 32), np.random.default_rng(3), 0
+    for _ in range(150):
+        found = draw_links(channel, 1, rng, nulls=False).dependence.interval()
+        assert found is not None
+        held += found.low <= channel.dependence() <= found.high
+    assert held >= 0.9 * 150 - 2 * math.sqrt(150 * 0.09)
+    assert draw_links(channel, 1, rng).follows is not None
+
+
 def test_what_each_channel_looks_like() -> None:
     told = {name: draw_links(named_channel(name, 1, 16), 8, np.random.default_rng(2)) for name in CHANNELS}
     assert {name: found.follows for name, found in told.items()} == {

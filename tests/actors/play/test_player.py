@@ -219,6 +219,18 @@ def test_a_group_survives_the_journey_through_arrow(codec):
         assert sent.turns == back.turns and (sent.success, sent.failure) == (back.success, back.failure)
 
 
+def test_a_ticket_of_one_turn_has_the_first_turn_of_the_whole_episode_and_samples_no_other(codec):
+    policy = Policy(codec, 0.5)
+    (whole,) = play(player(codec, policy), ticket(size=6))
+    sampled = len(policy.requests)
+    (short,) = play(player(codec, policy), replace(ticket(size=6), most_turns=1))
+    assert len(policy.requests) - sampled == 6 < sampled
+    for one, other in zip(short.trajectories, whole.trajectories, strict=True):
+        assert one.failure is None and one.turns == other.turns[:1]
+        assert one.truncated == (len(other.turns) > 1)
+        np.testing.assert_array_equal(one.token_ids, other.token_ids[: len(one.token_ids)])
+
+
 def test_a_context_that_holds_no_further_turn_truncates_the_episode(codec):
     policy = Policy(codec)
     (long,) = play(player(codec, policy), ticket(size=8))

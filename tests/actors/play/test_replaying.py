@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ import pytest
 from actors.archive.rows import from_table, to_table
 from actors.config import FilterConfig
 from actors.play.codec import ChatCodec
-from actors.play.replaying import notes_on_replays
+from actors.play.replaying import Replayed, notes_on_replays, replay
 from actors.play.seeds import noise_seed, replay_seed
+from actors.play.step_pool import StepPool
 from actors.records import Task, Trajectory, summarise
 from envs.config import EnvironmentConfig
 from envs.grid_worlds.frozen_lake import FrozenLake
@@ -129,7 +132,9 @@ def test_a_replay_that_fails_costs_the_replays_of_its_trajectory_and_nothing_els
     assert sorted(found is None for found in returns(trajectories)) == [False, False, False, True]
     summary = summarise(groups[0])
     assert np.isnan(summary.replay_returns).sum() == 3, "one trajectory has no replays"
-    assert summary.replay_failure.startswith("a time-out after" if hangs else "OSError: the service is gone")
+    assert summary.replay_failure.startswith(
+        "call still running after 0.3 s" if hangs else "OSError: the service is gone"
+    )
 
 
 def test_an_environment_that_failed_in_a_replay_is_not_used_again(codec) -> None:
@@ -141,20 +146,52 @@ def test_an_environment_that_failed_in_a_replay_is_not_used_again(codec) -> None
     assert all(t.failure is None and t.replay_returns is None for group in groups for t in group.trajectories)
 
 
+class SlowAfterwards(FrozenLake):
+    """Sleeps in every replay, for `pause` seconds a step."""
+
+    pause = 0.0
+
+    def step(self, action):
+        time.sleep(self.pause if self.late else 0.0)
+        return super().step(action)
+
+    def reset(self, **about):
+        self.late = hasattr(self, "late")
+        return super().reset(**about)
+
+
 def test_the_replays_of_a_trajectory_end_in_bounded_time(codec) -> None:
-    class Slow(FrozenLake):
-        def step(self, action):
-            time.sleep(0.06 if self.late else 0.0)
-            return super().step(action)
-
-        def reset(self, **about):
-            self.late = hasattr(self, "late")
-            return super().reset(**about)
-
-    env = player(codec, Answers(codec), make_env=lambda task: Slow(slip_rate=0.9), episode_timeout_s=0.5)
-    (group,) = play(env, replace(ASKED, group_size=1, replays=64))
+    env = player(codec, Answers(codec), make_env=lambda task: SlowAfterwards(slip_rate=0.9), episode_timeout_s=0.3)
+    SlowAfterwards.pause = 0.25
+    (group,) = play(env, replace(ASKED, group_size=1, replays=4))
     (only,) = group.trajectories
     assert only.failure is None and only.replay_returns is None
+    assert "and 1.2 s are allowed (environment_actor.episode_timeout_s for each)" in only.replay_failure
+
+
+def test_replays_that_wait_for_those_of_other_trajectories_are_not_late() -> None:
+    """Found by a reviewer: the wait for the one step thread counted, so all trajectories were late together."""
+
+    class Playing:
+        left = 2
+
+        def advance(self) -> float | None:
+            time.sleep(0.02)
+            self.left -= 1
+            return None if self.left else 1.0
+
+    episode = SimpleNamespace(noisy=True, replay=lambda seed: Playing())
+
+    async def together() -> list[Replayed]:
+        steps = StepPool(10.0)
+        try:
+            return await asyncio.gather(*(replay(episode, ASKED, index, steps, 0.3) for index in range(15)))
+        finally:
+            steps.close()
+
+    found = asyncio.run(together())
+    assert max(one.seconds for one in found) > 0.3 * ASKED.replays, "longer than one trajectory's replays may run"
+    assert [one.returns for one in found] == [(1.0,) * ASKED.replays] * 15
 
 
 def test_reward_noise_makes_an_environment_without_noise_worth_replaying(codec) -> None:

@@ -12,7 +12,7 @@ from actors.config import ProbeConfig
 from actors.diagnosis.metrics import LINK_KEYS, SHARES
 from actors.records import Trajectory, Turn
 from actors.scorer.cross_scoring import CrossScorer
-from actors.scorer.linking import Pairs, draw_references, score_links
+from actors.scorer.linking import LinkScores, Pairs, draw_references, read_scored, score_links
 from actors.scorer.probing import FixedProbe, answers_of, draw_probe
 from cluster.metrics import REGISTRY
 from tests.actors.scorer.test_cross_scoring import one_by_one, qwen2, rows
@@ -151,6 +151,26 @@ def test_an_answer_with_an_infinite_likelihood_is_counted_and_left_out() -> None
     groups["probe-000"][0] = turn_of(0, x, np.array([3, 4, 5, 6]), [40])
     found = FixedProbe(Broken(1.0), ProbeConfig(tasks=5), 1, answer_end).read(0, 0, groups)
     assert found["probe/link/excluded/non_finite"] == 1.0 and found["probe/link/answers"] == 14.0
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_an_answer_that_compares_with_no_other_reasoning_is_counted_and_left_out(lost: int) -> None:
+    """Found by a reviewer: one such answer cost the whole reading its links, and nothing was counted."""
+    source = np.repeat(np.arange(4), 2)
+    pairs = Pairs([np.array([1])] * 8, [np.array([1])] * 8, source, source)
+    swapped = np.log(np.random.default_rng(1).uniform(0.1, 1, (8, 8)))
+    swapped[:lost, 2:] = np.nan
+    flat = np.full((8, 4), -1.0), np.full((8, len(SHARES)), -1.0)
+    reading, broken = read_scored(pairs, LinkScores(flat[0], flat[0], swapped, flat[1]), np.ones(4), 4, (0,))
+    assert reading is not None and (broken, reading.dependence.count.sum()) == (lost, 8 - lost)
+    none, broken = read_scored(
+        Pairs(pairs.reasonings, pairs.answers, np.zeros(8, int), source),
+        LinkScores(flat[0], flat[0], np.zeros((8, 8)), flat[1]),
+        np.ones(4),
+        4,
+        (0,),
+    )
+    assert (none, broken) == (None, 0), "no answer is broken where all are of one prompt"
 
 
 def test_references_are_of_other_prompts_with_as_many_of_each_task() -> None:
