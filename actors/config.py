@@ -288,8 +288,8 @@ class FilterConfig(Settings):
         return self
 
 
-PROBE_TASKS = 32
-"""Tasks of the fixed probe if they are not set."""
+PROBE_TASKS, PROBE_SAMPLES = 32, 4
+"""Tasks of the fixed probe, and trajectories of each, if they are not set."""
 
 
 class ProbeConfig(Settings):
@@ -300,8 +300,9 @@ class ProbeConfig(Settings):
     tasks: int | None = Field(None, ge=2)
     """Number of tasks (N), the first of the fixed validation tasks; unset: 32, or all of them if there are fewer. The
     estimate cannot exceed log N nats."""
-    samples: int = Field(4, ge=2)
-    """Trajectories of each task (K); the spread between them gives the standard error."""
+    samples: int | None = Field(None, ge=2)
+    """Trajectories of each task (K); the spread between them gives the standard error. Unset: 4, or 2 if `scorer.share`
+    has no room for the links from 4."""
     max_others: int | None = Field(None, ge=2)
     """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
     links: bool | None = None
@@ -320,6 +321,11 @@ class ProbeConfig(Settings):
     def scores_answers(self) -> bool:
         """Whether the answers are scored too; what is unset was not found too much."""
         return self.links is not False
+
+    @property
+    def num_samples(self) -> int:
+        """K."""
+        return self.samples or PROBE_SAMPLES
 
     def num_tasks(self, available: int) -> int:
         """N, out of `available` fixed validation tasks."""

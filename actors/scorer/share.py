@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Any
 
 from actors.config import PROBE_TASKS, ProbeConfig, ScorerConfig
 from actors.diagnosis.budget import others_within
@@ -29,7 +30,10 @@ OFTEN, SELDOM = 5, 10
 """Steps between two scorings: never fewer than OFTEN; pairs are dropped before they are more than SELDOM."""
 CHOSEN = ("every", "max_pairs")
 PROBE_CHOSEN = ("max_others", "answer_tasks", "answer_references", "answer_prompts", "links")
-"""What is chosen of `ScorerConfig` and of its `probe`; all other settings are the user's."""
+"""What is chosen of `ScorerConfig` and of its `probe`, whose `samples` are chosen too where they are unset; all other
+settings are the user's."""
+FEWEST_SAMPLES = 2
+"""Trajectories of each task of the probe under a budget, the fewest for which its intervals were tested."""
 FEWEST_PAIRS = 64
 """As the lower bound of `scorer.max_pairs`."""
 PART = 2 / 3
@@ -109,16 +113,17 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
     tasks = work.tasks
     if tasks < 2:
         return 0.0
-    samples, answer = tasks * probe.samples, work.turn * ANSWER
+    each = probe.num_samples
+    samples, answer = tasks * each, work.turn * ANSWER
     others = min(tasks - 1, probe.max_others or tasks - 1)
     rows: float = samples * others
     answers = 0.0
     if probe.scores_answers:
         answered = min(tasks, probe.answer_tasks or tasks)
-        references = answered * (answered - 1) * min(probe.samples, probe.answer_references or probe.samples)
+        references = answered * (answered - 1) * min(each, probe.answer_references or each)
         prompts = min(tasks - 1, probe.answer_prompts or tasks - 1)
         rows += references * (1 - others / (tasks - 1))  # reasonings that are not scored under the prompt anyway
-        answers = references * probe.samples + answered * probe.samples * (probe.samples + 1 + prompts + len(SHARES))
+        answers = references * each + answered * each * (each + 1 + prompts + len(SHARES))
     return COST[work.scoring] * ((samples + rows) * work.turn + answers * answer + tasks * work.opening)
 
 
@@ -131,15 +136,16 @@ def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
 def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
     """The settings `given` to a run that is continued, with what was chosen at its start, `before`. The authors'
     mixture needs all pairs, whatever was chosen."""
-    probe = given.probe.model_copy(update={name: vars(before.probe)[name] for name in PROBE_CHOSEN})
+    chosen_before = {name: vars(before.probe)[name] for name in PROBE_CHOSEN}
+    probe = given.probe.model_copy(update={**chosen_before, "samples": given.probe.samples or before.probe.samples})
     kept = {name: vars(before)[name] for name in CHOSEN if name != "max_pairs" or given.compat == "paper"}
     return given.model_copy(update={**kept, "probe": probe})
 
 
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With fewer other prompts a reasoning, then with the answers of fewer tasks, and at last without links unless they
-    are asked for, if a reading of the probe takes too much. If that does too, `in_words` says so: how often the probe
-    is read is the user's."""
+    """With fewer other prompts a reasoning, then with the answers of fewer tasks, then the same with fewer trajectories
+    a task unless their number is set, and at last without links unless they are asked for, if a reading of the probe
+    takes too much. If that does too, `in_words` says so: how often the probe is read is the user's."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
     linked = {
@@ -147,8 +153,10 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
         "answer_prompts": probe.answer_prompts or OTHERS,
     }
     few = {"answer_tasks": probe.answer_tasks or FEW_TASKS}
-    answered = [{"links": True, **each} for each in ({}, fewer | linked, fewer | linked | few)]
-    unanswered = [{"links": False, **each} for each in ({}, fewer)]
+    several: list[dict[str, Any]] = [{}, *([] if probe.samples else [{"samples": FEWEST_SAMPLES}])]
+    parts = ({}, fewer | linked, fewer | linked | few)
+    answered = [{"links": True, **samples, **part} for samples in several for part in parts]
+    unanswered = [{"links": False, **samples, **part} for samples in several for part in ({}, fewer)]
     for update in [*(answered if probe.scores_answers else ()), *(() if probe.links else unanswered)]:
         tried = probe.model_copy(update=update)
         if probe.every == 0 or probe_passes(work, tried) <= allowed:
@@ -184,8 +192,10 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         share += passes / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
-        links = f"with links to answers{of_tasks}" if probe.scores_answers else "without links to answers"
-        text += f", the probe every {probe.every} under {others} prompts, {links}"
+        untold = "without links to answers, so that no regime beyond template is told"
+        links = f"with links to answers{of_tasks}" if probe.scores_answers else untold
+        text += f", the probe every {probe.every} with {probe.num_samples} trajectories a task under {others} prompts"
+        text += f", {links}"
     text = f"{text}: {share:.0%} of the model's passes, by count, with every group trained on (scorer.share)"
     above = share > 1.005 * scorer.share
     return f"{text}; that is more than scorer.share={scorer.share:g}: set scorer.probe.every higher" if above else text

@@ -89,7 +89,7 @@ class LoopState:
         base = [*seen, env.validation_seed]
         facts = {
             "validation": [*base, checked.tasks, checked.temperature],
-            "probe": [*base, probe.tasks, probe.samples],
+            "probe": [*base, probe.tasks, probe.num_samples],
             # By themselves, because older releases lack them. `probe.tasks` may be unset, and then follows the
             # validation's.
             "probe_sampling": [probe.num_tasks(checked.tasks), config.sampling.temperature],

@@ -104,6 +104,25 @@ def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts_an
     assert less.max_others == 7 and less.links is False
 
 
+def test_fewer_trajectories_a_task_come_before_the_loss_of_the_links() -> None:
+    """Found by a reviewer: by default a model on a task of one turn had no links, so that no regime beyond template
+    could ever be told."""
+    work = StepWork(prompts=8, group_size=16, opening=200, turn=200, turns=1, passes=3)
+    found = chosen(work, ScorerConfig())
+    assert (found.probe.samples, found.probe.answer_tasks, found.probe.scores_answers) == (2, 8, True)
+    assert "with 2 trajectories a task under 7 other prompts, with links to answers of 8" in in_words(work, found)
+    asked = chosen(work, ScorerConfig(probe=ProbeConfig(samples=4)))
+    assert (asked.probe.samples, asked.probe.scores_answers) == (4, False)
+    assert "so that no regime beyond template is told" in in_words(work, asked)
+
+
+def test_a_continued_run_keeps_the_trajectories_a_task_that_were_chosen_unless_they_are_set() -> None:
+    work = StepWork(prompts=8, group_size=16, opening=200, turn=200, turns=1, passes=3)
+    before = chosen(work, ScorerConfig())
+    assert as_chosen(ScorerConfig(), before).probe.samples == 2
+    assert as_chosen(ScorerConfig(probe=ProbeConfig(samples=8)), before).probe.samples == 8
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_links_that_are_asked_for_or_not_wanted_stay_so_whatever_they_cost(asked: bool) -> None:
     for share in (0.001, 0.07, 1.0):
