@@ -169,7 +169,7 @@ class KeptShareConfig(Settings):
     high: float = Field(1.0, gt=0, le=1)
     """Largest rho that is measured and used."""
     error: float = Field(0.05, gt=0, lt=1)
-    """Largest probability that rho ever leaves `filter.rho` if no rho is better than another."""
+    """Largest probability that rho ever leaves `filter.rho` if no rho is better than another, under symmetric noise."""
 
 
 class FilterConfig(Settings):

@@ -25,14 +25,17 @@ silent. Cells, statistics and claimed regions were fixed before the first run (`
 The runs are ordinary `squelch train` runs of the embedded tiny policy of 0.8 M parameters on two CPU cores. A claim
 that fails here may hold for a model of billions of parameters, and the reverse.
 
-- **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside, or, in a row
-  that says how large an effect must be to matter, closer to the wrong side than that. An interval for which both are
-  true, such as [0.01, 0.02] of success above 0, holds. **cannot be told**: neither, or fewer runs than the claim asks
+- **holds**: the whole 95% interval lies in the claimed region. **fails**: the whole interval lies outside it, or, in a
+  row that says "by 0.03 to matter", the whole interval lies below 0.03 and reaches 0 or less, because an effect that
+  matters is then excluded. **cannot be told**: neither, or fewer runs than the claim asks
   for (3 seeds, 5 where it matters most).
   **not run**: no seed has all the runs that it needs; `--list` says how long the open ones take.
 - Intervals are t-intervals over seeds; differences are paired by seed, whose cells play the same tasks. Rates have
   Wilson's interval. Both runs of a pair start from the same weights if they were made on one machine; a note counts the
   pairs for which that is not so.
+- A claim about 60 or 180 steps also counts the longer runs of its arm, up to that step: for Sokoban five runs of 180
+  steps and three of 300 on each side, so eight pairs. [measurements.md](measurements.md) gives the five alone.
+- t-intervals of correlations may reach beyond -1 and 1.
 - Rank correlations over a few arms have few possible values. Their interval is never narrower than that of correlations
   of so many arms, and it holds 0 unless an exact test tells their mean from that of random orders.
 - Many claims are tested: of 20 intervals one misses its value by chance. Several claims read the same runs: success of

@@ -181,6 +181,8 @@ TAIL = """\
   code has it. **policy_variance** ranks by the reward variance without noise; a step in which no group is told from
   noise is learned from unfiltered.
 - Without noise `shared` is the same run as `plain`. `-`: not run, or nothing was replayed.
+- The runs of `policy_variance` were made before a group whose own returns are equal had score 0. Its advantages are 0,
+  so in the runs such a group, if kept, trained the regularisers alone.
 - told groups: of the 8 groups of a step, those whose policy variance is above 2 standard errors; means over all steps.
 """
 

@@ -15,14 +15,16 @@ the standard deviation, the Bayes factor against a mean of mu depends on t = (m 
 Under mu, E_n is a martingale that starts at 1 (Lai 1976; Gönen et al. 2005 for this form; Wang and Ramdas 2023), so it
 ever exceeds 1 / level with a probability of at most `level` (Ville). The mu that it does not exceed form an interval
 that holds at all n together. The controller may therefore look after each measurement, and stop whenever it likes.
-Exact for normal differences; heavy tails are tested (tests/cluster/control/test_kept_share.py).
+Exact for normal differences; heavy tails are tested (tests/cluster/control/test_kept_share.py). Of differences that are
+far below their mean more often than far above it, the few first say too much: there `error` does not hold.
 
 Invariants:
 
 - rho is always on the grid, within [low, high], and moves by one place at a time.
-- Under noise without any difference rho ever leaves its start with a probability of at most `error`: the two neighbours
-  share a sequence's level, a sequence of `LENGTH` measurements without a move is followed by a new one, because the
-  policy changes meanwhile, and the j-th sequence at one rho has the level error / (j (j + 1)), which sum to `error`.
+- Under symmetric noise without any difference rho ever leaves its start with a probability of at most `error`: the two
+  neighbours share a sequence's level, a sequence of `LENGTH` measurements without a move is followed by a new one,
+  because the policy changes meanwhile, and the j-th sequence at one rho has the level error / (j (j + 1)), which sum to
+  `error`.
 - No move before `FEWEST` measurements.
 - The state is plain JSON; a restored controller moves as the uninterrupted one.
 """
