@@ -152,13 +152,14 @@ METRICS: Table = {
             "squelch_reasoning_untrue",
             "judge/untrue",
             "1 while the share of true ones among the first-turn reasonings that state anything, a mean over two "
-            "scorings, is below half of the run's baseline, else 0; NaN where few state anything, or without a judge",
+            "scorings, is below half of the run's baseline, else 0; a scoring in which few state anything changes "
+            "nothing; NaN without a judge",
         ),
         gauge(
             "squelch_judge_true_share",
             "judge/true_share",
-            "Share of true ones among the first-turn reasonings that state anything, a mean over two scorings; NaN "
-            "where few state anything, or without a judge",
+            "Share of true ones among the first-turn reasonings that state anything, a mean over the last two scorings "
+            "in which several did; NaN before them, or without a judge",
             unit="ratio",
         ),
         gauge(

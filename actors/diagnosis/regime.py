@@ -106,8 +106,8 @@ class RegimeGauge:
     recent: list[float] = field(default_factory=list)
     """Those of the last scorings that had one."""
     untrue: float = math.nan
-    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN without a judge, and after a reading
-    that stated too little. It needs no D: reasoning that became untrue is decorative or a private code."""
+    """1 if the mean of `recent` is below `TRUE_SHARE` of the baseline, else 0; NaN without a judge. A reading that
+    stated too little changes nothing. It needs no D: reasoning that became untrue is decorative or a private code."""
 
     def read(self, reading: Reading) -> str:
         """The regime, one of REGIMES; the first known shares of true statements define the baseline."""
@@ -134,13 +134,14 @@ class RegimeGauge:
 
     def _hold(self, reading: Reading) -> None:
         """Holds the share of true statements against the baseline."""
-        share, self.untrue = reading.true_share, math.nan
-        if math.isnan(share):
-            return
-        if len(self.true) < BASELINE_SCORINGS:
-            self.true.append(share)
-        self.recent = [*self.recent, share][-RECENT_SCORINGS:]
-        self.untrue = float(statistics.mean(self.recent) < TRUE_SHARE * statistics.median(self.true))
+        share = reading.true_share
+        known = not math.isnan(share)
+        if known:
+            if len(self.true) < BASELINE_SCORINGS:
+                self.true.append(share)
+            self.recent = [*self.recent, share][-RECENT_SCORINGS:]
+        least = TRUE_SHARE * statistics.median(self.true or [0.0])
+        self.untrue = float(statistics.mean(self.recent or [0.0]) < least) if known or reading.judged else math.nan
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""

@@ -275,7 +275,7 @@ def test_the_judge_reads_the_very_reasonings_that_are_scored() -> None:
     assert math.isnan(other["judge/right"]), "no grid world, nothing to judge"
 
 
-def test_reasoning_that_became_untrue_is_told_and_one_that_states_nothing_is_not() -> None:
+def test_reasoning_that_became_untrue_is_told_and_stays_so_while_it_states_nothing() -> None:
     board = "P _ _\n_ G _\n_ _ O"
 
     def scored(scorer: Scorer, step: int, said: str) -> dict[str, float]:
@@ -288,8 +288,8 @@ def test_reasoning_that_became_untrue_is_told_and_one_that_states_nothing_is_not
     untrue, share, least = (
         [figures[f"judge/{key}"] for figures in found] for key in ("untrue", "true_share", "least_true")
     )
-    assert untrue == pytest.approx([0.0, 0.0, 0.0, 1.0, math.nan, 1.0], nan_ok=True)
-    assert share == pytest.approx([1.0, 1.0, 0.5, 0.0, math.nan, 0.0], nan_ok=True) and least == [0.5] * 6
+    assert untrue == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    assert share == [1.0, 1.0, 0.5, 0.0, 0.0, 0.0] and least == [0.5] * 6
 
 
 def test_over_budget_a_part_of_the_pairs_is_scored_visibly_and_no_key_is_missing() -> None:
