@@ -29,6 +29,7 @@ _KINDS: Mapping[Any, str] = {
     type(None): "unset",
     Any: "anything",
 }
+_UNIONS = (Union, types.UnionType)
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 HEAD = """\
@@ -96,8 +97,9 @@ def _settings(block: type[Settings], prefix: str) -> Iterator[Setting]:
 
 def _block(info: FieldInfo) -> type[Settings] | None:
     """The class of a setting that is a block of settings, maybe one that is off by default."""
-    kinds = [info.annotation, *get_args(info.annotation)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+    kind = info.annotation
+    kinds = get_args(kind) if get_origin(kind) in _UNIONS else (kind,)
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, Settings)), None)
 
 
 def _setting(key: str, info: FieldInfo) -> Setting:
@@ -107,7 +109,7 @@ def _setting(key: str, info: FieldInfo) -> Setting:
 
 
 def _default(value: Any) -> str:
-    return "unset" if value is None else json.dumps(value)
+    return "unset" if value is None else json.dumps(value, default=str)
 
 
 def _kind(kind: Any) -> str:
@@ -115,7 +117,7 @@ def _kind(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in inner)
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return " or ".join(_kind(one) for one in inner)
     if origin is Annotated:
         return _kind(inner[0])
@@ -123,7 +125,7 @@ def _kind(kind: Any) -> str:
         return f"list of {_kind(inner[0])}"
     if origin is dict:
         return "mapping"
-    return _KINDS[kind]
+    return _KINDS.get(kind) or getattr(kind, "__name__", str(kind))  # an environment's own type
 
 
 def _line(text: str | None) -> str:

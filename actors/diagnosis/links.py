@@ -150,13 +150,7 @@ def read_links(
     log_q, influence = _other_reasonings(swapped, scored, task, num_tasks)
     count = np.bincount(task, minlength=num_tasks)
     mass = 1 / ((count > 0).sum() * count[task])
-    alone = bool(count.max() == 1)
-    role = _centred((mass[:, None] * influence).sum(axis=0), np.zeros_like(task) if alone else task, num_tasks)
-
-    def means(values: np.ndarray) -> TaskMeans:
-        found = task_means(values, task, num_tasks)
-        return _between(found) if alone else found
-
+    role = _centred((mass[:, None] * influence).sum(axis=0), task, num_tasks)
     few = not nulls or len(np.unique(task)) < MIN_TASKS
     candidates = np.where(scored | np.eye(len(own), dtype=bool), swapped, np.nan)
     rows, one = np.arange(len(own)), np.ones(len(own))
@@ -164,12 +158,12 @@ def read_links(
     pairs = _within(swapped, same, task, source, num_tasks, seed if nulls else None)
     return LinksReading(
         *pairs,
-        dependence=means(own - log_q - role / mass),
+        dependence=_means(own - log_q - role / mass, task, num_tasks),
         dependence_null=None if few else candidate_nulls(candidates, one, rows, log_q, (*seed, 1))["mi_seq_est"],
         surprise=-task_means(log_q, task, num_tasks).value,
-        past_reasoning=means(own - column_mean),
+        past_reasoning=_means(own - column_mean, task, num_tasks),
         answer_entropy=-task_means(own, task, num_tasks).value,
-        truncated=tuple(means(values) for values in truncated.T),
+        truncated=tuple(_means(values, task, num_tasks) for values in truncated.T),
         references=float(scored.sum() / (~same).sum()),
     )
 
@@ -239,6 +233,12 @@ def _form(
     return mixture, _between(means) if size.min() == 2 else means
 
 
+def _means(values: np.ndarray, task: np.ndarray, num_tasks: int) -> TaskMeans:
+    """As `task_means`, with the variance between tasks where no task has a second value."""
+    found = task_means(values, task, num_tasks)
+    return _between(found) if found.count.max() == 1 else found
+
+
 def _between(means: TaskMeans) -> TaskMeans:
     """The means with the variance between tasks in place of that within them; without an interval for one task."""
     num = int((means.count > 0).sum())
@@ -247,8 +247,10 @@ def _between(means: TaskMeans) -> TaskMeans:
 
 
 def _centred(values: np.ndarray, task: np.ndarray, num_tasks: int) -> np.ndarray:
-    """(n,) values less the mean of their task."""
+    """(n,) values less the mean of their task, or of all if no task has a second value."""
     count = np.maximum(np.bincount(task, minlength=num_tasks), 1)
+    if count.max() == 1:
+        return values - values.mean()
     return values - (np.bincount(task, values, num_tasks) / count)[task]
 
 

@@ -128,20 +128,30 @@ class RegimeGauge:
 
     def truth(self) -> dict[str, float]:
         """Flat keys of the metric registry: what decides whether the reasoning is true, and the verdict."""
-        share = statistics.mean(self.recent) if self.recent and not math.isnan(self.untrue) else math.nan
-        baseline = statistics.median(self.true) if self.true else math.nan
-        return {"judge/untrue": self.untrue, "judge/true_share": share, "judge/least_true": TRUE_SHARE * baseline}
+        share = math.nan if math.isnan(self.untrue) else self._share
+        return {"judge/untrue": self.untrue, "judge/true_share": share, "judge/least_true": self._least}
+
+    @property
+    def _share(self) -> float:
+        """The mean that is held against the baseline; NaN before the first known share."""
+        return statistics.mean(self.recent) if self.recent else math.nan
+
+    @property
+    def _least(self) -> float:
+        """The smallest mean that counts as true; NaN before the first known share."""
+        return TRUE_SHARE * statistics.median(self.true) if self.true else math.nan
 
     def _hold(self, reading: Reading) -> None:
         """Holds the share of true statements against the baseline."""
         share = reading.true_share
-        known = not math.isnan(share)
-        if known:
+        if not math.isnan(share):
             if len(self.true) < BASELINE_SCORINGS:
                 self.true.append(share)
             self.recent = [*self.recent, share][-RECENT_SCORINGS:]
-        least = TRUE_SHARE * statistics.median(self.true or [0.0])
-        self.untrue = float(statistics.mean(self.recent or [0.0]) < least) if known or reading.judged else math.nan
+        elif not reading.judged:
+            self.untrue = math.nan
+            return
+        self.untrue = float(self._share < self._least)
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""

@@ -123,7 +123,7 @@ class KeptShare:
             raise ValueError(f"rho={start:g} is not on the grid {', '.join(f'{rho:g}' for rho in self.grid)}")
         self._state = _State(start)
         self.seen = self.differences()
-        """The differences with the last measurement, also where it ended a sequence."""
+        """The differences with the last measurement of this process, also where it ended a sequence."""
 
     @property
     def rho(self) -> float:
@@ -191,7 +191,6 @@ class KeptShare:
             raise ValueError(f"the checkpoint's controller used rho={rho:g}, which is not on this run's grid {grid}")
         sums = {name: Sums(**state[name]) for name in ("lower", "higher")}
         self._state = _State(rho, int(state["sequence"]), **sums)
-        self.seen = self.differences()
 
 
 def _told(interval: Interval) -> bool:

@@ -27,7 +27,7 @@ from cluster.control.parties import Archive, Scorer
 from cluster.control.party_errors import Died, PartyError, Refused, reason_of
 from cluster.fleet.fleet import Fleet
 from cluster.fleet.waiting import bounded
-from cluster.loop.persistence.state import newest_until
+from cluster.loop.persistence.state import checkpoints, newest_until
 from cluster.loop.tickets.playing import PlayedGroup
 
 if TYPE_CHECKING:
@@ -255,13 +255,11 @@ class Scoring:
 
     def _tell_fall(self, step: int, event: str, text: str, **facts: Any) -> None:
         """As `_tell`, with the checkpoint from before the fall."""
-        kept = newest_until(self.run_dir, self.sound_until)
-        where = (
-            "no checkpoint is from before it"
-            if kept is None
-            else f"checkpoints/step-{kept} is from before it, and stays"
-        )
-        self._tell(step, event, f"{text}; {where}", checkpoint=kept, **facts)
+        kept = newest_until(checkpoints(self.run_dir), self.sound_until)
+        which = "no checkpoint is from before it"
+        if kept is not None:
+            which = f"checkpoints/step-{kept} is from before it, and stays"
+        self._tell(step, event, f"{text}; {which}", checkpoint=kept, **facts)
 
     @property
     def sound_until(self) -> int | None:

@@ -1,4 +1,8 @@
-"""The settings by key: the page of all, and `squelch config --explain`."""
+"""The settings by key: blocks of which a part is given, the page of all, and `squelch config --explain`."""
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +11,7 @@ from cluster.config import RunConfig, flat, load
 from cluster.errors import UserError
 from cluster.settings import PAGE, of_environment, of_run, page
 from envs.registry import ADAPTERS, environment_names
+from envs.settings import Settings
 
 NAMES = [*environment_names(), *sorted(ADAPTERS)]
 
@@ -45,6 +50,48 @@ def test_a_block_that_is_off_is_explained_as_off() -> None:
     assert rank.startswith("learner.lora.rank = 16\n")
 
 
+class Foreign:
+    """An environment of somebody else, whose options have types of their own."""
+
+    class Options(Settings):
+        """Where its tasks are."""
+
+        folder: Path = Path("tasks")
+        """Folder of the tasks."""
+
+
+def test_an_option_of_a_type_that_no_setting_has_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.settings.environment_class", lambda name: Foreign)
+    (one,) = of_environment("their.module:Foreign").settings
+    assert (one.default, one.values, one.meaning) == ('"tasks"', "Path", "Folder of the tasks.")
+
+
 def test_a_word_of_no_setting_is_named() -> None:
     with pytest.raises(UserError, match="--explain rhoo: no setting"):
         explained(load("frozenlake"), ["rho", "rhoo"])
+
+
+def test_one_key_of_a_warm_ups_quality_leaves_the_others() -> None:
+    """Found by a reviewer: the others went back to the quality of another warm-up."""
+    whole = load("smollm2-frozenlake").model.warmup
+    part = load("smollm2-frozenlake", ["model.warmup.quality.random_plan=0"]).model.warmup
+    assert whole is not None and part is not None
+    assert part.quality == whole.quality.model_copy(update={"random_plan": 0.0})
+
+
+def blocks(model: type[Settings], place: str = "") -> Iterator[tuple[str, Settings]]:
+    """The default of every block of settings in the tree of `model`, by its place."""
+    for name, field in model.model_fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(default, Settings):
+            yield f"{place}{name}", default
+        for kind in {type(default), field.annotation, *typing.get_args(field.annotation)}:
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                yield from blocks(kind, f"{place}{name}.")
+
+
+def test_the_default_of_a_block_is_that_of_its_class() -> None:
+    """Otherwise a block of which one key is given would begin from other values than one of which none is."""
+    found = dict(blocks(RunConfig))
+    assert {"learner.objective.kl", "scorer.probe", "model.warmup.quality"} <= set(found)
+    assert [place for place, default in found.items() if default != type(default)()] == []

@@ -90,7 +90,8 @@ class Steering:
         flat, measured, self._measured = {"kept_share/rho": self.rho}, self._measured, None
         if measured is not None and (move := self._controller.observe(measured.q)):
             self._tell(step, move)
-        for name, interval in self._controller.seen.items():
+        controller = self._controller
+        for name, interval in (controller.differences() if measured is None else controller.seen).items():
             flat |= _figures(f"kept_share/{name}", interval)
         return flat
 

@@ -15,7 +15,7 @@ from cluster.config import RunConfig
 from cluster.loop.learner_side.learning import Learning
 from cluster.loop.persistence.archiving import Archiving
 from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, newest_until, prune
+from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
 
 
 class Checkpointing:
@@ -36,8 +36,7 @@ class Checkpointing:
         started = time.time()
         await self.archiving.finish()
         await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))
-        spared = (state.best_step, newest_until(self.run_dir, sound))
-        await asyncio.to_thread(prune, self.run_dir, self.keep, spared)
+        await asyncio.to_thread(prune, self.run_dir, self.keep, state.best_step, sound)
         self.journal.event("learner", "checkpoint", started, time.time(), step=step)
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:

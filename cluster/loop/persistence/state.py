@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -210,15 +210,17 @@ def check_folder(run_dir: Path) -> None:
         ) from error
 
 
-def newest_until(run_dir: Path, step: int | None) -> int | None:
-    """Step of the newest complete checkpoint that is not after `step`; None if there is none."""
-    return max((saved for saved, _ in checkpoints(run_dir) if step is not None and saved <= step), default=None)
+def newest_until(saved: Sequence[tuple[int, Path]], step: int | None) -> int | None:
+    """Step of the newest of the `saved` checkpoints that is not after `step`; None if there is none."""
+    return max((at for at, _ in saved if step is not None and at <= step), default=None)
 
 
-def prune(run_dir: Path, keep: int, spared: Collection[int | None]) -> None:
-    """Deletes all checkpoints except the `keep` newest and those of the `spared` steps, and partly written ones of a
-    killed process. A checkpoint loses its name first, so that no reader takes a half deleted one for complete."""
+def prune(run_dir: Path, keep: int, best_step: int, sound: int | None = None) -> None:
+    """Deletes all checkpoints except the `keep` newest, the best and the newest that is not after the step `sound`, and
+    partly written ones of a killed process. A checkpoint loses its name first, so that no reader takes a half deleted
+    one for complete."""
     saved = checkpoints(run_dir)
+    spared = {best_step, newest_until(saved, sound)}
     for step, folder in saved[:-keep]:
         if step not in spared:
             folder.rename(partial_path(folder))

@@ -78,20 +78,21 @@ def test_without_the_hand_on_the_wheel_q_is_measured_and_rho_stays(tmp_path: Pat
     assert rows[-1]["kept_share/lower/difference_low"] > 0, "with the hand on the wheel it would have moved"
 
 
-@pytest.mark.parametrize("steer", ["true", "false"])
-def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Path, steer: str) -> None:
-    words = *STEERED, f"filter.kept_share.steer={steer}"
+@pytest.mark.parametrize(("steer", "every"), [("true", 1), ("false", 1), ("true", 2)])
+def test_a_resumed_run_measures_and_moves_as_the_uninterrupted_one(tmp_path: Path, steer: str, every: int) -> None:
+    words = *STEERED, f"filter.kept_share.steer={steer}", f"filter.kept_share.every={every}"
     _, whole = run(tmp_path / "whole", *words)
+    last = moves(whole)[0]["step"] if every == 2 else 11  # the step after a move that is not measured
     world = World(settings(tmp_path / "parts", *words), rewards=rewards)
     archive = FakeArchive()
 
-    def stop_at_eleven(coordinator: Coordinator) -> None:
+    def stop_after_last(coordinator: Coordinator) -> None:
         coordinator.say = lambda text: (
-            coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM")) if text.startswith("step   11/") else None
+            coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM")) if text.startswith(f"step {last:4d}/") else None
         )
         coordinator.journal.say = coordinator.say
 
-    drive(world, archive, stop_at_eleven)
+    drive(world, archive, stop_after_last)
     assert max(archive.figures) < 24
     check(drive(world, archive, resume=True), world, archive)
 

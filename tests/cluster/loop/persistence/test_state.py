@@ -120,7 +120,7 @@ def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_
     replaced = partial_path(checkpoint_dir(tmp_path, 7).with_name("step-7.replaced"))
     for half in (partial_path(checkpoint_dir(tmp_path, 5)), gathering, partial_path(gathering), replaced):
         half.mkdir()
-    prune(tmp_path, keep=2, spared={4})
+    prune(tmp_path, keep=2, best_step=4)
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 10, 30]
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
