@@ -5,9 +5,13 @@ cells in their order, some at a time. When the time is over, the cells under way
 checkpoint, from which the next call continues them. A finished cell is condensed into one small file
 (`benchmarks.studies.kept`); a cell with such a file is done, also where its run folder no longer exists.
 
+A cell may begin with a checkpoint of another cell's run (`Start`). Such cells run after all others of the call, and
+need the folder of that run.
+
     party          waits for         unblocked by                        on time-out
     run            a cell            the end of its process              `minutes`: the cell saves a checkpoint, ends;
                                                                          `cluster.sweep.cells` kills one that does not
+    second stage   the first stage   its end                             the same `minutes`; then it does not begin
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import fnmatch
 import itertools
 import json
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +41,33 @@ START_S = 60.0
 
 
 @dataclass(frozen=True)
+class Start:
+    """The weights with which a cell begins: those of a checkpoint of the finished run of the cell named `cell`.
+    `choose`: the step of that checkpoint, from the run's folder; 0 stands for the weights with which that run itself
+    began. It raises UserError if the run has no such checkpoint."""
+
+    cell: str
+    choose: Callable[[Path], int]
+
+    def settings(self, runs: Path) -> dict[str, Any]:
+        """The cell's settings, by dotted key. `runs`: the folder of the study's runs.
+
+        Raises:
+            UserError: the run has not finished, or has no such checkpoint.
+        """
+        folder = runs / self.cell
+        if not is_finished(folder):
+            raise UserError(f"{folder} is no finished run; run the cell {self.cell} first, with the same --runs-dir")
+        step = self.choose(folder)
+        if step == 0:
+            return {}
+        weights = folder / "checkpoints" / f"step-{step}" / "hf"
+        if not weights.is_dir():
+            raise UserError(f"{weights} does not exist; remove {folder} and run the cell {self.cell} again")
+        return {"model.path": str(weights.absolute())}
+
+
+@dataclass(frozen=True)
 class StudyCell:
     """One run of a study. `part`: the group of cells that it belongs to; `settings`: by dotted key, what the arm
     changes of the recipe; `step_s`: expected seconds of a step on two idle cores, validation and scoring included."""
@@ -49,6 +81,8 @@ class StudyCell:
     step_s: float
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Settings that measure more and change nothing of what is learned."""
+    start: Start | None = None
+    """The weights with which it begins; the recipe's if None."""
 
     @property
     def name(self) -> str:
@@ -132,12 +166,15 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
     """The validated run of a cell. `words`: further overrides, such as where models are cached.
 
     Raises:
-        UserError: an override is of a setting that the cell fixes, or a setting is wrong.
+        UserError: an override is of a setting that the cell fixes, a setting is wrong, or the weights with which the
+            cell begins are not there.
     """
-    for word, own in itertools.product(words, ("loop.steps", *cell.settings, *cell.extra)):
+    begins = {} if cell.start is None else cell.start.settings(Path(runs_dir) / study.name)
+    settings = {**cell.settings, **cell.extra, **begins}
+    for word, own in itertools.product(words, ("loop.steps", *settings)):
         if _below(own, [word.partition("=")[0]]):
             raise UserError(f"--set {word}: the cell {cell.name} fixes {own}; leave this setting out")
-    arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", {**cell.settings, **cell.extra})
+    arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", settings)
     overrides = [f"runs_dir={json.dumps(runs_dir)}", f"loop.steps={cell.steps}", *study.common, *words]
     return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]
 
@@ -159,7 +196,9 @@ class KeepingRunner(ProcessRunner):
 
 def keep(study: Study, cell: StudyCell, folder: Path, words: Sequence[str] = ()) -> Path:
     """Condenses the run in `folder` into the cell's file and returns its path. `words`: the run's further overrides."""
-    found = study.condense(folder, part=cell.part, recipe=cell.recipe, arm=cell.arm, set=told(words))
+    begins = {} if cell.start is None else {"from_step": cell.start.choose(folder.parent / cell.start.cell)}
+    labels = {"part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "set": told(words), **begins}
+    found = study.condense(folder, **labels)
     return write(study.file(cell), found)
 
 
@@ -172,7 +211,7 @@ def run(
     parallel: int = 1,
 ) -> int:
     """Runs the open cells in order, `parallel` at a time, until `minutes` are over; returns the exit code: 0 unless a
-    cell failed.
+    cell failed, or was left out because the weights with which it begins are not there.
 
     Raises:
         UserError: a setting or folder is wrong, or a model cannot be used.
@@ -181,22 +220,54 @@ def run(
     if not wanted:
         say("every chosen cell is done")
         return 0
-    runs = {cell.name: run_of(study, cell, runs_dir, words) for cell in wanted}
+    began, code = time.monotonic(), 0
+    for stage in ([cell for cell in wanted if cell.start is None], [cell for cell in wanted if cell.start]):
+        left = None if minutes is None else minutes - (time.monotonic() - began) / 60
+        if stage and (left is None or left > 0):
+            stopped, failed = _run_stage(study, stage, runs_dir, left, words, parallel)
+            code = max(code, int(failed))
+            if stopped:
+                break
+    open_minutes = sum(cell.minutes for cell in cells if not study.is_done(cell))
+    say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
+    return code
+
+
+def _run_stage(
+    study: Study,
+    wanted: Sequence[StudyCell],
+    runs_dir: str,
+    minutes: float | None,
+    words: Sequence[str],
+    parallel: int,
+) -> tuple[bool, bool]:
+    """Runs cells that wait for no other; whether it was stopped, and whether a cell failed or was left out."""
+    runs, known, failed = dict[str, Cell](), list[StudyCell](), False
+    for cell in wanted:
+        try:
+            runs[cell.name] = run_of(study, cell, runs_dir, words)
+            known.append(cell)
+        except UserError as error:
+            if cell.start is None:
+                raise
+            failed = True
+            say(f"{cell.name} is left out: {error}")
+    if not known:
+        return False, failed
     plan = Plan(study.name, study.name, list(study.common), [], list(runs.values()), Path(runs_dir) / study.name)
     check_folders(plan)
-    for cell in wanted:
+    for cell in known:
         if is_finished(runs[cell.name].folder):
             keep(study, cell, runs[cell.name].folder, words)
-    runner = KeepingRunner(study, {cell.name: cell for cell in wanted}, words)
+    runner = KeepingRunner(study, {cell.name: cell for cell in known}, words)
     sweep = Sweep(plan, runner, parallel, say)
     prepare([cell.config for cell in sweep.open_cells], parallel, say)
     asyncio.run(_within(sweep, minutes))
-    failed = [cell.name for cell in plan.cells if sweep.outcomes[cell.name].status == "failed"]
-    for name in failed:
-        say(f"{name}: {sweep.outcomes[name].reason}")
-    open_minutes = sum(cell.minutes for cell in cells if not study.is_done(cell))
-    say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
-    return 1 if failed else 0
+    for cell in plan.cells:
+        if sweep.outcomes[cell.name].status == "failed":
+            failed = True
+            say(f"{cell.name}: {sweep.outcomes[cell.name].reason}")
+    return bool(sweep.stopped_by), failed
 
 
 async def _within(sweep: Sweep, minutes: float | None) -> None:

@@ -82,6 +82,8 @@ class Kept:
     """The settings of `--set` with which it was run, without those that say where a run is kept; `set` in its file."""
     planned: int = 0
     """Steps that a run which ended before its last step was to make."""
+    from_step: int = 0
+    """The step of the checkpoint of another run with which it began; 0: with the weights with which that one began."""
 
     @property
     def horizon(self) -> int:
@@ -243,9 +245,9 @@ def parsed(file: Path, parse: Callable[[Any], T]) -> T:
 def of_content(content: Mapping[str, Any]) -> Kept:
     """A run from the content of its file. KeyError if something is missing."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
-    ended = {name: content[name] for name in ("ended", "planned") if "ended" in content}
+    others = {name: content[name] for name in ("ended", "planned", "from_step") if name in content}
     overrides = tuple(content.get("set", ()))
-    return carried(Kept(**{name: content[name] for name in labels}, overrides=overrides, **ended))
+    return carried(Kept(**{name: content[name] for name in labels}, overrides=overrides, **others))
 
 
 def carried(run: Kept) -> Kept:

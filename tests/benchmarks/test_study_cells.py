@@ -11,7 +11,7 @@ import pytest
 from actors.archive.writer import Archive
 from benchmarks.claims.statistics import Pool
 from benchmarks.studies import cells
-from benchmarks.studies.cells import Study, StudyCell
+from benchmarks.studies.cells import Start, Study, StudyCell, run_of
 from benchmarks.studies.kept import condense, early_ends, read, read_all
 from cluster.config import dump
 from cluster.errors import UserError
@@ -219,6 +219,71 @@ def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_i
     (told,) = early_ends(read_all(own.results))
     assert "2 runs ended" in told and "after step 15 of 20, last validated at step 0, so not the policy" in told
     assert Pool([first]).arm("sokoban", "none", STEPS) == {0: first}
+
+
+def staged(folder: Path, step: int = STEPS) -> Study:
+    """A study whose first cell begins with a checkpoint of its second one."""
+    first = study(folder, (0,)).cells[0]
+    second = StudyCell("more", "sokoban", "on", {}, 0, STEPS, 1.0, start=Start(first.name, lambda _: step))
+    return Study("made-up", [], (second, first), folder / "results")
+
+
+def checkpoint(runs: Path, step: int) -> Path:
+    """A made-up checkpoint of the run of `staged` that others begin with."""
+    weights = runs / "made-up" / "lead-sokoban-none_s0" / "checkpoints" / f"step-{step}" / "hf"
+    weights.mkdir(parents=True)
+    return weights
+
+
+def test_a_cell_begins_with_a_checkpoint_of_another_after_that_one_has_finished(tmp_path, started):
+    own, weights = staged(tmp_path), checkpoint(tmp_path, STEPS)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
+    assert started == ["lead-sokoban-none_s0", "more-sokoban-on_s0"]
+    assert run_of(own, own.cells[0], str(tmp_path)).config.model.path == str(weights)
+    assert [run.from_step for run in read_all(own.results)] == [0, STEPS]
+    assert str(tmp_path) not in own.file(own.cells[0]).read_text(), "a committed file names no place of this machine"
+
+
+def test_step_0_is_the_beginning_of_the_other_run(tmp_path, started):
+    own = staged(tmp_path, 0)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
+    begun, other = (run_of(own, cell, str(tmp_path)).config.model for cell in own.cells)
+    assert begun == other and begun.path == "tiny"
+
+
+def test_a_cell_whose_first_weights_are_missing_is_left_out_and_the_others_run(tmp_path, started, capsys):
+    own = staged(tmp_path, 7)
+    assert cells.run(own, own.cells[:1], str(tmp_path), None, ()) == 1
+    assert "is no finished run; run the cell lead-sokoban-none_s0 first" in capsys.readouterr().out and not started
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 1
+    assert "step-7/hf does not exist; remove" in capsys.readouterr().out and started == ["lead-sokoban-none_s0"]
+
+
+def test_weights_with_which_a_cell_begins_cannot_be_set(tmp_path, started):
+    own = staged(tmp_path)
+    checkpoint(tmp_path, STEPS)
+    cells.run(own, own.cells[1:], str(tmp_path), None, ())
+    with pytest.raises(UserError, match=r"fixes model\.path"):
+        run_of(own, own.cells[0], str(tmp_path), ["model.path=/elsewhere"])
+
+
+def test_a_stopped_first_stage_has_no_second_one(tmp_path, monkeypatch):
+    own, names, asked = staged(tmp_path), [], []
+    checkpoint(tmp_path, STEPS)
+
+    async def run(self: ProcessRunner, cell: Cell) -> Ended:
+        names.append(cell.name)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not asked:
+            await asyncio.sleep(0.001)
+        finish(cell)
+        return Ended(0, "done")
+
+    monkeypatch.setattr(ProcessRunner, "run", run)
+    monkeypatch.setattr(ProcessRunner, "interrupt", lambda self: asked.append(1))
+    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
+    cells.run(own, own.cells, str(tmp_path), None, ())
+    assert names == ["lead-sokoban-none_s0"]
 
 
 def test_a_file_tells_the_overrides_of_its_run_without_places(tmp_path, started):

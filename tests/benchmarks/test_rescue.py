@@ -1,0 +1,104 @@
+"""The study of the advice after an alarm: where its runs begin, and what is judged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.studies import rescue
+from benchmarks.studies.cells import run_of
+from benchmarks.studies.kept import Kept, read_all
+from benchmarks.studies.rescue import BEGINNINGS, SEEDS, STUDY, best, compared, last, main, measure, named
+from cluster.config import load
+from cluster.errors import UserError
+
+
+def kept(arm: str, seed: int, success: float, part: str = "rescue") -> Kept:
+    tables = {"validated": {"step": [0, 40], "validation/success": [0.3, success]}}
+    return Kept(f"{part}-{arm}_s{seed}", part, "frozenlake", arm, seed, 40, tables, {}, from_step=12)
+
+
+def collapsed_run(folder: Path, events: list[dict]) -> Path:
+    """What a collapsed run leaves behind of which a beginning is chosen."""
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    ledger = {"balanced": True}
+    summary = {"finished": True, "steps": 60, "success": {"best": 0.5, "best_step": 20}, "ledger": ledger}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def event(name: str, **facts: object) -> dict:
+    return {"actor": "scorer", "name": name, "start": 1.0, "end": 1.0, "step": 36, **facts}
+
+
+def test_a_rescue_begins_with_the_checkpoint_that_the_first_alarm_named_the_best_or_the_last(tmp_path):
+    events = [
+        event("scored"),
+        event("probe_falling", checkpoint=None),
+        event("probe_falling", checkpoint=18),
+        event("input_dependence_falling", checkpoint=30),
+    ]
+    folder = collapsed_run(tmp_path / "run", events)
+    assert (named(folder), best(folder), last(folder)) == (18, 20, 60)
+
+
+def test_a_run_without_an_alarm_has_no_checkpoint_that_one_named(tmp_path):
+    with pytest.raises(UserError, match="no alarm named a checkpoint"):
+        named(collapsed_run(tmp_path / "run", [event("scored")]))
+
+
+def test_collapsed_runs_have_no_filter_and_a_large_bonus_and_rescues_the_recipe_as_it_is(tmp_path):
+    recipe = load("frozenlake", [])
+    for cell in STUDY.cells:
+        if cell.part == "collapse":
+            config = run_of(STUDY, cell, str(tmp_path)).config
+            assert config.filter.rule == "none" and config.learner.objective.entropy_coefficient == 0.2
+            folder = collapsed_run(tmp_path / "rescue" / cell.name, [event("probe_falling", checkpoint=18)])
+            for step in (18, 20, 60):
+                (folder / "checkpoints" / f"step-{step}" / "hf").mkdir(parents=True)
+    for cell in STUDY.cells:
+        if cell.part == "rescue":
+            config = run_of(STUDY, cell, str(tmp_path)).config
+            assert (config.filter, config.learner) == (recipe.filter, recipe.learner)
+            step = {"named": "step-18", "best": "step-20", "last": "step-60"}.get(cell.arm)
+            assert step is None or step in config.model.path
+            assert (config.model == recipe.model) == (cell.arm == "anew")
+    arms = [cell.arm for cell in STUDY.cells if cell.part == "rescue"]
+    assert arms == list(BEGINNINGS) * len(SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("other", "gains", "verdict"),
+    [
+        ("last", (0.2, 0.21, 0.22), "holds"),
+        ("last", (-0.2, -0.21, -0.22), "fails"),
+        ("last", (-0.2, 0.0, 0.2), "cannot be told"),
+        ("best", (-0.02, -0.021, -0.022), "holds"),
+        ("anew", (-0.2, -0.21, -0.22), "fails"),
+        ("anew", (0.2, 0.21), "not run"),
+    ],
+)
+def test_verdicts_are_of_differences_within_a_seed(other, gains, verdict):
+    runs = [run for s, gain in enumerate(gains) for run in (kept("named", s, 0.5 + gain), kept(other, s, 0.5))]
+    found = compared(runs, other)
+    assert found["verdict"] == verdict and found["seeds"] == list(range(len(gains)))
+
+
+def test_a_seed_without_an_alarm_is_told(capsys):
+    probe = {"step": list(range(0, 60, 3)), "probe/mi": [2.0] * 20, "probe/mi_standard_error": [0.05] * 20}
+    tables = {
+        "probe": {**probe, "probe/mi_p_value": [0.001] * 20},
+        "validated": {"step": [0, 30, 60], "validation/success": [0.3, 0.5, 0.1]},
+    }
+    run = Kept("collapse_s0", "collapse", "frozenlake", "entropy0.2", 0, 60, tables, {})
+    figures = measure([run, kept("anew", 0, 0.6)])
+    (note, *_) = rescue.notes(figures)
+    assert note == "seed 0, entropy bonus 0.2: success 0.300, at best 0.500, after 60 steps 0.100; no alarm"
+    assert rescue.rows(figures) == [["0", "anew", "12", "0.300", "0.600", "-"]]
+
+
+def test_the_command_judges_the_committed_files(capsys):
+    assert main(["--quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["rescues"]) == sum(run.part == "rescue" for run in read_all(STUDY.results))
