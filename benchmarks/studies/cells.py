@@ -40,11 +40,15 @@ START_S = 60.0
 """Seconds from the start of a cell's process to its first step, and from its last step to its end."""
 
 
+class NothingToStart(UserError):
+    """A finished run has no checkpoint of the kind that a cell begins with, so that the cell can never run."""
+
+
 @dataclass(frozen=True)
 class Start:
     """The weights with which a cell begins: those of a checkpoint of the finished run of the cell named `cell`.
     `choose`: the step of that checkpoint, from the run's folder; 0 stands for the weights with which that run itself
-    began. It raises UserError if the run has no such checkpoint."""
+    began. It raises NothingToStart if the run has no such checkpoint."""
 
     cell: str
     choose: Callable[[Path], int]
@@ -53,7 +57,8 @@ class Start:
         """The cell's settings, by dotted key. `runs`: the folder of the study's runs.
 
         Raises:
-            UserError: the run has not finished, or has no such checkpoint.
+            NothingToStart: the run has no such checkpoint.
+            UserError: the run has not finished, or the checkpoint is gone.
         """
         folder = runs / self.cell
         if not is_finished(folder):
@@ -211,7 +216,7 @@ def run(
     parallel: int = 1,
 ) -> int:
     """Runs the open cells in order, `parallel` at a time, until `minutes` are over; returns the exit code: 0 unless a
-    cell failed, or was left out because the weights with which it begins are not there.
+    cell failed, or was left out because the run that it begins with is not there.
 
     Raises:
         UserError: a setting or folder is wrong, or a model cannot be used.
@@ -250,7 +255,7 @@ def _run_stage(
         except UserError as error:
             if cell.start is None:
                 raise
-            failed = True
+            failed |= not isinstance(error, NothingToStart)
             say(f"{cell.name} is left out: {error}")
     if not known:
         return False, failed

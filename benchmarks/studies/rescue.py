@@ -12,7 +12,8 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    every 2
     rescue         for each seed new runs of 40 steps with the recipe's filter and entropy bonus, as docs/reasoning.md
                    advises, which begin with
-        named      the checkpoint that the first alarm named: the newest from before the fall that it saw
+        named      the checkpoint that the first alarm named, the newest from before the fall that it saw; if it said
+                   that there is none, as `anew`
         best       the checkpoint with the best validation, which is what one would keep without an alarm
         last       the last checkpoint of the collapsed run
         anew       the weights with which the collapsed run began
@@ -23,28 +24,33 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    -0.05, fails if the upper end is below it. Otherwise it cannot be told from three seeds
 
 `--list` and `--run` are those of `benchmarks.claims`; a rescue needs the folder of its collapsed run. A seed without an
-alarm has no checkpoint that one named; it is left out, and counted. Without either form the committed files are judged,
+alarm has no checkpoint that one named; it is left out, and counted, and the others are judged if they are at least two.
+Without either form the committed files are judged,
 `--quick` alike; nothing is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.cells import Report, Start, Study, StudyCell, command
+from benchmarks.studies.cells import NothingToStart, Report, Start, Study, StudyCell, command
 from benchmarks.studies.kept import (
+    SUCCESS,
     Kept,
+    condense,
     early_ends,
     last_success,
     not_worse,
-    read_all,
+    of_content,
+    parsed,
+    read,
     validated_by_seed,
 )
 from benchmarks.studies.kept import start as first_success
-from benchmarks.studies.made_to_collapse import GENTLE, GENTLE_STEP_S, OFTEN, STEP_S, readings
-from benchmarks.studies.made_to_collapse import alarms as alarms_of
+from benchmarks.studies.made_to_collapse import GENTLE, GENTLE_STEP_S, OFTEN, STEP_S
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
 from cluster.sweep.table import t_interval, text
@@ -60,12 +66,18 @@ COMMON = (
 RESCUE: Mapping[str, Any] = {"scorer.probe.every": 10}
 
 
+def first_alarm(folder: Path) -> Mapping[str, Any] | None:
+    """The event of a run's first alarm that sees a fall; None if there was none."""
+    return next((event for event in RunFolder(folder).events() if "checkpoint" in event), None)
+
+
 def named(folder: Path) -> int:
-    """The step of the checkpoint that the run's first alarm named. UserError if there was none."""
-    found = [event["checkpoint"] for event in RunFolder(folder).events() if event.get("checkpoint") is not None]
-    if not found:
-        raise UserError(f"{folder}: no alarm named a checkpoint")
-    return found[0]
+    """The step of the checkpoint that the run's first alarm named; 0 if it named none, because only the beginning is
+    from before the fall. NothingToStart if there was no alarm."""
+    alarm = first_alarm(folder)
+    if alarm is None:
+        raise NothingToStart(f"{folder}: no alarm saw a fall, so none named a checkpoint")
+    return alarm["checkpoint"] or 0
 
 
 def best(folder: Path) -> int:
@@ -103,17 +115,48 @@ def _collapse(seed: int) -> StudyCell:
     return StudyCell("collapse", "frozenlake", MEANS, GENTLE[MEANS], seed, COLLAPSE_STEPS, GENTLE_STEP_S, OFTEN)
 
 
-STUDY = Study("rescue", COMMON, tuple(every_cell()), Path(__file__).parent / "results" / "rescue")
+def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
+    """The content of a cell's file, as `kept.condense`; that of a collapsed run also tells its first alarm."""
+    found = condense(folder, **labels)
+    if labels["part"] != "collapse":
+        return found
+    alarm = first_alarm(folder)
+    told = None if alarm is None else {key: alarm[key] for key in ("name", "step", "checkpoint")}
+    return {**found, "first_alarm": told}
 
 
-def compared(runs: Sequence[Kept], other: str) -> dict[str, Any]:
-    """Success from `named` minus that from `other`, and the verdict of the module's head."""
+RESULTS = Path(__file__).parent / "results" / "rescue"
+STUDY = Study("rescue", COMMON, tuple(every_cell()), RESULTS, condensed)
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """A collapsed run and its first alarm, as `condensed` tells it; None without one."""
+
+    run: Kept
+    alarm: Mapping[str, Any] | None
+
+
+def _collapsed(content: Mapping[str, Any]) -> Collapsed:
+    return Collapsed(of_content(content), content["first_alarm"])
+
+
+def committed() -> tuple[list[Collapsed], list[Kept]]:
+    """The collapsed runs and the rescues, as far as they are done. UserError if a file is damaged."""
+    files = [(cell.part, STUDY.file(cell)) for cell in STUDY.cells if STUDY.is_done(cell)]
+    collapsed = [parsed(file, _collapsed) for part, file in files if part == "collapse"]
+    return collapsed, [read(file) for part, file in files if part == "rescue"]
+
+
+def compared(runs: Sequence[Kept], other: str, quiet: Sequence[int] = ()) -> dict[str, Any]:
+    """Success from `named` minus that from `other`, and the verdict of the module's head. `quiet`: the seeds whose
+    collapsed run raised no alarm."""
     own, against = (validated_by_seed((run for run in runs if run.arm == arm), SEEDS) for arm in ("named", other))
     seeds = sorted(own.keys() & against.keys())
     difference = t_interval([last_success(own[seed]) - last_success(against[seed]) for seed in seeds])
     tolerance = 0.0 if other == "last" else TOLERANCE
+    missing = set(SEEDS) - set(seeds) - set(quiet)
     verdict = not_worse(difference["low"], difference["high"], tolerance)
-    missing = [seed for seed in SEEDS if seed not in seeds]
     return {
         "other": other,
         "seeds": seeds,
@@ -123,45 +166,33 @@ def compared(runs: Sequence[Kept], other: str) -> dict[str, Any]:
     }
 
 
-def collapsed(runs: Sequence[Kept]) -> list[dict[str, Any]]:
-    """For each collapsed run: the step of its first alarm, None without one, and its success before and after."""
-    found = []
-    for run in (run for run in runs if run.part == "collapse"):
-        alarms = alarms_of(readings(run))
-        validated = run.series("validation/success")
-        found.append(
-            {
-                "seed": run.seed,
-                "alarm": alarms[0].step if alarms else None,
-                "before": first_success(run),
-                "best": max(validated.values()),
-                "after": last_success(run),
-            }
-        )
-    return found
-
-
-def measure(runs: Sequence[Kept]) -> dict[str, Any]:
+def measure(collapsed: Sequence[Collapsed], rescues: Sequence[Kept]) -> dict[str, Any]:
     """All figures."""
-    rescues = [
-        {
-            "seed": run.seed,
-            "begins": run.arm,
-            "from_step": run.from_step,
-            "before": first_success(run),
-            "after": last_success(run),
-            "mi": list(run.series("probe/mi").values())[-1:],
-        }
-        for run in sorted(
-            runs, key=lambda run: (run.seed, list(BEGINNINGS).index(run.arm) if run.arm in BEGINNINGS else 0)
-        )
-        if run.part == "rescue"
-    ]
+    quiet = [one.run.seed for one in collapsed if one.alarm is None]
     return {
         "benchmark": "rescue",
-        "collapsed": collapsed(runs),
-        "rescues": rescues,
-        "compared": [compared(runs, other) for other in OTHERS],
+        "collapsed": [
+            {
+                "seed": one.run.seed,
+                "alarm": one.alarm,
+                "before": first_success(one.run),
+                "best": max(one.run.series(SUCCESS).values()),
+                "after": last_success(one.run),
+            }
+            for one in collapsed
+        ],
+        "rescues": [
+            {
+                "seed": run.seed,
+                "begins": run.arm,
+                "from_step": run.from_step,
+                "before": first_success(run),
+                "after": last_success(run),
+                "mi": next(reversed(run.series("probe/mi").values()), None),
+            }
+            for run in rescues
+        ],
+        "compared": [compared(rescues, other, quiet) for other in OTHERS],
     }
 
 
@@ -176,7 +207,7 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
             one["begins"],
             str(one["from_step"]),
             *(f"{one[key]:.3f}" for key in ("before", "after")),
-            f"{one['mi'][0]:.2f}" if one["mi"] else "-",
+            "-" if one["mi"] is None else f"{one['mi']:.2f}",
         ]
         for one in figures["rescues"]
     ]
@@ -184,12 +215,11 @@ def rows(figures: Mapping[str, Any]) -> list[list[str]]:
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """The lines under the table: how the runs collapsed, and the verdicts."""
-    lines = [
-        f"seed {one['seed']}, entropy bonus 0.2: success {one['before']:.3f}, at best {one['best']:.3f}, after "
-        f"{COLLAPSE_STEPS} steps {one['after']:.3f}; "
-        + ("no alarm" if one["alarm"] is None else f"first alarm at step {one['alarm']}")
-        for one in figures["collapsed"]
-    ]
+    lines = []
+    for one in figures["collapsed"]:
+        how = "no alarm" if one["alarm"] is None else "{name} of step {step}".format(**one["alarm"])
+        success = f"success {one['before']:.3f}, at best {one['best']:.3f}, after {COLLAPSE_STEPS} steps"
+        lines.append(f"seed {one['seed']}, {MEANS}: {success} {one['after']:.3f}; first alarm: {how}")
     for one in figures["compared"]:
         bound = "above 0" if one["tolerance"] == 0 else f"above -{one['tolerance']}"
         figure = text(one["difference"], "+")
@@ -199,9 +229,10 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 def report(quick: bool = False) -> Report:
     """Judges the committed files."""
-    runs = read_all(STUDY.results)
-    figures = measure(runs)
-    return Report(figures, COLUMNS, rows(figures), [*notes(figures), *early_ends(runs)])
+    collapsed, rescues = committed()
+    figures = measure(collapsed, rescues)
+    ends = early_ends([*(one.run for one in collapsed), *rescues])
+    return Report(figures, COLUMNS, rows(figures), [*notes(figures), *ends])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

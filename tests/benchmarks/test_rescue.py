@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies import rescue
-from benchmarks.studies.cells import run_of
-from benchmarks.studies.kept import Kept, read_all
-from benchmarks.studies.rescue import BEGINNINGS, SEEDS, STUDY, best, compared, last, main, measure, named
+from benchmarks.studies.cells import NothingToStart, run_of
+from benchmarks.studies.kept import Kept
+from benchmarks.studies.rescue import BEGINNINGS, SEEDS, STUDY, Collapsed, best, compared, last, main, measure, named
 from cluster.config import load
-from cluster.errors import UserError
 
 
 def kept(arm: str, seed: int, success: float, part: str = "rescue") -> Kept:
@@ -35,7 +34,6 @@ def event(name: str, **facts: object) -> dict:
 def test_a_rescue_begins_with_the_checkpoint_that_the_first_alarm_named_the_best_or_the_last(tmp_path):
     events = [
         event("scored"),
-        event("probe_falling", checkpoint=None),
         event("probe_falling", checkpoint=18),
         event("input_dependence_falling", checkpoint=30),
     ]
@@ -43,8 +41,13 @@ def test_a_rescue_begins_with_the_checkpoint_that_the_first_alarm_named_the_best
     assert (named(folder), best(folder), last(folder)) == (18, 20, 60)
 
 
+def test_an_alarm_that_names_no_checkpoint_leaves_the_beginning(tmp_path):
+    events = [event("probe_falling", checkpoint=None), event("probe_falling", checkpoint=18)]
+    assert named(collapsed_run(tmp_path / "run", events)) == 0
+
+
 def test_a_run_without_an_alarm_has_no_checkpoint_that_one_named(tmp_path):
-    with pytest.raises(UserError, match="no alarm named a checkpoint"):
+    with pytest.raises(NothingToStart, match="none named a checkpoint"):
         named(collapsed_run(tmp_path / "run", [event("scored")]))
 
 
@@ -85,20 +88,34 @@ def test_verdicts_are_of_differences_within_a_seed(other, gains, verdict):
     assert found["verdict"] == verdict and found["seeds"] == list(range(len(gains)))
 
 
-def test_a_seed_without_an_alarm_is_told(capsys):
-    probe = {"step": list(range(0, 60, 3)), "probe/mi": [2.0] * 20, "probe/mi_standard_error": [0.05] * 20}
-    tables = {
-        "probe": {**probe, "probe/mi_p_value": [0.001] * 20},
-        "validated": {"step": [0, 30, 60], "validation/success": [0.3, 0.5, 0.1]},
-    }
-    run = Kept("collapse_s0", "collapse", "frozenlake", "entropy0.2", 0, 60, tables, {})
-    figures = measure([run, kept("anew", 0, 0.6)])
-    (note, *_) = rescue.notes(figures)
-    assert note == "seed 0, entropy bonus 0.2: success 0.300, at best 0.500, after 60 steps 0.100; no alarm"
-    assert rescue.rows(figures) == [["0", "anew", "12", "0.300", "0.600", "-"]]
+def collapsed(seed: int, alarm: dict | None) -> Collapsed:
+    tables = {"validated": {"step": [0, 30, 60], "validation/success": [0.3, 0.5, 0.1]}}
+    return Collapsed(Kept(f"collapse_s{seed}", "collapse", "frozenlake", "entropy0.2", seed, 60, tables, {}), alarm)
+
+
+def test_a_seed_without_an_alarm_is_told_and_left_out_of_the_verdicts():
+    alarm = {"name": "probe_falling", "step": 36, "checkpoint": 18}
+    runs = [
+        kept(arm, seed, success) for seed in (0, 1) for arm, success in (("named", 0.6 + seed / 100), ("last", 0.2))
+    ]
+    figures = measure([collapsed(0, alarm), collapsed(1, alarm), collapsed(2, None)], [*runs, kept("last", 2, 0.9)])
+    first, _, third, *verdicts = rescue.notes(figures)
+    assert first.endswith("success 0.300, at best 0.500, after 60 steps 0.100; first alarm: probe_falling of step 36")
+    assert third.endswith("first alarm: no alarm")
+    assert "2 seeds; above 0: holds" in verdicts[list(rescue.OTHERS).index("last")]
+    assert rescue.rows(figures)[0] == ["0", "named", "12", "0.300", "0.600", "-"]
+
+
+def test_the_file_of_a_collapsed_run_tells_its_first_alarm(tmp_path, monkeypatch):
+    monkeypatch.setattr(rescue, "condense", lambda folder, **labels: labels)
+    folder = collapsed_run(tmp_path / "run", [event("probe_falling", checkpoint=18, figure="mi")])
+    told = rescue.condensed(folder, part="collapse")["first_alarm"]
+    assert told == {"name": "probe_falling", "step": 36, "checkpoint": 18}
+    assert rescue.condensed(collapsed_run(tmp_path / "quiet", []), part="collapse")["first_alarm"] is None
+    assert "first_alarm" not in rescue.condensed(folder, part="rescue")
 
 
 def test_the_command_judges_the_committed_files(capsys):
     assert main(["--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["rescues"]) == sum(run.part == "rescue" for run in read_all(STUDY.results))
+    assert len(found["rescues"]) == len(list(STUDY.results.glob("rescue-*.json")))

@@ -259,6 +259,17 @@ def test_a_cell_whose_first_weights_are_missing_is_left_out_and_the_others_run(t
     assert "step-7/hf does not exist; remove" in capsys.readouterr().out and started == ["lead-sokoban-none_s0"]
 
 
+def test_a_cell_that_can_never_begin_is_left_out_and_is_no_failure(tmp_path, started, capsys):
+    def choose(folder: Path) -> int:
+        raise cells.NothingToStart("no alarm")
+
+    own = staged(tmp_path)
+    never = StudyCell("more", "sokoban", "on", {}, 0, STEPS, 1.0, start=Start(own.cells[1].name, choose))
+    own = Study("made-up", [], (own.cells[1], never), own.results)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
+    assert "more-sokoban-on_s0 is left out: no alarm" in capsys.readouterr().out and len(started) == 1
+
+
 def test_weights_with_which_a_cell_begins_cannot_be_set(tmp_path, started):
     own = staged(tmp_path)
     checkpoint(tmp_path, STEPS)
