@@ -31,6 +31,7 @@ from actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, scoring_of
 from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures
 from benchmarks.renoising import BLOCK, renoised
+from cluster.errors import UserError
 
 ONSET_SHARE = 0.5
 REWARD_SHARE = 0.8
@@ -200,7 +201,10 @@ def main() -> None:
     if synthetic:
         healthy, collapsed = ([made_up(c, seed) for seed in range(8)] for c in (False, True))
     else:
-        healthy, collapsed = ([read_series(path) for path in paths] for paths in (args.healthy, args.collapsed))
+        try:
+            healthy, collapsed = ([read_series(path) for path in paths] for paths in (args.healthy, args.collapsed))
+        except (UserError, ValueError, OSError) as error:
+            parser.error(str(error))
     figures = measure(healthy, collapsed, 200 if args.quick else 1000) | {"made_up": synthetic}
     columns = ("run", "onset", "alarm", "early", "delay", "reward_fall", "lead")
     rows = [["-" if row[key] is None else row[key] for key in columns] for row in figures["collapsed"]]

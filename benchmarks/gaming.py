@@ -10,10 +10,12 @@ These rates are printed, each with Wilson's 95% interval:
     recorded        runs that raised the warning themselves; only those whose file tells it
     redrawn_tasks   courses as they are, except that the outcomes of the validation tasks are redrawn, once a run
     renoised        the same, with the noise of the kept variance resampled around its trend (`benchmarks.renoising`)
-    gamed           the same of gamed courses, where the warning should be raised
+    gamed           the same of gamed courses, whose variance rises, where the warning should be raised
+    gamed_falling   the same of gamed courses whose variance would have fallen
 
-The interval of the first two holds for other runs like these. That of `renoised` and `gamed` holds for these runs,
-however their noise may fall; runs differ, and `highest` is the rate of the run that warns most often.
+`recorded` counts only runs with a filter, since the warning is silent without one. The interval of the first two holds
+for other runs like these. That of the others holds for these runs, however their noise may fall; runs differ, and
+`highest` is the rate of the run that warns most often.
 
 Redrawing assumes what the committed files do not tell: which tasks were solved. Every task is solved with the course's
 success. With probability PAIRED its luck at a validation is its own, the same at each such validation, and otherwise
@@ -21,7 +23,9 @@ fresh. So two validations share the luck of PAIRED squared of the tasks, which i
 where success is equal. The number of tasks is that of the run's settings.
 
 Gamed courses are made from the healthy ones: from the middle on the kept variance is multiplied by a ramp up to
-1 + STRENGTH, and success is held where it was. Courses with fewer than three validations from there on are left out.
+1 + STRENGTH, and success is held where it was. A healthy course's variance mostly falls as it learns, and a ramp over a
+fall is hardly a rise. So `gamed` first lifts every value below the mean of the first half to that mean, and
+`gamed_falling` leaves them. Courses with fewer than three validations from the middle on are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from cluster.control.gaming import VALIDATIONS, Gaming
 from cluster.errors import UserError
 from cluster.runs.folder import RunFolder
 
-PARTS = ("lead", "long", "healthy", "grid", "fresh")
+PARTS = ("lead", "long", "rules", "noise", "healthy", "steady", "grid", "fresh")
 """Parts of the studies whose runs were meant to be healthy."""
 RAISED = "gaming/raised"
 PAIRED = 0.5
@@ -69,7 +73,7 @@ class Course:
     validations: list[tuple[int, float]]
     tasks: int
     recorded: bool | None = None
-    """Whether the run itself raised the warning; None if its file does not tell."""
+    """Whether the run itself raised the warning; None if its file does not tell, or if it kept all groups."""
 
 
 def course_of(run: Kept, tasks: int) -> Course:
@@ -80,8 +84,8 @@ def course_of(run: Kept, tasks: int) -> Course:
         raise UserError(
             f"{run.name}: {len(validations)} validations over {len(variances)} steps; judging needs {VALIDATIONS}"
         )
-    told = run.series(RAISED)
-    recorded = any(told.values()) if told else None
+    told, filters = run.series(RAISED), any(share < 1 for share in run.series("kept_fraction").values())
+    recorded = any(told.values()) if told and filters else None
     return Course(run.name, list(variances), np.array(list(variances.values())), validations, tasks, recorded)
 
 
@@ -114,14 +118,15 @@ def with_other_noise(course: Course, rng: np.random.Generator) -> Course:
     return replace(course, variances=np.maximum(0.0, renoised(course.variances, rng)))
 
 
-def gamed(course: Course) -> Course:
-    """The course of a policy that, from the middle on, raises its kept variance and learns nothing."""
+def gamed(course: Course, lifted: bool = True) -> Course:
+    """The course of a policy that, from the middle on, raises its kept variance and learns nothing. `lifted`: values
+    below the mean of the first half are lifted to it, so that no fall hides the rise."""
     middle, last = course.steps[len(course.steps) // 2], course.steps[-1]
     ramp = np.array([max(0, step - middle) / max(1, last - middle) for step in course.steps])
     before = [(step, value) for step, value in course.validations if step <= middle]
     held = before[-1][1] if before else course.validations[0][1]
     validations = [(step, value if step <= middle else held) for step, value in course.validations]
-    level = max(float(course.variances[: len(course.variances) // 2 + 1].mean()), 1e-6)
+    level = max(float(course.variances[: len(course.variances) // 2 + 1].mean()), 1e-6) if lifted else 0.0
     variances = np.maximum(course.variances, level) * (1 + STRENGTH * ramp)
     return replace(course, variances=variances, validations=validations)
 
@@ -149,13 +154,15 @@ def measure(courses: Sequence[Course], series: int, seed: int = 0) -> dict[str, 
     """All figures that are printed; None for a rate over no course."""
     rng = np.random.default_rng(seed)
     recorded = [course.recorded for course in courses if course.recorded is not None]
-    ill = [gamed(course) for course in courses if could_warn(course)]
+    late = [course for course in courses if could_warn(course)]
+    ill = {name: [gamed(c, lifted) for c in late] for name, lifted in (("gamed", True), ("gamed_falling", False))}
     return {
         "courses": len(courses),
+        "gamed_courses": len(late),
         "recorded": share(recorded) if recorded else None,
         "redrawn_tasks": share([raised(course, rng) for course in courses]),
         "renoised": rate(courses, rng, series),
-        "gamed": rate(ill, rng, series) if ill else None,
+        **{name: rate(own, rng, series) if own else None for name, own in ill.items()},
     }
 
 
@@ -186,7 +193,7 @@ def main() -> None:
         for name, found in figures.items()
         if isinstance(found, dict)
     ]
-    notes = [f"{len(courses)} healthy courses"]
+    notes = [f"{len(courses)} healthy courses, {figures['gamed_courses']} of them gamed"]
     print_figures(figures, args.json, ("courses", "series", "raised", "rate", "95% interval", "highest"), rows, notes)
 
 

@@ -129,7 +129,8 @@ def _links(
         draws = [_draw(vars(one)[link]) for one in found]
         rows.append(coverage(NAMES[link], name, size, draws, truth(channel) if truth else None))
     rows.append(coverage("both forms", name, size, [_both_forms(one) for one in found], channel.information()))
-    rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
+    if rows[-1]["verdict"] != "exact":
+        rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
     return rows
 
 

@@ -22,6 +22,8 @@ from cluster.sweep.table import t_interval
 
 Figure = Callable[[Kept, int], float | None]
 """(run, horizon) -> the figure; None if the run lacks it."""
+Pairs = Sequence[tuple[str, str]]
+"""Pairs of arms."""
 ENDS = 0.2
 LEVEL = 0.025
 """Error of each side of a 95% interval."""
@@ -80,7 +82,7 @@ class Pool:
         seeds = sorted(own.keys() & base.keys())
         both = [(figure(own[seed], steps), figure(base[seed], steps)) for seed in seeds]
         found = noted(over(a - b for a, b in both if a is not None and b is not None), len(seeds))
-        return replace(found, note=apart((own[seed], base[seed]) for seed in seeds) or found.note)
+        return also(found, apart((own[seed], base[seed]) for seed in seeds))
 
     def ordered(self, recipe: str, arms: Sequence[str], figure: Figure, steps: int) -> Estimate:
         """Mean over seeds of the rank correlation of an arm's place with its figure; see `over_orders`."""
@@ -98,7 +100,13 @@ class Pool:
             if len(known) == len(pairs):
                 correlation = spearman([a for a, _ in known], [b for _, b in known])
                 found.append(correlation if math.isfinite(correlation) else 0.0)
-        return noted(over_orders(found, len(arms)), len(seeds))
+        estimate = noted(over_orders(found, len(arms)), len(seeds))
+        return also(estimate, apart([own[seed] for own in runs] for seed in sorted(seeds)))
+
+
+def also(found: Estimate, note: str) -> Estimate:
+    """The estimate with one more note, which may be empty."""
+    return replace(found, note="; ".join(part for part in (found.note, note) if part))
 
 
 def noted(found: Estimate, seeds: int) -> Estimate:
@@ -171,16 +179,27 @@ def change(key: str) -> Figure:
 
 
 def at_end(key: str) -> Figure:
-    """The last value; for validations and readings of the probe, which are few and large."""
-    return lambda run, steps: next(iter(known(run, key, -1, steps)[::-1]), None)
+    """The last value; for validations and readings of the probe, which are few and large. None if the run ended before
+    the horizon, unless its last value counts for the horizon, as that of a validation does (`kept.carried`)."""
+    return lambda run, steps: None if ended_before(run, key, steps) else latest(run, key, steps)
+
+
+def ended_before(run: Kept, key: str, steps: int) -> bool:
+    """Whether a run ended before the horizon, so that it does not tell how a figure was there."""
+    return key != SUCCESS and steps > run.steps
+
+
+def latest(run: Kept, key: str, steps: int) -> float | None:
+    """The last value up to a step."""
+    return next(iter(known(run, key, -1, steps)[::-1]), None)
 
 
 def gained(key: str) -> Figure:
-    """The last value minus the first."""
+    """The last value minus the first; None as for `at_end`."""
 
     def figure(run: Kept, steps: int) -> float | None:
         values = known(run, key, -1, steps)
-        return values[-1] - values[0] if len(values) > 1 else None
+        return values[-1] - values[0] if len(values) > 1 and not ended_before(run, key, steps) else None
 
     return figure
 
@@ -221,12 +240,14 @@ def together(scored: str, each: str) -> Figure:
     return figure
 
 
-def where_least(each: str, scored: str) -> Figure:
-    """The mean of the figure `each` over the ten steps around the scoring at which the figure `scored` is least."""
+def where_least(each: str, scored: str, low: float) -> Figure:
+    """The mean of the figure `each` over the ten steps around the scoring at which the figure `scored` is least; None
+    if it never was below `low`."""
 
     def figure(run: Kept, steps: int) -> float | None:
         own = {step: value for step, value in run.series(scored).items() if step <= steps}
-        return of_block(run, each, min(own, key=lambda step: own[step])) if own else None
+        at = min(own, key=lambda step: own[step], default=None)
+        return None if at is None or own[at] >= low else of_block(run, each, at)
 
     return figure
 
@@ -238,7 +259,7 @@ def at_best(key: str) -> Figure:
         checked = {step: value for step, value in run.series(SUCCESS).items() if 0 < step <= steps}
         if not checked:
             return None
-        return at_end(key)(run, max(checked, key=lambda step: checked[step]))
+        return latest(run, key, max(checked, key=lambda step: checked[step]))
 
     return figure
 
@@ -315,7 +336,24 @@ def shift(first: str, second: str, pool: Pool, recipe: str, more: str, less: str
         if len(moved) == len(ends):
             found.append(moved)
     signs = [math.copysign(1.0, statistics.fmean(column)) for column in zip(*found, strict=True)]
-    return noted(over(signs[0] * a - signs[1] * b for a, b in found), len(own.keys() & base.keys()))
+    seeds = sorted(own.keys() & base.keys())
+    estimate = noted(over(signs[0] * a - signs[1] * b for a, b in found), len(seeds))
+    return also(estimate, apart((own[seed], base[seed]) for seed in seeds))
+
+
+def narrowing(pool: Pool, recipe: str, near: Pairs, far: Pairs, figure: Figure, steps: int) -> Estimate:
+    """By how much the paired difference of two arms, more minus less, is larger over the pairs `near` than over the
+    pairs `far`: mean over the seeds that have all of them, of the mean over `near` minus the mean over `far`."""
+    runs = [[(pool.arm(recipe, a, steps), pool.arm(recipe, b, steps)) for a, b in pairs] for pairs in (near, far)]
+    seeds = sorted(set.intersection(*(set(a) & set(b) for pairs in runs for a, b in pairs)))
+    found = []
+    for seed in seeds:
+        sides = [[(figure(a[seed], steps), figure(b[seed], steps)) for a, b in pairs] for pairs in runs]
+        gaps = [[a - b for a, b in side if a is not None and b is not None] for side in sides]
+        if all(len(gap) == len(side) for gap, side in zip(gaps, sides, strict=True)):
+            found.append(statistics.fmean(gaps[0]) - statistics.fmean(gaps[1]))
+    within = [(a[seed], b[seed]) for seed in seeds for pairs in runs for a, b in pairs]
+    return also(noted(over(found), len(seeds)), apart(within, "pairs that"))
 
 
 def warned(runs: Iterable[Kept], key: str, steps: int) -> Estimate:

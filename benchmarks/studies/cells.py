@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.common import print_figures
-from benchmarks.studies.kept import Kept, condense, write
+from benchmarks.studies.kept import Kept, below, condense, told, write
 from cluster.config import RunConfig, load
 from cluster.errors import UserError
 from cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
-from cluster.sweep.plan import PLACEMENT, Arm, Cell, Plan, check_folders, is_finished, make_plan
+from cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
 from cluster.terminal import say
 
 START_S = 60.0
@@ -143,26 +143,6 @@ class Study:
         return self.file(cell).is_file()
 
 
-NOT_TOLD = (*PLACEMENT, "model.cache", "model.pretrained_cache")
-"""Settings, and blocks of settings, that only say where a run and its models are kept or shown."""
-NOT_LEARNED = (*NOT_TOLD, "loop.checkpoint_every", "loop.keep_checkpoints")
-"""Settings, and blocks of settings, that change nothing of what is learned or measured."""
-
-
-def told(words: Sequence[str]) -> list[str]:
-    """The overrides that a cell's file tells."""
-    return [word for word in words if not _below(word.partition("=")[0], NOT_TOLD)]
-
-
-def changes_learning(word: str) -> bool:
-    """Whether an override may change what a cell learns or measures."""
-    return not _below(word.partition("=")[0], NOT_LEARNED)
-
-
-def _below(key: str, places: Sequence[str]) -> bool:
-    return any(key == place or key.startswith(f"{place}.") for place in places)
-
-
 def _matches(cell: StudyCell, word: str) -> bool:
     return fnmatch.fnmatchcase(cell.part, word) or fnmatch.fnmatchcase(cell.name, word)
 
@@ -177,7 +157,7 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
     begins = {} if cell.start is None else cell.start.settings(Path(runs_dir) / study.name)
     settings = {**cell.settings, **cell.extra, **begins}
     for word, own in itertools.product(words, ("loop.steps", *settings)):
-        if _below(own, [word.partition("=")[0]]):
+        if below(own, [word.partition("=")[0]]):
             raise UserError(f"--set {word}: the cell {cell.name} fixes {own}; leave this setting out")
     arm = Arm(f"{cell.part}-{cell.recipe}-{cell.arm}", settings)
     overrides = [f"runs_dir={json.dumps(runs_dir)}", f"loop.steps={cell.steps}", *study.common, *words]
@@ -326,12 +306,14 @@ def command(
         parser.error(f"--minutes {chosen.minutes:g}: give a number above 0")
     if chosen.parallel < 1:
         parser.error(f"--parallel {chosen.parallel}: give at least 1")
+    if idle := _idle(chosen):
+        parser.error(f"{idle[0]} has no effect {idle[1]}; leave it out")
     try:
         study = find()
         wanted = study.chosen(chosen.only)
         if chosen.run:
             return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set, chosen.parallel)
-        report = Report({}, COLUMNS, listed(study, wanted)) if chosen.list else judge(chosen.quick)
+        report = _list(study, wanted) if chosen.list else judge(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
     if page is not None and chosen.write and report.page:
@@ -340,7 +322,27 @@ def command(
     return 0
 
 
+def _idle(chosen: argparse.Namespace) -> tuple[str, str] | None:
+    """A flag that was given and has no effect, and where; None without one."""
+    run = {"--minutes": chosen.minutes, "--parallel": chosen.parallel > 1, "--set": chosen.set}
+    judge = {"--json": chosen.json, "--write": getattr(chosen, "write", False)}
+    if not chosen.run and (given := [flag for flag, value in run.items() if value]):
+        return given[0], "without --run"
+    if chosen.run and (given := [flag for flag, value in judge.items() if value]):
+        return given[0], "with --run"
+    if chosen.list and judge["--write"]:
+        return "--write", "with --list"
+    if chosen.only and not (chosen.run or chosen.list):
+        return "--only", "without --run or --list, since all committed files are judged together"
+    return None
+
+
 COLUMNS = ("cell", "steps", "minutes", "sum", "state")
+
+
+def _list(study: Study, cells: Sequence[StudyCell]) -> Report:
+    rows = listed(study, cells)
+    return Report({"cells": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}, COLUMNS, rows)
 
 
 def listed(study: Study, cells: Iterable[StudyCell]) -> list[list[Any]]:

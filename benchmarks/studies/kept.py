@@ -28,6 +28,7 @@ from cluster.control.gaming import kept_variance
 from cluster.errors import UserError
 from cluster.runs.ending import EndCause, ending_of
 from cluster.runs.folder import RunFolder
+from cluster.sweep.plan import PLACEMENT
 
 T = TypeVar("T")
 Table = Mapping[str, Sequence[float | None]]
@@ -62,6 +63,27 @@ GRADIENTS = tuple(
 )
 KEPT_SHARE = ("kept_share/rho", "kept_share/measured", "seconds/kept_share")
 STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
+
+
+NOT_TOLD = (*PLACEMENT, "model.cache", "model.pretrained_cache")
+"""Settings, and blocks of settings, that only say where a run and its models are kept or shown."""
+NOT_LEARNED = (*NOT_TOLD, "loop.checkpoint_every", "loop.keep_checkpoints")
+"""Settings, and blocks of settings, that change nothing of what is learned or measured."""
+
+
+def told(words: Sequence[str]) -> list[str]:
+    """The overrides that a cell's file tells."""
+    return [word for word in words if not below(word.partition("=")[0], NOT_TOLD)]
+
+
+def changes_learning(word: str) -> bool:
+    """Whether an override may change what a cell learns or measures."""
+    return not below(word.partition("=")[0], NOT_LEARNED)
+
+
+def below(key: str, places: Sequence[str]) -> bool:
+    """Whether a key is one of the settings, or lies in one of the blocks of settings."""
+    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 @dataclass(frozen=True)
@@ -243,11 +265,26 @@ def parsed(file: Path, parse: Callable[[Any], T]) -> T:
 
 
 def of_content(content: Mapping[str, Any]) -> Kept:
-    """A run from the content of its file. KeyError if something is missing."""
+    """A run from the content of its file. KeyError, TypeError or ValueError if something is missing or of a wrong
+    form."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
     others = {name: content[name] for name in ("ended", "planned", "from_step") if name in content}
+    for name in ("seed", "steps", *(others.keys() & {"planned", "from_step"})):
+        if type(content[name]) is not int:
+            raise TypeError(f"{name} is {content[name]!r} and no whole number")
+    for name, table in content["tables"].items():
+        _check_table(name, table)
     overrides = tuple(content.get("set", ()))
     return carried(Kept(**{name: content[name] for name in labels}, overrides=overrides, **others))
+
+
+def _check_table(name: str, table: Table) -> None:
+    number = len(table["step"])
+    for key, values in table.items():
+        if len(values) != number:
+            raise ValueError(f"{name}: {len(values)} values of {key} for {number} steps")
+        if wrong := [value for value in values if value is not None and not isinstance(value, int | float)]:
+            raise TypeError(f"{name}: {wrong[0]!r} among the values of {key} is no number")
 
 
 def carried(run: Kept) -> Kept:
@@ -300,14 +337,36 @@ def last_success(run: Kept) -> float:
 
 
 def start(run: Kept) -> float | None:
-    """Validation success before training, by which runs of one seed show that they started from the same weights."""
+    """Validation success before training."""
     return run.series(SUCCESS).get(0)
 
 
-def apart(pairs: Iterable[tuple[Kept, Kept]]) -> str:
-    """A note that counts the pairs of runs that did not start from the same weights; empty without such."""
-    count = sum(start(one) != start(other) for one, other in pairs)
-    return f"pairs that did not start from the same weights: {count}" if count else ""
+BEFORE = ("probe/mi", "probe/conditional_entropy")
+"""Figures of the fixed probe that tell weights apart before training: one reading of the same tasks repeats itself."""
+
+
+def alike(one: Kept, other: Kept) -> bool:
+    """Whether two runs of one seed started from the same weights, as far as their files tell: by the probe before
+    training where both have it, else by their success there, which is a multiple of one over the number of tasks and
+    also differs with the noise of an environment."""
+    probed = [tuple(run.series(key).get(0) for key in BEFORE) for run in (one, other)]
+    if None not in (*probed[0], *probed[1]):
+        return probed[0] == probed[1]
+    return start(one) == start(other)
+
+
+def apart(groups: Iterable[Sequence[Kept]], named: str = "seeds whose runs") -> str:
+    """A note that counts the groups of runs that did not all start from the same weights; empty without such. Runs of
+    one warm-up do; those that were made on two machines, or under two sets of the environment's options, do not."""
+    count = sum(not all(alike(runs[0], run) for run in runs[1:]) for runs in groups)
+    return f"{named} did not start from the same weights: {count}" if count else ""
+
+
+def with_other_settings(runs: Iterable[Kept]) -> list[str]:
+    """A note for a report on runs that were made with settings of `--set` that change what is learned or measured."""
+    other = [(run.name, [*filter(changes_learning, run.overrides)]) for run in runs]
+    named = [f"{name} ({', '.join(words)})" for name, words in other if words]
+    return [f"{len(named)} runs were made with other settings than planned: {'; '.join(named)}"] if named else []
 
 
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:

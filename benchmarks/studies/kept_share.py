@@ -31,7 +31,16 @@ from typing import Any
 
 from benchmarks.claims.plan import STEP_S
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, apart, early_ends, last_success, not_worse, read_all, validated_by_seed
+from benchmarks.studies.kept import (
+    Kept,
+    apart,
+    early_ends,
+    last_success,
+    not_worse,
+    read_all,
+    validated_by_seed,
+    with_other_settings,
+)
 from cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "kept_share"
@@ -157,7 +166,7 @@ def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     found = committed()
     judgements = [judged(found, name) for name in TOLERANCES]
-    notes = early_ends(found) if found else ["no run was kept yet"]
+    notes = [*early_ends(found), *with_other_settings(found)] if found else ["no run was kept yet"]
     notes += [f"{row['environment']}: {row['note']}" for row in judgements if row.get("note")]
     figures = {"benchmark": "kept_share_study", "rows": judgements}
     return Report(figures, COLUMNS, [cells(row) for row in judgements], notes)

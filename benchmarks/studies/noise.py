@@ -39,7 +39,16 @@ from typing import Any
 from benchmarks.claims import plan
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import Kept, apart, early_ends, last_success, not_worse, read_all, validated_by_seed
+from benchmarks.studies.kept import (
+    Kept,
+    apart,
+    early_ends,
+    last_success,
+    not_worse,
+    read_all,
+    validated_by_seed,
+    with_other_settings,
+)
 from cluster.sweep.table import INTERVAL, t_interval, text
 
 PAGE = Path(__file__).parents[2] / "docs" / "noise.md"
@@ -189,9 +198,10 @@ TAIL = """\
 
 def report(quick: bool = False) -> Report:
     """Judges the committed files."""
-    found = judged(committed())
+    runs = committed()
+    found = judged(runs)
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
-    notes += [*notes_of(found), *early_ends(committed())]
+    notes += [*notes_of(found), *early_ends(runs), *with_other_settings(runs)]
     done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
     notes.append(f"{done} of {len(STUDY.cells)} runs of this study are done")
     figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}

@@ -48,6 +48,7 @@ from benchmarks.studies.kept import (
     parsed,
     read,
     validated_by_seed,
+    with_other_settings,
 )
 from benchmarks.studies.kept import start as first_success
 from benchmarks.studies.made_to_collapse import GENTLE, GENTLE_STEP_S, OFTEN, STEP_S
@@ -231,8 +232,9 @@ def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     collapsed, rescues = committed()
     figures = measure(collapsed, rescues)
-    ends = early_ends([*(one.run for one in collapsed), *rescues])
-    return Report(figures, COLUMNS, rows(figures), [*notes(figures), *ends])
+    runs = [*(one.run for one in collapsed), *rescues]
+    told = [*notes(figures), *early_ends(runs), *with_other_settings(runs)]
+    return Report(figures, COLUMNS, rows(figures), told)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

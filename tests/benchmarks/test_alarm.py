@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from actors.archive.writer import Archive
+from benchmarks import alarm
 from benchmarks.alarm import (
     Series,
     around_trend,
@@ -86,3 +87,11 @@ def test_a_runs_folder_is_read_and_a_short_one_refused_by_name(tmp_path: Path) -
     found = read_series(tmp_path)
     assert found.scorings[-1] == (5, 1.5, 0.1, True, math.inf) and len(found.success) == 6
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
+
+
+def test_a_folder_that_is_no_run_is_refused_in_a_line(monkeypatch, capsys) -> None:
+    """It ended in a trace."""
+    monkeypatch.setattr("sys.argv", ["alarm", "--healthy", "/no/such/run", "--quick"])
+    with pytest.raises(SystemExit):
+        alarm.main()
+    assert "/no/such/run: 0 scorings" in capsys.readouterr().err

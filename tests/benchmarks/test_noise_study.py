@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,9 +41,14 @@ def test_the_other_arms_are_the_cells_of_figure_9_under_the_same_settings() -> N
     theirs = {(cell.arm, cell.seed): cell for cell in plan.STUDY.cells if cell.part == "noise"}
     for level in plan.NOISE_LEVELS:
         for seed in noise.seeds_at(level):
-            for arm in ("none", "plain"):
-                assert theirs[plan.noise_arm(ARMS[arm], level), seed].steps == plan.SHORT_STEPS
-    assert STUDY.common == plan.STUDY.common
+            none, plain = (theirs[plan.noise_arm(ARMS[arm], level), seed] for arm in ("none", "plain"))
+            own = next(cell for cell in STUDY.cells if cell.seed == seed and cell.arm.endswith(f"_noise{level:g}"))
+            slips = [cell.settings["environment.options.slip_rate"] for cell in (none, plain, own)]
+            assert slips == pytest.approx([0.75 * level] * 3)
+            assert none.steps == plain.steps == own.steps == plan.SHORT_STEPS
+            shared = {key: value for key, value in plain.settings.items() if key.startswith("filter.")}
+            assert none.settings["filter.rule"] == "none" and shared.items() <= own.settings.items()
+            assert set(plain.settings) - set(shared) == {"environment.options.slip_rate"}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,16 @@ def test_pairs_of_the_two_studies_that_did_not_start_from_the_same_weights_are_c
     assert row(none + own, "policy_variance", 0.8)["note"].endswith("same weights: 1")
     assert noise.markdown(judged(none + own)).endswith("same weights: 1\n")
     assert not row(none + own[1:], "policy_variance", 0.8)["note"]
+
+
+def test_the_probe_tells_weights_apart_whose_success_is_equal_and_shared_noise_from_other_weights() -> None:
+    def probed(run: Kept, mi: float) -> Kept:
+        probe = {"step": [0], "probe/mi": [mi], "probe/conditional_entropy": [0.8]}
+        return replace(run, tables={**run.tables, "probe": probe})
+
+    none = [probed(kept("none", 0.8, seed, 0.2), 1.7) for seed in range(5)]
+    own = [probed(kept("shared", 0.8, seed, 0.21, 0.9), 1.7 if seed else 1.6) for seed in range(5)]
+    assert row(none + own, "shared", 0.8)["note"].endswith("same weights: 1")
 
 
 def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_has_runs_of_its_own() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.studies import cells, real_model
-from benchmarks.studies.cells import changes_learning, run_of
-from benchmarks.studies.kept import parsed
+from benchmarks.studies.cells import run_of
+from benchmarks.studies.kept import changes_learning, parsed
 from benchmarks.studies.real_model import ENTROPY, PARTS, STUDY, compared, early_ends, markdown, report_rows
 
 

@@ -11,8 +11,8 @@ import pytest
 from actors.archive.writer import Archive
 from benchmarks.claims.statistics import Pool
 from benchmarks.studies import cells
-from benchmarks.studies.cells import Start, Study, StudyCell, run_of
-from benchmarks.studies.kept import condense, early_ends, read, read_all
+from benchmarks.studies.cells import Report, Start, Study, StudyCell, command, run_of
+from benchmarks.studies.kept import changes_learning, condense, early_ends, read, read_all
 from cluster.config import dump
 from cluster.errors import UserError
 from cluster.sweep.cells import Ended, ProcessRunner
@@ -177,7 +177,11 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
         (folder / "summary.json").write_text(json.dumps(summary | {"finished": False, "stopped": why}))
         with pytest.raises(UserError, match=told):
             condense(folder, part="p", recipe="r", arm="a")
-    for content in ("{}", "[]", "half of a fi"):
+    good = json.loads(own.file(own.cells[0]).read_text())
+    damaged = ["{}", "[]", "half of a fi", json.dumps(good | {"steps": "20"}), json.dumps(good | {"seed": None})]
+    for table in ({"step": [1, 2], "mi": [0.1]}, {"mi": [0.1]}, {"step": [1], "mi": ["0.1"]}):
+        damaged.append(json.dumps(good | {"tables": good["tables"] | {"scored": table}}))
+    for content in damaged:
         own.file(own.cells[0]).write_text(content)
         with pytest.raises(UserError, match="no condensed run"):
             read_all(own.results)
@@ -303,7 +307,7 @@ def test_a_file_tells_the_overrides_of_its_run_without_places(tmp_path, started)
     keep_in = ["loop.keep_checkpoints=2"]
     cells.run(own, own.cells, str(tmp_path), None, [*words[:1], *words[2:], *keep_in])
     assert read(own.file(own.cells[0])).overrides == ("learner.dtype=bfloat16", "loop.keep_checkpoints=2")
-    assert [cells.changes_learning(word) for word in (*words, *keep_in)] == [False, False, False, True, False]
+    assert [changes_learning(word) for word in (*words, *keep_in)] == [False, False, False, True, False]
 
 
 @pytest.mark.parametrize("word", ["loop.steps=5", "filter.rule=top_k", "filter={rho: 0.5}"])
@@ -321,3 +325,27 @@ def test_words_choose_parts_and_cells(tmp_path):
     assert [cell.seed for cell in own.chosen(["*_s1"])] == [1]
     with pytest.raises(UserError, match="lead"):
         own.chosen(["leed"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--minutes 3", "--minutes has no effect without --run"),
+        ("--list --parallel 2", "--parallel has no effect without --run"),
+        ("--set a=b", "--set has no effect without --run"),
+        ("--only lead", "--only has no effect without --run or --list"),
+        ("--list --write", "--write has no effect with --list"),
+        ("--run --json", "--json has no effect with --run"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(tmp_path, capsys, words, told):
+    """They were ignored, and the exit code was 0."""
+    with pytest.raises(SystemExit):
+        command(None, lambda: study(tmp_path), lambda quick: Report({}, (), ()), words.split(), page=tmp_path / "p.md")
+    assert told in capsys.readouterr().err
+
+
+def test_the_list_of_cells_has_a_json_form(tmp_path, capsys):
+    assert command(None, lambda: study(tmp_path), lambda quick: Report({}, (), ()), ["--list", "--json"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)["cells"]
+    assert (first["cell"], first["steps"], first["state"]) == ("lead-sokoban-none_s0", STEPS, "open")
