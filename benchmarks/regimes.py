@@ -2,15 +2,17 @@
 
 python -m benchmarks.regimes [--quick] [--json]
 
-Reads the runs that were made to collapse, the healthy ones beside them, and those of Sokoban with and without the
-filter (`studies`). A scoring is read as the scorer reads it, with two differences, because the files keep less than it
-knows: MI counts as told if its 95% interval lies above 0 (they lack the p-value; the rules have this for such records),
-and the number of judged reasonings is the most that a step has. For each run the stretches of one regime are printed
-with their first steps; `untrue` is the first scoring at which the share of true statements, a mean over two, is below
-half of the run's baseline.
+Reads the runs that were made to collapse, the healthy ones beside them, and those of the claims that have the recipe's
+regularisers (`studies`, PARTS). A scoring is read as the scorer reads it, with two differences, because the files keep
+less than it knows: MI counts as told if its 95% interval lies above 0 (they lack the p-value; the rules have this for
+such records), and the number of judged reasonings is the most that a step has. For each run the stretches of one regime
+are printed with their first steps; `untrue` is the first scoring at which the share of true statements, a mean over
+two, is below half of the run's baseline.
 
 A healthy run has no truth to compare with, except that its success does not fall: whatever is not `grounded` there is
-read by a person, or is a false call.
+read by a person, or is a false call. How often the reasoning was called untrue in runs that were not made to collapse
+is counted by part. Where the world is very noisy (`noise`), the reward hardly depends on what is written, and the share
+of true statements may indeed fall.
 """
 
 from __future__ import annotations
@@ -30,17 +32,24 @@ from benchmarks.studies.cells import Study
 from benchmarks.studies.kept import Kept, read_all
 from cluster.config import RunConfig
 
-PARTS = ("collapse", "healthy", "lead")
+PARTS = ("collapse", "healthy", "lead", "long", "rules", "noise")
+NOT_MADE = PARTS[1:]
+"""Those whose runs were not made to collapse."""
 NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
 class Course:
-    """The regimes of one run: (step, regime) of each scoring; `untrue`: the step of the first untrue one, or None."""
+    """The regimes of one run: (step, regime) of each scoring, and the steps of those that were called untrue."""
 
     run: Kept
     regimes: tuple[tuple[int, str], ...]
-    untrue: int | None
+    called: tuple[int, ...]
+
+    @property
+    def untrue(self) -> int | None:
+        """The first step at which the reasoning was called untrue; None if it never was."""
+        return next(iter(self.called), None)
 
     @property
     def stretches(self) -> list[tuple[str, int]]:
@@ -67,7 +76,7 @@ def course_of(run: Kept, config: RunConfig) -> Course:
     names = ("mi_seq_est", "mi_seq_est_standard_error", "retrieval_accuracy", "reasoned")
     mi, error, retrieval, reasoned = (run.series(f"first_turn/{name}") for name in names)
     named, right, follows = (run.series(key) for key in ("judge/names", "judge/right", "probe/link/follows"))
-    gauge, found, untrue = RegimeGauge(), [], None
+    gauge, found, called = RegimeGauge(), [], []
     for step in sorted(reasoned):
         value, share = mi.get(step, math.nan), named.get(step, math.nan)
         reading = Reading(
@@ -82,9 +91,9 @@ def course_of(run: Kept, config: RunConfig) -> Course:
             not math.isnan(share),
         )
         found.append((step, gauge.read(reading)))
-        if untrue is None and gauge.untrue == 1:
-            untrue = step
-    return Course(run, tuple(found), untrue)
+        if gauge.untrue == 1:
+            called.append(step)
+    return Course(run, tuple(found), tuple(called))
 
 
 def _followed(follows: dict[int, float], step: int, oldest: int) -> float:
@@ -110,6 +119,20 @@ def counted(courses: Iterable[Course]) -> dict[str, dict[str, int]]:
     return {where: {name: one[name] for name in REGIMES if one[name]} for where, one in found.items()}
 
 
+def called_untrue(courses: Iterable[Course]) -> dict[str, dict[str, int]]:
+    """By part that was not made to collapse: runs and scorings, and how many of each were called untrue."""
+    found: dict[str, dict[str, int]] = {}
+    for course in (one for one in courses if one.run.part in NOT_MADE):
+        own = found.setdefault(
+            course.run.part, dict.fromkeys(("runs", "runs_untrue", "scorings", "scorings_untrue"), 0)
+        )
+        own["runs"] += 1
+        own["runs_untrue"] += bool(course.called)
+        own["scorings"] += len(course.regimes)
+        own["scorings_untrue"] += len(course.called)
+    return found
+
+
 def in_words(scorings: Mapping[str, int]) -> str:
     """The numbers of scorings by regime: `19 decorative, 7 grounded`."""
     return ", ".join(f"{number} {regime}" for regime, number in scorings.items())
@@ -125,10 +148,16 @@ def main() -> None:
             for one in courses
         },
         "scorings": counted(courses),
+        "untrue": called_untrue(courses),
     }
     rows = [[one.run.name, one.words, "never" if one.untrue is None else one.untrue] for one in courses]
     notes = [
         f"{where}: {', '.join(f'{n} {name}' for name, n in all_.items())}" for where, all_ in counted(courses).items()
+    ]
+    notes += [
+        f"{part}: called untrue in {one['runs_untrue']} of {one['runs']} runs, {one['scorings_untrue']} of "
+        f"{one['scorings']} scorings"
+        for part, one in called_untrue(courses).items()
     ]
     print_figures(figures, options.json, ["run", "untrue from", "regimes by first step"], rows, ["", *notes])
 

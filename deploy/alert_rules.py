@@ -82,7 +82,7 @@ RULES = (
         "critical",
         "Reasoning has become a template",
         "The last scoring cannot tell the reasoning from one that ignores its input (section 2.2), while entropy may "
-        "look healthy. Read a few reasonings of different tasks; go back to the best checkpoint.",
+        "look healthy. Read a few reasonings of different tasks. The runbook says which checkpoint to go back to.",
     ),
     AlertRule(
         "SquelchReasoningDecorative",
@@ -131,7 +131,7 @@ RULES = (
         "critical",
         "Reasoning no longer depends on its input",
         "First-turn retrieval accuracy is below 1.5 times chance: template collapse, whatever the entropy says. "
-        "Check the filter's kept mass and the regularisers; go back to the best checkpoint.",
+        "Check the filter's kept mass and the regularisers. The runbook says which checkpoint to go back to.",
     ),
     AlertRule(
         "SquelchDependenceFalling",
@@ -187,7 +187,7 @@ RULES = (
         "0m",
         "critical",
         "Validation success fell below the collapse threshold",
-        "The policy no longer solves its tasks; go back to the best checkpoint.",
+        "The policy no longer solves its tasks. The runbook says how to go back to the best checkpoint.",
     ),
     AlertRule(
         "SquelchValidationTasksFailed",
@@ -205,7 +205,7 @@ RULES = (
         "warning",
         "Validation success is below its best by more than noise",
         "The upper end of its 95% interval is below the best validation so far. Compare the curves of reward and "
-        "reasoning since the best step; the best checkpoint is kept.",
+        "reasoning since the best step, whose checkpoint is kept unless it is the start.",
     ),
     AlertRule(
         "SquelchFormatInvalid",

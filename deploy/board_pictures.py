@@ -14,6 +14,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from cluster.errors import UserError
 from cluster.figures import panels
 from cluster.figures.style import standalone
 from cluster.grafana import boards
@@ -33,7 +34,12 @@ def main() -> None:
     parser.add_argument("--prometheus", metavar="URL", help="a Prometheus that scraped the run")
     args = parser.parse_args()
     folder = RunFolder(args.run)
-    lines, settings = folder.metrics(), folder.settings()
+    try:
+        lines, settings = folder.require().metrics(), folder.settings()
+    except UserError as error:
+        parser.error(str(error))
+    if not lines:
+        parser.error(f"{args.run}: no step is recorded yet")
     span = Span(lines[0]["time"], lines[-1]["time"])
     given = nullcontext(Prometheus(args.prometheus)) if args.prometheus else None
     with given or prometheus_over(lines, settings, folder.name) as prometheus:

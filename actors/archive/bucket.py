@@ -35,6 +35,7 @@ CONCURRENT = 4
 CONNECT_S, SILENCE_S, REQUEST_S, RETRIES = 5, 30, 300, 2
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>\s*(?:<Message>([^<]{0,300})</Message>)?")
 _STATUS = re.compile(r"Server returned non-2xx status code: ([^:\n]{1,60})")
+_MAY_NOT = "; check the bucket's name, and that the credentials in the environment may read it and write to it"
 
 
 def open_store(url: str, *, name: str = "") -> Store:
@@ -187,7 +188,7 @@ def _answer(error: Exception) -> str:
     if found := _CODE.search(text):
         return ": ".join(part.strip() for part in found.groups() if part)
     if found := _STATUS.search(text):
-        return found[1]
+        return found[1] + (_MAY_NOT if found[1].startswith(("401", "403")) else "")
     first = text.partition("\n")[0]
     if "169.254." in first:  # the library asks the machine for a role when it finds no other credentials
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"

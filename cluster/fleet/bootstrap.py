@@ -165,7 +165,8 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     scorer, saved = config.scorer, config.run_dir / "config.yaml"
     prompts = min(config.loop.prompts, scorer.max_prompts)
     if scorer.enabled and prompts < MIN_INTERVAL:
-        say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; that on the fixed probe watches")
+        others = "that on the fixed probe watches" if scorer.probe.every else "none watches, as the fixed probe is off"
+        say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; {others}")
     tasks = scorer.probe.num_tasks(config.validation.tasks)
     if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
         say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} nothing is told from its null; its alarm is silent")

@@ -4,14 +4,14 @@ end of the run.
 `ScoringPace` decides which steps are scored and reports a scorer that is behind or late. The death of the scorer is
 logged as an error; its successor, which supervision starts at once, continues from the state after the last finished
 scoring. The alarms (`actors.diagnosis.alarm`, `probe_alarm`) run here, because the first needs the rewards too. While
-they see a fall, the newest checkpoint from before it is kept, so that a new run can start from there.
+they see a fall, or the reasoning is in a bad state (`actors.diagnosis.soundness`), the newest checkpoint from before it
+is kept, so that a new run can start from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from actors.archive.store import ArchiveError
 from actors.diagnosis.alarm import DependenceAlarm, scoring_of
 from actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
+from actors.diagnosis.regime import MUTE
+from actors.diagnosis.soundness import UNTRUE, Soundness
 from actors.messages import WeightBundle
 from actors.scorer.pace import ScoringPace
 from cluster.config import RunConfig
@@ -61,12 +63,9 @@ class Scoring:
         self._probe: asyncio.Task[None] | None = None
         self.probing: int | None = None
         """The step whose reading of the fixed probe has neither ended nor failed."""
-        self._mute = False
-        """Whether the first turns of the last scoring were mute; a resumed run tells of it again."""
-        self._untrue = False
-        """Whether the judge found the reasoning of the last scoring untrue; as with `_mute` after a resume."""
+        self._soundness = Soundness()
         self._blind: tuple[str, ...] = ()
-        """Figures of the probe's alarm that the last reading did not know; as with `_mute` after a resume."""
+        """Figures of the probe's alarm that the last reading did not know; a resumed run tells of them again."""
         self._started = 0.0
         self._span = (0.0, 0.0)
 
@@ -213,33 +212,20 @@ class Scoring:
     def _watch(self, taken: dict[str, float]) -> None:
         """Passes new figures to the alarm, and reports once when it is raised, when reasoning falls silent, so that the
         alarm has no figures, or when reasoning becomes untrue, which the alarm does not see."""
-        self._watch_silence(taken)
-        self._watch_truth(taken)
+        began = self._soundness.scoring(int(taken["scorer/step"]), taken) if "scorer/step" in taken else []
+        if MUTE in began:
+            text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
+            self._tell_fall(int(taken["scorer/step"]), "reasoning_mute", text)
+        if UNTRUE in began:
+            share = taken["judge/true_share"]
+            text = f"reasoning has become untrue: of what states a fact the judge finds {share:.0%} entirely true, the "
+            text += "mean of the last two scorings, which is below half of the run's first ones; MI does not show it"
+            self._tell_fall(int(taken["scorer/step"]), "reasoning_untrue", text, true_share=share)
         seen = scoring_of(taken)
         if seen is None or not self.alarm.scoring(*seen):
             return
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
         self._tell_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
-
-    def _watch_silence(self, taken: dict[str, float]) -> None:
-        mute = taken.get("first_turn/regime/mute")
-        if mute is None:
-            return
-        before, self._mute = self._mute, mute == 1.0
-        if self._mute and not before:
-            text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
-            self._tell(int(taken["scorer/step"]), "reasoning_mute", text)
-
-    def _watch_truth(self, taken: dict[str, float]) -> None:
-        untrue = taken.get("judge/untrue", math.nan)
-        if math.isnan(untrue):
-            return
-        before, self._untrue = self._untrue, untrue == 1.0
-        if self._untrue and not before:
-            share = taken["judge/right"] / taken["judge/names"]
-            text = f"reasoning has become untrue: the judge finds {share:.2f} of what states anything true, and over "
-            text += "two scorings less than half of the run's first shares; MI does not see it"
-            self._tell(int(taken["scorer/step"]), "reasoning_untrue", text, true_share=share)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:
         """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it
@@ -254,7 +240,7 @@ class Scoring:
                 self._tell(step, "probe_blind", text, figure=figure)
 
     def _tell_fall(self, step: int, event: str, text: str, **facts: Any) -> None:
-        """As `_tell`, with the checkpoint from before the fall."""
+        """As `_tell`, with the checkpoint from before the fall, or from before the bad state."""
         kept = newest_until(checkpoints(self.run_dir), self.sound_until)
         which = "no checkpoint is from before it"
         if kept is not None:
@@ -263,9 +249,11 @@ class Scoring:
 
     @property
     def sound_until(self) -> int | None:
-        """The last step at which no alarm saw a fall; None before the first scoring."""
+        """The last step at which no alarm saw a fall and the reasoning was in no bad state; None before the first
+        scoring."""
         watching = (self.alarm, *self.probe_alarm.figures.values())
-        return min((alarm.since for alarm in watching if alarm.since is not None), default=None)
+        known = (*(alarm.since for alarm in watching), self._soundness.until)
+        return min((step for step in known if step is not None), default=None)
 
     def _tell(self, step: int, event: str, text: str, **facts: Any) -> None:
         """Reports an alarm in the log, in the terminal and as an event."""
@@ -275,8 +263,8 @@ class Scoring:
         self.archive.event("scorer", event, now, now, step=step, **facts, text=text)
 
     def alarm_state(self) -> dict[str, Any]:
-        """The state of both alarms, for `restore`; plain JSON."""
-        return {**self.alarm.state(), "probe": self.probe_alarm.state()}
+        """The state of both alarms and of what is kept beside them, for `restore`; plain JSON."""
+        return {**self.alarm.state(), "probe": self.probe_alarm.state(), "soundness": self._soundness.state()}
 
     async def drain(self, stopped: bool) -> None:
         """Waits for the scoring and the reading of the probe under way, before the last record and at the end of a run:
@@ -303,13 +291,15 @@ class Scoring:
         alarm: dict[str, Any] | None = None,
     ) -> None:
         """Restores the scorer's state of an earlier process. `pending`: that process's figures that no step has
-        recorded yet; `alarm`: the state of its alarms, of older releases without that of the probe's."""
+        recorded yet; `alarm`: what `alarm_state` gave, of older releases with less in it."""
         self.state = state
         self._probes.extend(figures for figures in pending if "probe/step" in figures)
         self._figures.extend(figures for figures in pending if "probe/step" not in figures)
         if alarm is not None:
-            self.alarm.restore({name: value for name, value in alarm.items() if name != "probe"})
+            own = ("probe", "soundness")
+            self.alarm.restore({name: value for name, value in alarm.items() if name not in own})
             self.probe_alarm.restore(alarm.get("probe", {}))
+            self._soundness.restore(alarm.get("soundness", {}))
         scorer = self.fleet.scorer
         if state is None or scorer is None:
             return

@@ -68,21 +68,30 @@ class RunFolder:
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """The resolved configuration with dotted overrides applied."""
-        from cluster.config import read_settings, validated
+        from cluster.config import validated
 
-        where = self.store.where(reader.CONFIG)
-        if self._stat(reader.CONFIG) is None:
-            raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
-        return validated(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where), list(overrides), where)
+        return validated(self._resolved(), list(overrides), self.store.where(reader.CONFIG))
 
     def settings(self) -> dict[str, Any]:
         """The resolved configuration's values by dotted key, unchecked, so that a run of any version has them."""
-        from cluster.config import flat, read_settings
+        from cluster.config import flat
+
+        return flat(self._resolved())
+
+    def _resolved(self) -> dict[str, Any]:
+        """What `config.yaml` holds. UserError if it does not exist, or holds nothing: a run writes every setting, so an
+        empty file would pass for a run with the defaults."""
+        from cluster.config import read_settings
 
         where = self.store.where(reader.CONFIG)
         if self._stat(reader.CONFIG) is None:
             raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
-        return flat(read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where))
+        found = read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where)
+        if not found:
+            raise UserError(
+                f"{where} is empty, though a run writes every setting into it; take it from a copy of the run"
+            )
+        return found
 
     def metrics(self) -> list[dict[str, Any]]:
         """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""

@@ -38,11 +38,18 @@ KUSTOMIZATION_KEYS = {"apiVersion", "kind", "namespace", "resources", "images", 
 
 
 def problems(path: Path) -> list[str]:
-    """`FILE: KIND: path: message` of every error in a file of YAML documents."""
-    documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    return [
-        f"{path}: {document.get('kind')}: {error}" for document in documents for error in errors(document, path.parent)
-    ]
+    """`FILE: KIND: path: message` of every error in a file of YAML documents; `FILE: message` if it is none."""
+    try:
+        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return [f"{path}: {' '.join(str(error).split())}"]
+    found = []
+    for document in documents:
+        if isinstance(document, dict):
+            found += [f"{path}: {document.get('kind')}: {error}" for error in errors(document, path.parent)]
+        else:
+            found.append(f"{path}: a document is {type(document).__name__}, no mapping with apiVersion and kind")
+    return found
 
 
 def errors(document: dict[str, Any], folder: Path) -> Iterator[str]:

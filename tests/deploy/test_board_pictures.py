@@ -27,6 +27,13 @@ def test_the_command_draws_every_board(tmp_path: Path, monkeypatch: pytest.Monke
     assert "Retrieval accuracy" in reasoning and "first_turn" in reasoning
 
 
+def test_a_folder_that_is_no_run_is_refused_in_a_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["board_pictures", str(tmp_path / "none"), str(tmp_path)])
+    with pytest.raises(SystemExit):
+        board_pictures.main()
+    assert "none does not exist; give a run's folder" in capsys.readouterr().err
+
+
 def test_the_committed_pictures_are_of_a_real_run_and_load_nothing() -> None:
     for name, board in shipped().items():
         text = (DOCS / f"dashboard-{name}.svg").read_text(encoding="utf-8")

@@ -61,6 +61,19 @@ def test_a_stopped_job_has_the_time_to_write_a_checkpoint_that_a_submitted_one_h
             assert {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(jobs.STOP_S)} in environment, path
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "No such file"), ("a: [", "expected"), ("hello", "a document is str"), (b"\xff", "utf-8")],
+)
+def test_a_file_that_is_no_manifest_is_named_without_a_trace(tmp_path: Path, capsys, content, says: str) -> None:
+    file = tmp_path / "one.yaml"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert validation.main([str(file)]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith(f"{file}: ") and says in told
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_every_file_for_kubernetes_is_valid(path: Path) -> None:
     assert validation.problems(path) == []

@@ -23,7 +23,7 @@ from actors.filter.scores import STATISTICS
 from actors.lookup import look_up
 from cluster.commands.arguments import add_compat, add_file
 from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import aligned, say, say_json
+from cluster.terminal import aligned, remark, say, say_json
 from envs.untrusted.files import is_file, state
 from envs.untrusted.memory import memory_of_at_most
 
@@ -161,12 +161,21 @@ def run(args: argparse.Namespace) -> int:
     """Prints the filter's decision on each group of a file; returns 0, or raises UserError for bad input."""
     config = filter_config(args)
     windows = read_windows(args.file)
+    if missing := missing_steps(windows):
+        told = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        remark(f"{args.file}: {len(missing)} steps within its range have no groups and are left out: {told}")
     report = filter_report(args.file, windows, config)
     if args.json:
         say_json(report)
     else:
         say(filter_table(report))
     return 0
+
+
+def missing_steps(windows: Sequence[Window]) -> list[int]:
+    """Steps between the first and the last window's of which there is no window; none where windows have no steps."""
+    steps = {window.step for window in windows if window.step is not None}
+    return sorted(set(range(min(steps), max(steps) + 1)) - steps) if steps else []
 
 
 def filter_config(args: argparse.Namespace) -> FilterConfig:

@@ -32,7 +32,7 @@ class Checkpointing:
 
     async def save(self, step: int, state: LoopState, sound: int | None) -> None:
         """Writes the checkpoint of a step after its rows are in the archive, and deletes those that are not needed any
-        more. `sound`: the last step at which no alarm saw a fall (`Scoring.sound_until`)."""
+        more. `sound`: the last step at which the reasoning was sound (`Scoring.sound_until`)."""
         started = time.time()
         await self.archiving.finish()
         await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))

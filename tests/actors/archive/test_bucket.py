@@ -107,6 +107,12 @@ def test_a_bucket_that_is_missing_and_a_server_that_is_gone_are_said_without_the
     assert SECRET not in repr(open_store("s3://bucket"))
 
 
+def test_a_refused_request_says_what_to_check() -> None:
+    text = "Server returned non-2xx status code: 403 Forbidden: <body>"
+    assert bucket._answer(ValueError(text)) == "403 Forbidden" + bucket._MAY_NOT
+    assert bucket._answer(ValueError(text.replace("403 Forbidden", "500 Oops"))) == "500 Oops"
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [

@@ -132,6 +132,11 @@ def test_a_run_of_few_prompts_is_told_that_the_alarm_on_scorings_is_not_armed(ti
         said: list[str] = []
         bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
         assert sum("the alarm on scorings needs 6" in line for line in said) == told
+        assert not told or "on the fixed probe watches" in said[0]
+    said = []
+    words = [f"runs_dir={tmp_path}", "loop.prompts=4", "scorer.probe.every=0"]
+    bootstrap.choose_scoring(load("frozenlake", words), tiny_policy, False, said.append)
+    assert said[0].endswith("none watches, as the fixed probe is off")
 
 
 def test_a_probe_of_few_tasks_is_told_that_it_tells_nothing(tiny_policy, tmp_path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from actors.archive.reader import is_of_step
 from actors.archive.store import ArchiveError
+from actors.diagnosis.regime import one_hot
 from cluster.config import load
 from cluster.control.party_errors import Died, Failed, Refused
 from cluster.errors import UserError
@@ -103,28 +104,62 @@ def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     assert len(said) == 1 and "falling since step 6" in said[0]
 
 
+def take(watched: Scoring, figures: list[dict[str, float]]) -> None:
+    """Steps that take the figures of scorings."""
+    asyncio.run(watched.restore(None, figures))
+    for step in range(len(figures)):
+        watched.take_figures(step, 0.1)
+
+
+def regime(step: int, name: str, **others: float) -> dict[str, float]:
+    """Figures of a scoring with this regime."""
+    return {"scorer/step": float(step), **{f"first_turn/{k}": v for k, v in one_hot(name).items()}, **others}
+
+
 def test_silence_is_told_once_until_there_is_reasoning_again() -> None:
     watched, said, events = scoring()
-    silent = [0.0, 1.0, 1.0, 0.0, 1.0]
-    asyncio.run(watched.restore(None, [{"scorer/step": s, "first_turn/regime/mute": m} for s, m in enumerate(silent)]))
-    for step in range(6):
-        watched.take_figures(step, 0.1)
+    silent = ["grounded", "mute", "mute", "grounded", "mute"]
+    take(watched, [regime(step, name) for step, name in enumerate(silent)])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 1), ("reasoning_mute", 4)]
     assert len(said) == 2 and all("fallen silent" in line for line in said)
 
 
+def untrue(step: int, value: float, share: float) -> dict[str, float]:
+    """Figures of a scoring that the judge read."""
+    return {"scorer/step": float(step), "judge/untrue": value, "judge/true_share": share, "judge/names": 0.0}
+
+
 def test_that_reasoning_became_untrue_is_told_once_until_it_is_true_again() -> None:
     watched, said, events = scoring()
-    found = [(0.0, 0.4), (1.0, 0.1), (float("nan"), float("nan")), (1.0, 0.1), (0.0, 0.3), (1.0, 0.15)]
-    figures = [
-        {"scorer/step": step, "judge/untrue": untrue, "judge/names": 0.5, "judge/right": right}
-        for step, (untrue, right) in enumerate(found)
-    ]
-    asyncio.run(watched.restore(None, figures))
-    for step in range(7):
-        watched.take_figures(step, 0.1)
+    found = [(0.0, 0.8), (1.0, 0.2), (float("nan"), float("nan")), (1.0, 0.2), (0.0, 0.6), (1.0, 0.3)]
+    take(watched, [untrue(step, *values) for step, values in enumerate(found)])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_untrue", 1), ("reasoning_untrue", 5)]
-    assert "finds 0.20 of what states anything true" in said[0] and len(said) == 2
+    assert "the judge finds 20% entirely true" in said[0] and len(said) == 2
+
+
+def test_a_resumed_run_whose_first_scoring_states_nothing_goes_on_and_is_not_told_again() -> None:
+    """The share was computed anew, of nothing: a division by 0 that each resume repeated."""
+    watched, said, _ = scoring()
+    take(watched, [untrue(0, 0.0, 0.8), untrue(1, 1.0, 0.2)])
+    resumed, again, _ = scoring()
+    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm_state()))))
+    take(resumed, [untrue(2, 1.0, 0.2)])
+    assert len(said) == 1 and again == []
+
+
+@pytest.mark.parametrize("bad", ["mute", "template", "decorative", "untrue"])
+def test_the_checkpoint_from_before_a_bad_state_is_kept(bad: str) -> None:
+    watched, _, _ = scoring()
+    good = {"judge/untrue": 0.0, "judge/true_share": 0.8}
+    ill = {"judge/untrue": 1.0, "judge/true_share": 0.2} if bad == "untrue" else good
+    name = "grounded" if bad == "untrue" else bad
+    take(watched, [regime(10, "grounded", **good), regime(20, name, **ill), regime(30, name, **ill)])
+    assert watched.sound_until == 10
+    resumed, _, _ = scoring()
+    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm_state()))))
+    assert resumed.sound_until == 10
+    take(resumed, [regime(40, "grounded", **good)])
+    assert resumed.sound_until is None, "it has passed, and no alarm has a level yet"
 
 
 def reading(step: int, dependence: float) -> dict[str, float]:

@@ -96,6 +96,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         run.require()
     with pytest.raises(UserError, match=r"config\.yaml does not exist"):
         run.config()
+    (tmp_path / "config.yaml").write_text("# nothing\n")
+    for read in (RunFolder(tmp_path).config, RunFolder(tmp_path).settings):
+        with pytest.raises(UserError, match=r"config\.yaml is empty, though a run writes every setting"):
+            read()  # it passed for a run with the defaults, which `eval` started
     with pytest.raises(UserError, match="holds no groups"):
         run.steps()
     assert run.metrics() == [] and run.events() == [] and run.last_event() is None

@@ -13,6 +13,7 @@ from actors.archive.schema import ARCHIVE_SCHEMA
 from actors.diagnosis.proxies import EmaState, proxies
 from actors.filter.measure import GroupStatistics, score
 from cluster.cli import main
+from cluster.commands.other_trainers.filter import missing_steps, read_windows
 
 FILTER_KEYS = {"kept", "statistic", "kept_mass", "kept_fraction", "num_zero", "rejected"}
 MI_KEYS = {
@@ -154,6 +155,20 @@ def test_a_runs_groups_are_ranked_step_by_step(tmp_path, capsys) -> None:
     assert found["group_ids"][6] == "000002-001"
     assert found["num_groups"] == 10
     assert output(capsys, "filter", str(folder / "groups"), "--rule", "top_k", "--rho", "0.4") == found
+
+
+def test_steps_that_are_missing_in_between_are_told(tmp_path, capsys) -> None:
+    """They were left out without a word."""
+    folder = run_folder(tmp_path)
+    whole = folder / "groups"
+    (whole / "step-000002.parquet").rename(whole / "step-000005.parquet")
+    table = pq.read_table(whole / "step-000005.parquet")
+    steps = pa.array([5] * len(table), table["step"].type)
+    pq.write_table(table.set_column(table.column_names.index("step"), "step", steps), whole / "step-000005.parquet")
+    assert main(["filter", str(folder)]) == 0
+    told = capsys.readouterr()
+    assert "3 steps within its range have no groups and are left out: 2, 3, 4" in told.out + told.err
+    assert not missing_steps(read_windows(run_folder(tmp_path / "other")))
 
 
 def test_one_parquet_file_gives_what_the_arrays_give(tmp_path, capsys) -> None:

@@ -1,0 +1,70 @@
+"""When each bad state of the reasoning began, so that the checkpoint from before it can be kept.
+
+    mute, template, decorative    the regime of first turns (`actors.diagnosis.regime`)
+    untrue                        the judge's verdict, whatever the regime
+
+A state is known to be absent only where the question that it answers was asked: a template says nothing of whether the
+answer follows, and the regime `unknown` says nothing at all. What is not known changes nothing. The falls that the
+alarms see are not watched here. Pure; plain JSON state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.diagnosis.regime import DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE
+
+UNTRUE = "untrue"
+REGIME = "first_turn/regime/{}"
+ASKED = (MUTE, TEMPLATE, DECORATIVE)
+"""The regimes that are bad states, in the order of their questions."""
+BEYOND = (*ASKED, PRIVATE_CODE, GROUNDED)
+"""The known regimes in that order: each one answers the questions of those before it with yes."""
+
+
+@dataclass
+class Soundness:
+    """The bad states that hold, and the last good step of each state; see the module's head."""
+
+    bad: list[str] = field(default_factory=list)
+    good: dict[str, int] = field(default_factory=dict)
+    """The last step at which the state was known to be absent."""
+
+    def scoring(self, step: int, figures: Mapping[str, float]) -> list[str]:
+        """Takes the flat figures of one scoring; returns the states that began with it."""
+        began = []
+        for state, holds in _states(figures).items():
+            if not holds:
+                self.good[state] = step
+                self.bad = [name for name in self.bad if name != state]
+            elif state not in self.bad:
+                self.bad.append(state)
+                began.append(state)
+        return began
+
+    @property
+    def until(self) -> int | None:
+        """The last step before the first of the bad states that hold; None if none holds or none was ever absent."""
+        return min((self.good[state] for state in self.bad if state in self.good), default=None)
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint; plain JSON."""
+        return {"bad": list(self.bad), "good": dict(self.good)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the state from a checkpoint; one of an earlier release lacks it."""
+        self.bad, self.good = list(state.get("bad", ())), dict(state.get("good", {}))
+
+
+def _states(figures: Mapping[str, float]) -> dict[str, bool]:
+    """Whether each state holds, of those that a scoring tells."""
+    found = {}
+    regime = next((name for name in BEYOND if figures.get(REGIME.format(name)) == 1.0), None)
+    if regime is not None:
+        passed = BEYOND.index(regime)
+        found = {name: place == passed for place, name in enumerate(ASKED) if place <= passed}
+    if (untrue := figures.get("judge/untrue")) in (0.0, 1.0):
+        found[UNTRUE] = untrue == 1.0
+    return found

@@ -1,0 +1,62 @@
+"""What must hold of the steps until which the reasoning was in no bad state."""
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.diagnosis.metrics import REGIMES
+from actors.diagnosis.regime import DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE, UNKNOWN, one_hot
+from actors.diagnosis.soundness import UNTRUE, Soundness
+
+
+def scored(regime: str = UNKNOWN, untrue: float = math.nan) -> dict[str, float]:
+    return {f"first_turn/{key}": value for key, value in one_hot(regime).items()} | {"judge/untrue": untrue}
+
+
+def after(*scorings: dict[str, float]) -> Soundness:
+    """The soundness after scorings at steps 10, 20, ..."""
+    found = Soundness()
+    for place, figures in enumerate(scorings, start=1):
+        found.scoring(10 * place, figures)
+    return found
+
+
+def test_a_state_that_begins_leaves_the_last_step_without_it() -> None:
+    assert after(scored(GROUNDED), scored(GROUNDED), scored(TEMPLATE), scored(TEMPLATE)).until == 20
+    assert after(scored(GROUNDED), scored(DECORATIVE)).until == 10
+    assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0)).until == 10
+    assert after(scored(GROUNDED), scored(MUTE), scored(GROUNDED)).until is None, "it has passed"
+
+
+def test_of_two_states_the_first_one_counts() -> None:
+    assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0), scored(MUTE, 1.0), scored(MUTE, 1.0)).until == 10
+
+
+def test_a_run_that_begins_in_a_state_has_no_step_before_it() -> None:
+    assert after(scored(TEMPLATE), scored(TEMPLATE)).until is None
+
+
+def test_a_question_that_was_not_asked_changes_nothing() -> None:
+    found = after(scored(GROUNDED), scored(DECORATIVE), scored(TEMPLATE), scored(UNKNOWN))
+    assert found.bad == [DECORATIVE, TEMPLATE] and found.until == 10
+    assert after(scored(GROUNDED), scored(DECORATIVE), scored(PRIVATE_CODE)).bad == [], "its own state is untrue"
+    assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0), scored(GROUNDED, math.nan)).bad == [UNTRUE]
+    assert after({}).until is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(REGIMES), st.sampled_from([0.0, 1.0, math.nan])), max_size=12), st.data())
+def test_a_state_is_told_when_it_begins_and_a_resume_changes_nothing(told, data) -> None:
+    cut = data.draw(st.integers(0, len(told)))
+    whole, resumed, bad = Soundness(), Soundness(), set()
+    for step, (regime, untrue) in enumerate(told):
+        if step == cut:
+            other = Soundness()
+            other.restore(json.loads(json.dumps(resumed.state())))
+            resumed = other
+        began = whole.scoring(step, scored(regime, untrue))
+        assert began == resumed.scoring(step, scored(regime, untrue)) and not bad & set(began)
+        assert whole == resumed and set(began) <= set(whole.bad)
+        assert whole.until is None or whole.until < step
+        bad = set(whole.bad)
