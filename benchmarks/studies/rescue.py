@@ -60,6 +60,8 @@ SEEDS = (0, 1, 2)
 COLLAPSE_STEPS, RESCUE_STEPS = 60, 40
 MEANS = "entropy0.2"
 TOLERANCE = 0.05
+FALLS = ("probe_falling", "input_dependence_falling")
+"""Events of the alarms that see a fall."""
 COMMON = (
     *("validation.tasks=256", "validation.every=10", "recorder.report=false", "recorder.port=0"),
     *("scorer.every=10", "loop.checkpoint_every=2", "loop.keep_checkpoints=1"),
@@ -69,7 +71,7 @@ RESCUE: Mapping[str, Any] = {"scorer.probe.every": 10}
 
 def first_alarm(folder: Path) -> Mapping[str, Any] | None:
     """The event of a run's first alarm that sees a fall; None if there was none."""
-    return next((event for event in RunFolder(folder).events() if "checkpoint" in event), None)
+    return next((event for event in RunFolder(folder).events() if event["name"] in FALLS), None)
 
 
 def named(folder: Path) -> int:

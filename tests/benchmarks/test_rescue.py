@@ -33,7 +33,7 @@ def event(name: str, **facts: object) -> dict:
 
 def test_a_rescue_begins_with_the_checkpoint_that_the_first_alarm_named_the_best_or_the_last(tmp_path):
     events = [
-        event("scored"),
+        event("reasoning_untrue", checkpoint=4),
         event("probe_falling", checkpoint=18),
         event("input_dependence_falling", checkpoint=30),
     ]
