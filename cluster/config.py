@@ -96,8 +96,8 @@ class LoopConfig(Settings):
     checkpoint_every: int = Field(20, ge=1)
     """Steps between two checkpoints; the last step always writes a checkpoint."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Number of newest checkpoints that are kept, besides the best and the newest from before a fall or a bad state of the
-    reasoning."""
+    """Number of newest checkpoints that are kept, besides the best and the newest from before a fall or a bad state of
+    the reasoning."""
 
 
 class ValidationConfig(Settings):

@@ -20,7 +20,7 @@ from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, che
 
 class Checkpointing:
     """Writes checkpoints to a run's folder; keeps the newest `loop.keep_checkpoints`, the best, and the newest from
-    before the fall of what an alarm watches."""
+    before a fall of what an alarm watches, or before a bad state of the reasoning."""
 
     def __init__(self, config: RunConfig, learning: Learning, archiving: Archiving, journal: Journal) -> None:
         self.run_dir, self.keep = config.run_dir, config.loop.keep_checkpoints
