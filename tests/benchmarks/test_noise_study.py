@@ -13,6 +13,7 @@ from benchmarks.studies import noise
 from benchmarks.studies.cells import run_of
 from benchmarks.studies.kept import Kept, last_success
 from benchmarks.studies.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, validated, verdict
+from cluster.sweep.table import text
 
 
 def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> Kept:
@@ -95,6 +96,13 @@ def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_
     assert shared == {0: 0.7, 1: 0.7, 2: 0.7} and not validated(runs, "policy_variance", 0.0)
     still = {cell.arm for cell in STUDY.cells if not cell.settings["environment.options.slip_rate"]}
     assert still == {plan.noise_arm("policy_variance", 0.0)}
+
+
+def test_the_measurements_have_the_differences_of_the_committed_runs() -> None:
+    words = (noise.PAGE.parent / "measurements.md").read_text()
+    rows = judged(noise.committed())
+    told = [text(one["minus_none"], "+") for one in rows if one["minus_none"]["n"]]
+    assert told and not [found for found in told if found not in words], "docs/measurements.md"
 
 
 def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:
