@@ -14,7 +14,8 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    advises, which begin with
         named      the checkpoint that the first alarm named, the newest from before the fall that it saw; if it said
                    that there is none, as `anew`
-        best       the checkpoint with the best validation, which is what one would keep without an alarm
+        best       the checkpoint with the best validation, which is what one would keep without an alarm; where that is
+                   the one that was named, it is the same run and is not made twice
         last       the last checkpoint of the collapsed run
         anew       the weights with which the collapsed run began
     success        on 256 fixed validation tasks after the last step
@@ -32,7 +33,7 @@ Without either form the committed files are judged,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,12 @@ def named(folder: Path) -> int:
 
 
 def best(folder: Path) -> int:
-    """The step of the best validation."""
-    return _of_summary(folder)["success"]["best_step"]
+    """The step of the best validation. NothingToStart if the alarm named the same checkpoint."""
+    step = _of_summary(folder)["success"]["best_step"]
+    alarm = first_alarm(folder)
+    if alarm is not None and alarm["checkpoint"] == step:
+        raise NothingToStart(f"{folder}: the alarm named the best checkpoint, of step {step}; `named` stands for both")
+    return step
 
 
 def last(folder: Path) -> int:
@@ -139,6 +144,22 @@ class Collapsed:
     run: Kept
     alarm: Mapping[str, Any] | None
 
+    @property
+    def best_step(self) -> int:
+        """The step of the best validation, the first of equal ones."""
+        success = self.run.series(SUCCESS)
+        return max(success, key=lambda step: success[step])
+
+
+def with_shared(collapsed: Sequence[Collapsed], rescues: Sequence[Kept]) -> list[Kept]:
+    """The rescues, and those from `named` once more as `best` where both begin with the same checkpoint."""
+    steps = {one.run.seed: one.best_step for one in collapsed}
+    made = {run.seed for run in rescues if run.arm == "best"}
+    named_best = (run for run in rescues if run.arm == "named" and run.from_step == steps.get(run.seed))
+    shared = [replace(run, arm="best") for run in named_best if run.seed not in made]
+    places = list(BEGINNINGS)
+    return sorted([*rescues, *shared], key=lambda run: (run.seed, places.index(run.arm)))
+
 
 def _collapsed(content: Mapping[str, Any]) -> Collapsed:
     return Collapsed(of_content(content), content["first_alarm"])
@@ -172,6 +193,7 @@ def compared(runs: Sequence[Kept], other: str, quiet: Sequence[int] = ()) -> dic
 def measure(collapsed: Sequence[Collapsed], rescues: Sequence[Kept]) -> dict[str, Any]:
     """All figures."""
     quiet = [one.run.seed for one in collapsed if one.alarm is None]
+    rescues = with_shared(collapsed, rescues)
     return {
         "benchmark": "rescue",
         "collapsed": [

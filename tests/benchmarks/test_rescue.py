@@ -1,6 +1,7 @@
 """The study of the advice after an alarm: where its runs begin, and what is judged."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,19 @@ def test_a_seed_without_an_alarm_is_told_and_left_out_of_the_verdicts():
     assert third.endswith("first alarm: no alarm")
     assert "2 seeds; above 0: holds" in verdicts[list(rescue.OTHERS).index("last")]
     assert rescue.rows(figures)[0] == ["0", "named", "12", "0.300", "0.600", "-"]
+
+
+def test_where_the_alarm_named_the_best_checkpoint_one_run_stands_for_both(tmp_path):
+    folder = collapsed_run(tmp_path / "run", [event("probe_falling", checkpoint=20)])
+    with pytest.raises(NothingToStart, match="named the best checkpoint, of step 20; `named` stands for both"):
+        best(folder)
+    alarm = {"name": "probe_falling", "step": 36, "checkpoint": 30}
+    own = [replace(kept("named", seed, 0.6 + seed / 100), from_step=30 if seed else 12) for seed in range(3)]
+    figures = measure([collapsed(seed, alarm) for seed in range(3)], [*own, kept("best", 0, 0.5)])
+    assert [(one["seed"], one["begins"]) for one in figures["rescues"]] == [
+        *((0, "named"), (0, "best"), (1, "named"), (1, "best"), (2, "named"), (2, "best"))
+    ]
+    assert figures["compared"][0]["difference"]["mean"] == pytest.approx(0.1 / 3), "0 where one run stands for both"
 
 
 def test_the_file_of_a_collapsed_run_tells_its_first_alarm(tmp_path, monkeypatch):
