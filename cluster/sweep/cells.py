@@ -236,7 +236,7 @@ class ProcessRunner:
             process = await self._start(cell, lock, log)
             self._processes[cell.name] = process
             if self._asked_at is not None:  # asked to stop during the start
-                process.send_signal(signal.SIGINT)
+                _send(process, signal.SIGINT)
             try:
                 code = await self._wait(process)
             finally:
@@ -263,16 +263,22 @@ class ProcessRunner:
         while not ending.done():
             await asyncio.wait({ending}, timeout=POLL_S)
             if self._asked_at is not None and time.monotonic() - self._asked_at > STOP_TIMEOUT_S:
-                with suppress(ProcessLookupError):
-                    process.kill()
+                _send(process, signal.SIGKILL)
         return ending.result()
 
     def interrupt(self) -> None:
         """Sends SIGINT to every cell under way."""
         self._asked_at = self._asked_at or time.monotonic()
         for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+            _send(process, signal.SIGINT)
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Sends a signal to a process that may have ended. asyncio's own `send_signal` polls the process before, and so may
+    take its exit code from the loop, which then reports 255."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def last_words(output: str) -> str:
