@@ -205,15 +205,15 @@ def run(
     if not wanted:
         say("every chosen cell is done")
         return 0
-    began, code = time.monotonic(), 0
+    began, code, never = time.monotonic(), 0, set[str]()
     for stage in ([cell for cell in wanted if cell.start is None], [cell for cell in wanted if cell.start]):
         left = None if minutes is None else minutes - (time.monotonic() - began) / 60
         if stage and (left is None or left > 0):
-            stopped, failed = _run_stage(study, stage, runs_dir, left, words, parallel)
+            stopped, failed = _run_stage(study, stage, runs_dir, left, words, parallel, never)
             code = max(code, int(failed))
             if stopped:
                 break
-    open_minutes = sum(cell.minutes for cell in cells if not study.is_done(cell))
+    open_minutes = sum(cell.minutes for cell in cells if not study.is_done(cell) and cell.name not in never)
     say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
     return code
 
@@ -225,8 +225,10 @@ def _run_stage(
     minutes: float | None,
     words: Sequence[str],
     parallel: int,
+    never: set[str],
 ) -> tuple[bool, bool]:
-    """Runs cells that wait for no other; whether it was stopped, and whether a cell failed or was left out."""
+    """Runs cells that wait for no other; whether it was stopped, and whether a cell failed or was left out. Adds to
+    `never` the names of cells that can never run."""
     runs, known, failed = dict[str, Cell](), list[StudyCell](), False
     for cell in wanted:
         try:
@@ -235,7 +237,10 @@ def _run_stage(
         except UserError as error:
             if cell.start is None:
                 raise
-            failed |= not isinstance(error, NothingToStart)
+            if isinstance(error, NothingToStart):
+                never.add(cell.name)
+            else:
+                failed = True
             say(f"{cell.name} is left out: {error}")
     if not known:
         return False, failed

@@ -11,6 +11,7 @@ from benchmarks.studies.cells import NothingToStart, run_of
 from benchmarks.studies.kept import Kept
 from benchmarks.studies.rescue import BEGINNINGS, SEEDS, STUDY, Collapsed, best, compared, last, main, measure, named
 from cluster.config import load
+from cluster.sweep.table import text
 
 
 def kept(arm: str, seed: int, success: float, part: str = "rescue") -> Kept:
@@ -129,7 +130,17 @@ def test_the_file_of_a_collapsed_run_tells_its_first_alarm(tmp_path, monkeypatch
     assert "first_alarm" not in rescue.condensed(folder, part="rescue")
 
 
+def test_the_measurements_have_the_differences_of_the_committed_runs():
+    words = " ".join((Path(__file__).parents[2] / "docs" / "measurements.md").read_text().split())
+    found = measure(*rescue.committed())
+    for one in found["compared"]:
+        if one["other"] != "best":
+            assert text(one["difference"], "+") in words, "docs/measurements.md"
+    for one in found["rescues"]:
+        assert f"{one['after']:.3f}" in words
+
+
 def test_the_command_judges_the_committed_files(capsys):
     assert main(["--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["rescues"]) == len(list(STUDY.results.glob("rescue-*.json")))
+    assert {(one["seed"], one["begins"]) for one in found["rescues"]} == {(s, arm) for s in SEEDS for arm in BEGINNINGS}

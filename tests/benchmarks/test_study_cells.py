@@ -271,7 +271,9 @@ def test_a_cell_that_can_never_begin_is_left_out_and_is_no_failure(tmp_path, sta
     never = StudyCell("more", "sokoban", "on", {}, 0, STEPS, 1.0, start=Start(own.cells[1].name, choose))
     own = Study("made-up", [], (own.cells[1], never), own.results)
     assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
-    assert "more-sokoban-on_s0 is left out: no alarm" in capsys.readouterr().out and len(started) == 1
+    told = capsys.readouterr().out
+    assert "more-sokoban-on_s0 is left out: no alarm" in told and len(started) == 1
+    assert "open: about 0 minutes" in told, "it would be open for good"
 
 
 def test_weights_with_which_a_cell_begins_cannot_be_set(tmp_path, started):
