@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.diagnosis.regime import DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE
+from actors.diagnosis.metrics import REGIMES
+from actors.diagnosis.regime import DECORATIVE, MUTE, TEMPLATE, UNKNOWN
 
 UNTRUE = "untrue"
 REGIME = "first_turn/regime/{}"
 ASKED = (MUTE, TEMPLATE, DECORATIVE)
 """The regimes that are bad states, in the order of their questions."""
-BEYOND = (*ASKED, PRIVATE_CODE, GROUNDED)
+KNOWN = REGIMES[: REGIMES.index(UNKNOWN)]
 """The known regimes in that order: each one answers the questions of those before it with yes."""
 
 
@@ -61,9 +62,9 @@ class Soundness:
 def _states(figures: Mapping[str, float]) -> dict[str, bool]:
     """Whether each state holds, of those that a scoring tells."""
     found = {}
-    regime = next((name for name in BEYOND if figures.get(REGIME.format(name)) == 1.0), None)
+    regime = next((name for name in KNOWN if figures.get(REGIME.format(name)) == 1.0), None)
     if regime is not None:
-        passed = BEYOND.index(regime)
+        passed = KNOWN.index(regime)
         found = {name: place == passed for place, name in enumerate(ASKED) if place <= passed}
     if (untrue := figures.get("judge/untrue")) in (0.0, 1.0):
         found[UNTRUE] = untrue == 1.0

@@ -11,7 +11,7 @@ from benchmarks.claims.table import NOT_COVERED
 from benchmarks.claims.verdict import Verdict
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import StudyCell
-from benchmarks.studies.kept import Kept, early_ends, with_other_settings
+from benchmarks.studies.kept import Kept, caveats
 
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
@@ -125,7 +125,7 @@ def counted(rows: Sequence[Mapping[str, Any]]) -> str:
 def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: Sequence[StudyCell]) -> str:
     """The page's text."""
     lines = [HEAD, f"Of {len(planned)} planned runs {len(runs)} are done. Of {len(rows)} claims: {counted(rows)}.", ""]
-    lines += [line for note in (*early_ends(runs), *with_other_settings(runs)) for line in (f"{note}.", "")]
+    lines += [line for note in caveats(runs) for line in (f"{note}.", "")]
     lines += _done(runs, planned)
     lines += ["## The claims", ""]
     lines += markdown_table(COLUMNS, ([cell.replace("|", "\\|") for cell in cells(row)] for row in rows))

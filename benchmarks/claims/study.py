@@ -26,7 +26,7 @@ from benchmarks.claims.statistics import Pool
 from benchmarks.claims.table import every_claim
 from benchmarks.claims.verdict import verdict
 from benchmarks.studies.cells import Report, command
-from benchmarks.studies.kept import early_ends, read_all, with_other_settings
+from benchmarks.studies.kept import caveats, read_all
 
 
 def judged(pool: Pool) -> list[dict[str, Any]]:
@@ -54,12 +54,7 @@ def report(quick: bool = False) -> Report:
     runs = read_all(STUDY.results)
     found = judged(Pool(runs))
     figures = {"benchmark": "claims", "runs": len(runs), "planned": len(STUDY.cells), "claims": found}
-    notes = [
-        counted(found),
-        f"{len(runs)} of {len(STUDY.cells)} runs are done",
-        *early_ends(runs),
-        *with_other_settings(runs),
-    ]
+    notes = [counted(found), f"{len(runs)} of {len(STUDY.cells)} runs are done", *caveats(runs)]
     page = markdown(found, runs, STUDY.cells)
     return Report(figures, COLUMNS, [cells(row) for row in found], notes, page)
 

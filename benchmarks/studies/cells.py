@@ -208,56 +208,62 @@ def run(
     began, code, never = time.monotonic(), 0, set[str]()
     for stage in ([cell for cell in wanted if cell.start is None], [cell for cell in wanted if cell.start]):
         left = None if minutes is None else minutes - (time.monotonic() - began) / 60
-        if stage and (left is None or left > 0):
-            stopped, failed = _run_stage(study, stage, runs_dir, left, words, parallel, never)
-            code = max(code, int(failed))
-            if stopped:
-                break
+        if left is not None and left <= 0:
+            break
+        runs, refused = _startable(study, stage, runs_dir, words)
+        for name, error in refused.items():
+            say(f"{name} is left out: {error}")
+        lost = {name for name, error in refused.items() if isinstance(error, NothingToStart)}
+        never |= lost
+        stopped, failed = _run_stage(study, [cell for cell in stage if cell.name in runs], runs, left, words, parallel)
+        code = max(code, int(failed or len(refused) > len(lost)))
+        if stopped:
+            break
     open_minutes = sum(cell.minutes for cell in cells if not study.is_done(cell) and cell.name not in never)
     say(f"open: about {open_minutes:.0f} minutes of the chosen cells; the same command goes on")
     return code
 
 
-def _run_stage(
-    study: Study,
-    wanted: Sequence[StudyCell],
-    runs_dir: str,
-    minutes: float | None,
-    words: Sequence[str],
-    parallel: int,
-    never: set[str],
-) -> tuple[bool, bool]:
-    """Runs cells that wait for no other; whether it was stopped, and whether a cell failed or was left out. Adds to
-    `never` the names of cells that can never run."""
-    runs, known, failed = dict[str, Cell](), list[StudyCell](), False
-    for cell in wanted:
+def _startable(
+    study: Study, cells: Iterable[StudyCell], runs_dir: str, words: Sequence[str]
+) -> tuple[dict[str, Cell], dict[str, UserError]]:
+    """By name, the runs of the cells, and why others lack the weights with which they begin."""
+    runs, refused = dict[str, Cell](), dict[str, UserError]()
+    for cell in cells:
         try:
             runs[cell.name] = run_of(study, cell, runs_dir, words)
-            known.append(cell)
         except UserError as error:
             if cell.start is None:
                 raise
-            if isinstance(error, NothingToStart):
-                never.add(cell.name)
-            else:
-                failed = True
-            say(f"{cell.name} is left out: {error}")
-    if not known:
-        return False, failed
-    plan = Plan(study.name, study.name, list(study.common), [], list(runs.values()), Path(runs_dir) / study.name)
+            refused[cell.name] = error
+    return runs, refused
+
+
+def _run_stage(
+    study: Study,
+    cells: Sequence[StudyCell],
+    runs: Mapping[str, Cell],
+    minutes: float | None,
+    words: Sequence[str],
+    parallel: int,
+) -> tuple[bool, bool]:
+    """Runs cells that wait for no other, whose runs are `runs`; whether it was stopped, and whether a cell failed."""
+    if not cells:
+        return False, False
+    planned = [runs[cell.name] for cell in cells]
+    plan = Plan(study.name, study.name, list(study.common), [], planned, planned[0].folder.parent)
     check_folders(plan)
-    for cell in known:
+    for cell in cells:
         if is_finished(runs[cell.name].folder):
             keep(study, cell, runs[cell.name].folder, words)
-    runner = KeepingRunner(study, {cell.name: cell for cell in known}, words)
+    runner = KeepingRunner(study, {cell.name: cell for cell in cells}, words)
     sweep = Sweep(plan, runner, parallel, say)
     prepare([cell.config for cell in sweep.open_cells], parallel, say)
     asyncio.run(_within(sweep, minutes))
-    for cell in plan.cells:
-        if sweep.outcomes[cell.name].status == "failed":
-            failed = True
-            say(f"{cell.name}: {sweep.outcomes[cell.name].reason}")
-    return bool(sweep.stopped_by), failed
+    failed = [cell.name for cell in plan.cells if sweep.outcomes[cell.name].status == "failed"]
+    for name in failed:
+        say(f"{name}: {sweep.outcomes[name].reason}")
+    return bool(sweep.stopped_by), bool(failed)
 
 
 async def _within(sweep: Sweep, minutes: float | None) -> None:

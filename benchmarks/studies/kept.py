@@ -369,6 +369,11 @@ def with_other_settings(runs: Iterable[Kept]) -> list[str]:
     return [f"{len(named)} runs were made with other settings than planned: {'; '.join(named)}"] if named else []
 
 
+def caveats(runs: Sequence[Kept]) -> list[str]:
+    """The notes for a report on runs that are not as planned: they ended early, or were made with other settings."""
+    return [*early_ends(runs), *with_other_settings(runs)]
+
+
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:
     """The verdict on "not worse by more than the tolerance", from the interval of a difference. No interval tells
     nothing."""

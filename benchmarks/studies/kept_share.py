@@ -34,12 +34,11 @@ from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import (
     Kept,
     apart,
-    early_ends,
+    caveats,
     last_success,
     not_worse,
     read_all,
     validated_by_seed,
-    with_other_settings,
 )
 from cluster.sweep.table import t_interval, text
 
@@ -166,7 +165,7 @@ def report(quick: bool = False) -> Report:
     """Judges the committed files."""
     found = committed()
     judgements = [judged(found, name) for name in TOLERANCES]
-    notes = [*early_ends(found), *with_other_settings(found)] if found else ["no run was kept yet"]
+    notes = caveats(found) if found else ["no run was kept yet"]
     notes += [f"{row['environment']}: {row['note']}" for row in judgements if row.get("note")]
     figures = {"benchmark": "kept_share_study", "rows": judgements}
     return Report(figures, COLUMNS, [cells(row) for row in judgements], notes)

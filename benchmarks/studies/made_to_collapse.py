@@ -55,7 +55,7 @@ from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.alarm import REWARD_SHARE, Series, reward_fall
 from benchmarks.renoising import renoised
 from benchmarks.studies.cells import Report, Study, StudyCell, command
-from benchmarks.studies.kept import RECORDED, Kept, early_ends, read_all, with_other_settings
+from benchmarks.studies.kept import RECORDED, Kept, caveats, read_all
 from cluster.errors import UserError
 from cluster.sweep.table import INTERVAL, t_interval
 
@@ -299,7 +299,7 @@ def report(quick: bool) -> Report:
     """Judges the committed files."""
     runs = read_all(STUDY.results)
     figures = measure(runs, QUICK_SERIES if quick else SERIES)
-    return Report(figures, COLUMNS, rows(figures), [*notes(figures), *early_ends(runs), *with_other_settings(runs)])
+    return Report(figures, COLUMNS, rows(figures), [*notes(figures), *caveats(runs)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

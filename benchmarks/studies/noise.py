@@ -42,12 +42,11 @@ from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import (
     Kept,
     apart,
-    early_ends,
+    caveats,
     last_success,
     not_worse,
     read_all,
     validated_by_seed,
-    with_other_settings,
 )
 from cluster.sweep.table import INTERVAL, t_interval, text
 
@@ -201,7 +200,7 @@ def report(quick: bool = False) -> Report:
     runs = committed()
     found = judged(runs)
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
-    notes += [*notes_of(found), *early_ends(runs), *with_other_settings(runs)]
+    notes += [*notes_of(found), *caveats(runs)]
     done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
     notes.append(f"{done} of {len(STUDY.cells)} runs of this study are done")
     figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}

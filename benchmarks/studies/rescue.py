@@ -5,7 +5,8 @@ python -m benchmarks.studies.rescue --run [--only WORD ...] [--minutes N] [--par
     [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m benchmarks.studies.rescue [--quick] [--json]
 
-Everything here was fixed before the first cell ran; do not change it once a cell has.
+This was fixed before the first cell ran; do not change it once a cell has. Only that a run is not made twice (`best`)
+came later, after two such runs that were equal to the last digit.
 
     collapse       FrozenLake without the filter, with an entropy bonus of 0.2 (the recipe has 0.001), 60 steps, seeds 0
                    to 2. The fixed probe is read every 3 steps, tasks are validated every 10, and a checkpoint is saved
@@ -26,8 +27,7 @@ Everything here was fixed before the first cell ran; do not change it once a cel
 
 `--list` and `--run` are those of `benchmarks.claims`; a rescue needs the folder of its collapsed run. A seed without an
 alarm has no checkpoint that one named; it is left out, and counted, and the others are judged if they are at least two.
-Without either form the committed files are judged,
-`--quick` alike; nothing is run.
+Without either form the committed files are judged, `--quick` alike; nothing is run.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ from benchmarks.studies.cells import NothingToStart, Report, Start, Study, Study
 from benchmarks.studies.kept import (
     SUCCESS,
     Kept,
+    caveats,
     condense,
-    early_ends,
     last_success,
     not_worse,
     of_content,
     parsed,
     read,
     validated_by_seed,
-    with_other_settings,
 )
 from benchmarks.studies.kept import start as first_success
 from benchmarks.studies.made_to_collapse import GENTLE, GENTLE_STEP_S, OFTEN, STEP_S
@@ -257,7 +256,7 @@ def report(quick: bool = False) -> Report:
     collapsed, rescues = committed()
     figures = measure(collapsed, rescues)
     runs = [*(one.run for one in collapsed), *rescues]
-    told = [*notes(figures), *early_ends(runs), *with_other_settings(runs)]
+    told = [*notes(figures), *caveats(runs)]
     return Report(figures, COLUMNS, rows(figures), told)
 
 

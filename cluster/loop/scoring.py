@@ -212,20 +212,24 @@ class Scoring:
     def _watch(self, taken: dict[str, float]) -> None:
         """Passes new figures to the alarm, and reports once when it is raised, when reasoning falls silent, so that the
         alarm has no figures, or when reasoning becomes untrue, which the alarm does not see."""
-        began = self._soundness.scoring(int(taken["scorer/step"]), taken) if "scorer/step" in taken else []
-        if MUTE in began:
-            text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
-            self._tell_fall(int(taken["scorer/step"]), "reasoning_mute", text)
-        if UNTRUE in began:
-            share = taken["judge/true_share"]
-            text = f"reasoning has become untrue: of what states a fact the judge finds {share:.0%} entirely true, the "
-            text += "mean of the last two scorings, which is below half of the run's first ones; MI does not show it"
-            self._tell_fall(int(taken["scorer/step"]), "reasoning_untrue", text, true_share=share)
+        if "scorer/step" in taken:
+            self._watch_soundness(int(taken["scorer/step"]), taken)
         seen = scoring_of(taken)
         if seen is None or not self.alarm.scoring(*seen):
             return
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
         self._tell_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
+
+    def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
+        began = self._soundness.scoring(step, taken)
+        if MUTE in began:
+            text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
+            self._tell_fall(step, "reasoning_mute", text)
+        if UNTRUE in began:
+            share = taken["judge/true_share"]
+            text = f"reasoning has become untrue: of what states a fact the judge finds {share:.0%} entirely true, the "
+            text += "mean of the last two scorings, which is below half of the run's first ones; MI does not show it"
+            self._tell_fall(step, "reasoning_untrue", text, true_share=share)
 
     def _watch_probe(self, reading: dict[str, float]) -> None:
         """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it

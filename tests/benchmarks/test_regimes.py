@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.diagnosis.metrics import REGIMES
-from benchmarks.regimes import Course, committed, in_words
+from benchmarks.regimes import Course, called_untrue, committed, in_words
 from benchmarks.studies.kept import Kept
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
@@ -49,3 +49,15 @@ def test_stretches_are_told_by_their_first_steps() -> None:
     run = Kept("one", "lead", "sokoban", "none", 0, 30, {}, {})
     course = Course(run, ((1, "grounded"), (10, "grounded"), (20, "decorative"), (30, "grounded")), None)
     assert course.words == "grounded, decorative from 20, grounded from 30"
+
+
+def test_the_pages_say_how_often_reasoning_was_called_untrue():
+    found = called_untrue(committed())
+    wanted = []
+    for parts in (("long", "rules"), ("noise",)):
+        count = sum((Counter(found[part]) for part in parts), Counter())
+        wanted.append(f"in {count['runs_untrue']} of {count['runs']} ")
+        wanted.append(f"({count['scorings_untrue']} of {count['scorings']}")
+    for page in ("measurements.md", "reasoning.md"):
+        words = " ".join((PAGE.parent / page).read_text().split())
+        assert not [part for part in wanted if part not in words], page
