@@ -105,7 +105,8 @@ class Engine:
     # --- life ---
 
     async def start(self) -> None:
-        """Start the engine and sample one token. Raises RuntimeError after `start_timeout_s`."""
+        """Start the engine and sample one token. Raises RuntimeError after `start_timeout_s`, and when the engine's
+        process ends instead: it alone knows why, and has written it to this worker's log."""
         bound = self._config.start_timeout_s
         try:
             async with asyncio.timeout(bound):
@@ -113,6 +114,11 @@ class Engine:
                 await self.vllm.token()
         except TimeoutError:
             raise RuntimeError(f"{self._name}: engine not ready after {bound:g} s") from None
+        except RuntimeError as error:
+            told = str(error).removeprefix(f"{self._name}: ")
+            raise RuntimeError(
+                f"{self._name}: its engine did not start; log/{self.name}.log says why ({told})"
+            ) from error
         self._serve()
 
     async def stop(self) -> None:

@@ -27,7 +27,8 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_on_cuda.py"))
     options = [*OPTIONS, *(PROCESSES if installed("xdist") else ()), *(f"-o{one}" for one in SETTINGS)]
     command = [sys.executable, "-m", "pytest", *options, *files]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}  # the reasons are cut at the line's end
+    search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": search, "COLUMNS": "300"}  # the reasons are cut at the line's end
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     sys.stderr.write(done.stdout + done.stderr)
     *_, last = done.stdout.strip().splitlines() or ["pytest printed nothing"]

@@ -28,7 +28,9 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     recipe = recipe_for("FrozenLake").model_copy(update={"tokens": TOKENS})
     model = place.folder / "tiny"
     build_tiny(model, load("frozenlake").environment, 0, recipe)
-    share = SHARE if place.device == "cuda" else 0
+    cuda = place.device == "cuda"
+    share = SHARE if cuda else 0
+    cache = {"rollout.gpu_memory_utilization": SHARE} if cuda else {"rollout.kv_cache_gib": 0.25}
     settings = {
         "name": "gpu",
         "runs_dir": place.folder,
@@ -39,8 +41,7 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
         "learner.ranks": 1,
         "learner.num_gpus": share,
         "rollout.num_gpus": share,
-        "rollout.gpu_memory_utilization": SHARE,
-        "rollout.kv_cache_gib": 0.25,
+        **cache,
         "rollout.max_num_seqs": 64,
         "scorer.enabled": "false",
         "validation.every": 0,

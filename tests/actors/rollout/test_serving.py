@@ -11,7 +11,7 @@ import pytest
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, WeightBundle
 from actors.process.progress import Marks
-from actors.rollout.engine import LoadTimes, TransferRefused
+from actors.rollout.engine import LoadTimes, TransferRefused, engine_environment
 from actors.rollout.worker import Engine
 
 PROBE = np.arange(3, dtype=np.int32)
@@ -28,6 +28,10 @@ class StandIn:
 
     def require_alive(self) -> None:
         """It never dies."""
+
+    async def start(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def token(self) -> None:
         await self.samples.wait()
@@ -142,3 +146,17 @@ def test_giving_up_a_request_loses_no_completion_of_one_that_still_samples() -> 
         return [completion.request_id for completion in await engine.collect("c", 1.0)]
 
     assert asyncio.run(give_up()) == ["b"]
+
+
+def test_an_engine_that_does_not_start_leads_to_the_log_in_which_its_process_says_why() -> None:
+    engine, stand_in = serving()
+    stand_in.refusal = RuntimeError("Engine core initialization failed. See root cause above.")
+    with pytest.raises(RuntimeError, match=r"^rollout worker rollout-0: .*log/rollout-0\.log.*initialization failed"):
+        asyncio.run(engine.start())
+
+
+def test_a_gpus_engine_multiplies_float32_in_float32() -> None:
+    """Triton's default, TF32, leaves 11 bits of a factor; the parity bound of float32 is narrower."""
+    on_cpu, on_gpu = (engine_environment(RolloutConfig(num_gpus=share)) for share in (0, 0.5))
+    assert on_gpu["TRITON_F32_DEFAULT"] == "ieee"
+    assert on_cpu.keys().isdisjoint({"TRITON_F32_DEFAULT", "VLLM_WORKER_MULTIPROC_METHOD"})
