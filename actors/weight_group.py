@@ -102,8 +102,26 @@ class WeightGroup:
             master_listen_fd=handle,
         )
         prefixed = dist.PrefixStore(f"weights-{seat.number}", self._store)
+        self._await_everyone(prefixed)
         self._group: Any = _nccl(prefixed, seat, timeout) if seat.backend == "nccl" else _gloo(prefixed, seat, timeout)
         self._broadcast(torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=self.device))  # NCCL connects only now
+
+    def _await_everyone(self, store: dist.Store) -> None:
+        """Returns once all members are here: NCCL would wait without bound for one that never comes."""
+        here = [f"here-{rank}" for rank in range(self.seat.size)]
+        store.set(here[self.seat.rank], "")
+        try:
+            store.wait(here, self._left())
+        except RuntimeError as error:
+            absent = ", ".join(str(rank) for rank, key in enumerate(here) if not store.check([key]))
+            raise RuntimeError(
+                f"of the {self.seat.size} members of weight group {self.seat.number}, {absent} did not come within "
+                f"{self.seat.timeout_s:g} s"
+            ) from error
+
+    def _left(self) -> timedelta:
+        """Of the time that `_begin` started; never 0, which would be no bound."""
+        return timedelta(seconds=max(self._deadline - time.monotonic(), 1e-3))
 
     def _begin(self) -> None:
         """Starts the time in which all broadcasts of a call must end."""
@@ -112,8 +130,7 @@ class WeightGroup:
     def _broadcast(self, data: Tensor) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        left = max(self._deadline - time.monotonic(), 1e-3)  # 0 would be no bound
-        self._group.broadcast([data], options).wait(timedelta(seconds=left))
+        self._group.broadcast([data], options).wait(self._left())
         if data.is_cuda:
             torch.cuda.current_stream(data.device).synchronize()
 

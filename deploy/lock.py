@@ -2,8 +2,8 @@
 
     python -m deploy.lock [PIP OPTION ...]    e.g. --extra-index-url https://download.pytorch.org/whl/cpu
 
-pip resolves the packages under deploy/constraints.txt and installs nothing. Run it with Python 3.11 on Linux x86-64
-whenever pyproject.toml or deploy/constraints.txt has changed; `make setup LOCKED=1` installs the file's packages.
+pip resolves the packages under the constraints of a CPU set-up and installs nothing. Run it with Python 3.11 on Linux
+x86-64 whenever pyproject.toml or those constraints have changed; `make setup LOCKED=1` installs the file's packages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK, CONSTRAINTS = ROOT / "deploy" / "lock-cpu.txt", ROOT / "deploy" / "constraints.txt"
+LOCK = ROOT / "deploy" / "lock-cpu.txt"
+CONSTRAINTS = tuple(ROOT / "deploy" / name for name in ("constraints.txt", "constraints-cpu.txt"))
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 """CUDA builds that vLLM requires, that do not load with the CPU build of torch, and that text models do not need."""
 HEAD = """\
@@ -44,10 +45,16 @@ def main(options: Sequence[str] | None = None) -> int:
 
 def command(options: Sequence[str]) -> list[str]:
     """The call of pip that prints what a set-up would install."""
-    pinned = re.search(r"^torch==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    pinned = re.search(r"^torch==(\S+)$", CONSTRAINTS[0].read_text(), re.MULTILINE)
     assert pinned, "the constraints pin torch"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    chosen = ["--only-binary", ":all:", "-c", str(CONSTRAINTS), f"torch=={pinned[1]}+cpu", f"{ROOT}[cpu,test]"]
+    chosen = [
+        "--only-binary",
+        ":all:",
+        *[word for file in CONSTRAINTS for word in ("-c", str(file))],
+        f"torch=={pinned[1]}+cpu",
+        f"{ROOT}[cpu,test]",
+    ]
     return [*pip, *options, *chosen]
 
 

@@ -9,6 +9,7 @@ kind=${1:-cpu}
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
 read -ra package <<< "${PACKAGE:--e .[$kind,test]}"
+constraints=(-c deploy/constraints.txt -c "deploy/constraints-$kind.txt")
 torch_index=https://download.pytorch.org/whl/cpu
 # `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
 torch=torch==2.13.0+cpu
@@ -30,7 +31,7 @@ python_version() { "$python" -c "import sys; sys.exit(not ($1))" || fail "$("$py
 
 setup_environment() {
     local stamp="$venv/.squelch-setup" inputs have set_up open locked
-    inputs=$(cat pyproject.toml deploy/constraints.txt deploy/lock-cpu.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)
+    inputs=$(cat pyproject.toml deploy/constraints*.txt deploy/lock-cpu.txt deploy/setup.sh | sha256sum | cut -d' ' -f1)
     open="$inputs-$kind-${package[*]}-$PWD" locked="$inputs-$kind-${package[*]}-locked-$PWD"
     have=$(cat "$stamp" 2>/dev/null || true)
     # A locked environment serves every call; an open one serves only calls without LOCKED.
@@ -60,8 +61,8 @@ install_open() {
     python_version "(3, 11) <= sys.version_info[:2] <= (3, 13)" \
         "is not supported; set PYTHON to a Python 3.11, 3.12 or 3.13"
     create_environment
-    [ "$kind" = gpu ] || pip_torch -c deploy/constraints.txt "$torch"
-    pip -c deploy/constraints.txt "${package[@]}"
+    [ "$kind" = gpu ] || pip_torch "${constraints[@]}" "$torch"
+    pip "${constraints[@]}" "${package[@]}"
     if [ "$kind" = cpu ]; then
         # vLLM installs CUDA builds of these packages, which do not load with the CPU torch and break
         # `import transformers`. Text models do not need them.
@@ -85,7 +86,7 @@ setup_foreign() {
     [ "${package[*]}" = "-e .[$kind,test]" ] || return 0
     "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
         reasoning_gym textarena && return
-    if is_locked || ! pip -c deploy/constraints.txt -e ".[reasoning-gym,textarena]" 2>/dev/null; then
+    if is_locked || ! pip "${constraints[@]}" -e ".[reasoning-gym,textarena]" 2>/dev/null; then
         echo "setup: reasoning-gym and textarena are not installed; their tests are skipped with a message" \
             "($venv/bin/python -m pip install -e '.[reasoning-gym,textarena]'; needs a C compiler and an environment" \
             "that was set up without LOCKED)" >&2

@@ -37,7 +37,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from actors.archive.rows import from_table, unpacked
 from actors.messages import GroupSeat, Imitation, StepReport, WeightBundle
 from actors.process.folders import Entry
-from actors.process.interfaces import listen
+from actors.process.interfaces import bind_nccl, listen
 from actors.process.log import log_variable
 from actors.process.progress import WATCHING, Marks, Progress
 from actors.process.ray_errors import DEAD, cause_of_death
@@ -116,6 +116,8 @@ class LearnerRank:
         model_dir = local(self.model_dir)  # before the group exists, whose collectives would wait for a copy
         (store, door), self._sockets = self._sockets, ()
         door.close()
+        if self.config.num_gpus > 0:  # also where the ranks share this node: a weight group has members on others
+            bind_nccl(own_node()[1])
         self.trainer = start(model_dir, self.config, rank, places, store, self.seed, self.temperature)
         self.marks = self.trainer.marks
 

@@ -237,7 +237,7 @@ class LearnerConfig(Settings):
     """Feed a common prefix (prompt, common turns) of a micro-batch's trajectories once instead of once per trajectory.
     This changes the cost, not the results."""
     max_memory_gib: float | None = Field(None, gt=0)
-    """Memory that one rank may use, in GiB; if unset, its GPU's memory, or its share of the host's available memory."""
+    """Memory that one rank may use, in GiB; if unset, its share of its GPU, or of the host's free memory."""
     objective: ObjectiveConfig = ObjectiveConfig()
     critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -126,12 +126,12 @@ def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
 
 
 def available(learner: LearnerConfig) -> int | None:
-    """Bytes that a rank may use: the configured value, else the memory of its GPU, else its share of the memory that
-    this host, or this container, has left. None if the rank uses a GPU and this process sees none."""
+    """Bytes that a rank may use: the configured value, else its share of its GPU's memory, else its share of the memory
+    that this host, or this container, has left. None if the rank uses a GPU and this process sees none."""
     if learner.max_memory_gib is not None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
-        return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+        return int(torch.cuda.mem_get_info()[1] * min(1, learner.num_gpus)) if torch.cuda.is_available() else None
     from actors.process.free_memory import free_memory  # here: estimates need nothing beyond torch and transformers
 
     return free_memory() // learner.ranks

@@ -36,7 +36,7 @@ from learner.objective import credit
 from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
 from learner.policy.critic import ValueLearner
 from learner.policy.model import Policy, equip, load_model, local, reshard, shard
-from learner.snapshot import Snapshot
+from learner.snapshot import Pages, Snapshot
 from learner.tensors import Batch, Inputs, inputs_of, to_batch
 
 MEAN_NAMES = (
@@ -141,6 +141,7 @@ class Trainer:
         )
         self.critic = self._make_critic()
         self.optimizer_steps = 0
+        self._pages = Pages()
         self.marks = Marks()
 
     def _make_critic(self) -> ValueLearner | None:
@@ -267,7 +268,7 @@ class Trainer:
         """Takes all optimizer steps, or takes none and returns the reason. `groups`: the group ids of each optimizer
         step, over all ranks."""
         trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
-        before = [Snapshot.of(own) for own in trained] if len(prepared) > 1 else []
+        before = [Snapshot.of(own, self._pages) for own in trained] if len(prepared) > 1 else []
         taken = self.optimizer_steps
         for k, batches in enumerate(prepared):
             with clock.part("forward_backward"):

@@ -36,9 +36,13 @@ def interface_addresses() -> dict[str, list[str]]:
 
 def bind_collectives(address: str) -> None:
     """Makes Gloo and NCCL use the interface that holds `address`; call it before the process group is started."""
-    name = interface_of(address)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=", NCCL takes eth1 for eth10 as well
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address))
+    bind_nccl(address)
+
+
+def bind_nccl(address: str) -> None:
+    """As `bind_collectives`, for NCCL alone, which reads its interface once in a process."""
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface_of(address)}")  # without "=", eth1 would also be eth10
 
 
 def listen(address: str) -> socket.socket:

@@ -133,6 +133,9 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
         if config.enforce_eager:
             arguments["ir_op_priority"] = PRIORITY
+    elif config.tensor_parallel_size > 1:
+        # By itself vLLM would start Ray actors in this actor's bundle, and refuse it because it holds all the GPUs.
+        arguments["distributed_executor_backend"] = "mp"
     return arguments
 
 

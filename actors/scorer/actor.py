@@ -50,9 +50,10 @@ if TYPE_CHECKING:
 
 LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
-PARITY_BOUND = 0.1
-"""Largest mean absolute difference (nats per token) to the learner on the probe. bfloat16 on one side and float32 on
-the other differ by about 0.015, a stale or half-loaded parameter by more than 1."""
+PARITY_BOUND = {"float32": 0.1, "bfloat16": 0.3}
+"""Largest mean absolute difference (nats per token) to the learner on the probe, by the wider rounding of the two.
+bfloat16 differs by about 0.015 on text and by up to 0.104 on the probe's random ids, a stale or half-loaded parameter
+by more than 1."""
 
 
 def by_group(tables: Sequence[pa.Table]) -> dict[str, list[Trajectory]]:
@@ -205,10 +206,12 @@ class ScorerActor:
         load_arrays(self._engine.model, arrays, bundle.bfloat16_names)
         own = self._engine.token_log_probs(bundle.probe_ids[:1], bundle.probe_ids[1:], temperature=1.0)
         self._parity = float(np.abs(own - bundle.probe_log_probs).mean())
-        if not self._parity <= PARITY_BOUND:
+        exact = self._config.dtype == "float32" and not bundle.bfloat16_names
+        bound = PARITY_BOUND["float32" if exact else "bfloat16"]
+        if not self._parity <= bound:
             raise RuntimeError(
                 f"weights of version {bundle.version} fail the scorer's parity probe: {self._parity:.3g} nats per "
-                f"token, bound {PARITY_BOUND:g}"
+                f"token, bound {bound:g}"
             )
         self._loaded = (bundle.version, bundle.checksum)
 

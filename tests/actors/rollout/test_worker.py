@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from actors.messages import Completion, GroupSeat
-from actors.rollout.engine import VllmEngine
+from actors.rollout.engine import VllmEngine, engine_arguments
 from actors.rollout.worker import Engine
 from actors.weight_group import WeightGroup
 from tests.actors.rollout import vllm_support as support
@@ -327,6 +327,11 @@ def test_vllms_metrics_can_be_reported_to_ray_where_ray_serve_is_not_installed()
     (reporter,) = VllmEngine("rollout-0", "no-folder", config, [])._reporters()
     reporter._counter_cls("vllm:seen", "help", ["model_name"]).labels("rollout-0").inc(1)
     reporter._gauge_cls("vllm:now", "help", ["model_name"]).labels("rollout-0").set(1)
+
+
+def test_an_engine_on_several_gpus_starts_processes_of_its_own_in_the_bundle_of_its_worker():
+    split = support.CONFIG.model_copy(update={"num_gpus": 2, "tensor_parallel_size": 2})
+    assert engine_arguments("no-folder", split)["distributed_executor_backend"] == "mp"
 
 
 def test_parity_bound_follows_the_type_of_the_weights_unless_given():
