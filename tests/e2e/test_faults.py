@@ -10,7 +10,7 @@ from benchmarks.faults.cell import run_boot
 from benchmarks.faults.plan import ACTORS, twelve
 from tests.e2e.hosts import need_namespaces
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200), pytest.mark.xdist_group("hosts")]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
 
 def test_twelve_random_faults_cost_nothing_but_time(tiny_policy: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import REPOSITORY, Run, small_run, steps, summary, wait_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900), pytest.mark.xdist_group("hosts")]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 NAMED_WITHIN_S = 30.0
 STEPS = 3
 PLACES = [

@@ -18,7 +18,7 @@ from cluster.loop.persistence.state import checkpoints
 from learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.xdist_group("whole")]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/")
 """Figures that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|scorer|probe)/")
