@@ -21,7 +21,7 @@ from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summ
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/")
 """Figures that an interruption changes."""
-SCORED = re.compile(r"^(first_turn|trajectory|scorer|probe)/")
+SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/")
 """Figures of a scoring, or of a reading of the probe, stand in the record of whichever step ends after it."""
 
 
