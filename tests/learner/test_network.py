@@ -12,6 +12,14 @@ from learner import network
 from learner.network import Place, failures_in_words, unreachable
 
 
+@pytest.fixture
+def no_interface_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names no interface; what the test sets is removed again."""
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+
+
 def holding(monkeypatch: pytest.MonkeyPatch, **interfaces: str) -> None:
     """This host has these interfaces with one address each."""
     family = {False: socket.AF_INET, True: socket.AF_INET6}
@@ -47,19 +55,15 @@ def test_an_address_that_no_interface_holds_is_refused_with_those_that_exist(mon
         interface_of("192.168.0.9")
 
 
-def test_gloo_and_nccl_get_the_interface_each_in_its_own_form(monkeypatch) -> None:
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(variable, "")
-        monkeypatch.delenv(variable)
+def test_gloo_and_nccl_get_the_interface_each_in_its_own_form(monkeypatch, no_interface_given) -> None:
     holding(monkeypatch, lo="127.0.0.1", eth1="10.0.0.2")
     bind_collectives("10.0.0.2")
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
 
 
-def test_ranks_that_share_a_node_talk_on_loopback_and_a_weight_group_reaches_other_nodes(monkeypatch) -> None:
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(variable, "")
-        monkeypatch.delenv(variable)
+def test_ranks_that_share_a_node_talk_on_loopback_and_a_weight_group_reaches_other_nodes(
+    monkeypatch, no_interface_given
+) -> None:
     holding(monkeypatch, lo="127.0.0.1", eth1="10.0.0.2")
     bind_nccl("10.0.0.2")
     bind_collectives("127.0.0.1")
