@@ -146,13 +146,22 @@ def _folded(words: str) -> str:
 _COMMAND = (sys.executable, "-I", str(Path(__file__).with_name("comparison.py")))
 
 
+_VERDICTS: dict[bytes, Verdict] = {b"1": "equal", b"0": "different", b"!": "given_up"}
+
+
 class Judge:
-    """The comparing process, which is started when needed, also after it has died. May be shared between threads."""
+    """The comparing process, which is started when needed, also after it has died. May be shared between threads.
+
+    Requests are numbered, so that the verdict on one that was abandoned (an interrupt while it was waited for) is never
+    taken for the verdict on the next.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._number = 0
+        self._read = b""
 
     def prepare(self) -> None:
         """Starts the process if it does not run, without waiting; its start takes a second or more."""
@@ -170,13 +179,15 @@ class Judge:
             raise TimeoutError(f"the answer judge was busy with other answers for {WAIT_S:.0f} s")
         try:
             process = self._alive(deadline)
-            self._send(process, json.dumps([truth, answer, CPU_S]).encode() + b"\n")
-            reply = self._reply(process, deadline)
+            self._number += 1
+            self._send(process, json.dumps([self._number, truth, answer, CPU_S]).encode() + b"\n")
+            while reply := self._reply(process, deadline):
+                number, verdict = reply.split()
+                if int(number) == self._number:
+                    return _VERDICTS[verdict]
+            raise RuntimeError(f"the answer judge ended (exit status {process.poll()}) while it compared {answer!r}")
         finally:
             self._lock.release()
-        if reply not in (b"1", b"0", b"!"):
-            raise RuntimeError(f"the answer judge ended (exit status {process.poll()}) while it compared {answer!r}")
-        return "equal" if reply == b"1" else "different" if reply == b"0" else "given_up"
 
     def close(self) -> None:
         """End the process."""
@@ -189,6 +200,7 @@ class Judge:
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
             self._is_ready = False
+            self._read = b""
         return self._process
 
     def _alive(self, deadline: float) -> subprocess.Popen[bytes]:
@@ -205,14 +217,19 @@ class Judge:
         process.stdin.write(request)
 
     def _reply(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
-        """One byte; empty at the end of its output. Kills a process that is late."""
+        """The next line without its end; empty at the end of the output. Kills a process that is late."""
         if process.stdout is None:
             raise RuntimeError("the answer judge was started without a pipe")
-        ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
-        if not ready:
-            self._end(process)
-            raise TimeoutError(f"the answer judge did not answer within {WAIT_S:.0f} s")
-        return process.stdout.read(1)
+        while b"\n" not in self._read:
+            ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                self._end(process)
+                raise TimeoutError(f"the answer judge did not answer within {WAIT_S:.0f} s")
+            if not (some := process.stdout.read(256)):
+                return b""
+            self._read += some
+        line, _, self._read = self._read.partition(b"\n")
+        return line
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Ends the process; its child, which may still compute, ends at its CPU limit."""

@@ -1,14 +1,15 @@
 """The process that compares answers: math-verify behind a pipe, so that a comparison that does not end can be killed.
 
 `envs.meta_math_qa.answers` runs it as a script (`python -I comparison.py`); it imports no other module of Squelch. It
-reads one JSON line `[truth, answer, cpu_s]` per comparison and replies with one byte: `1` equal, `0` different, `!`
-given up.
+writes the line `r` once it is ready. For each JSON line `[number, truth, answer, cpu_s]` that it reads it then writes
+one line `number verdict`: `1` equal, `0` different, `!` given up. The number tells whose verdict it is.
 
 Invariants:
 
 - The parent imports and warms up the library once and never compares. Its forked child compares, within `cpu_s` seconds
   of CPU time and `MEMORY_BYTES` of address space. The kernel enforces both, even inside one long operation on huge
-  integers. If the child dies, the parent replies `!` for it and forks the next child, which takes milliseconds.
+  integers. If the child dies, the parent gives up the request that it was at, if any, and forks the next child, which
+  takes milliseconds.
 - One request is answered before the next is read, so a child's death loses at most one request.
 - The process ends at the end of its input.
 
@@ -17,6 +18,7 @@ Answers are parsed by a grammar. math-verify's other parser, for bare expression
 
 import json
 import logging
+import mmap
 import os
 import resource
 import signal
@@ -25,7 +27,9 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 MEMORY_BYTES = 2**30
-READY, EQUAL, DIFFERENT, GIVEN_UP = b"r", b"1", b"0", b"!"
+NUMBER_BYTES = 8
+IDLE = 0
+"""The number of no request."""
 WARM_UP = (
     ("72", "72"),
     ("0.75", "\\frac{3}{4}"),
@@ -48,17 +52,19 @@ def compare(truth: str, answer: str) -> bool:
     return bool(gold and said) and verify(gold, said, timeout_seconds=None)
 
 
-def serve(requests: int, replies: int) -> None:
-    """The child: answers requests until they end."""
+def serve(requests: int, replies: int, current: mmap.mmap) -> None:
+    """The child: answers requests until they end. `current` holds the number of the request that it is at."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open(requests, "rb", buffering=0, closefd=False) as lines:
         while line := lines.readline():
-            truth, answer, cpu_s = json.loads(line)
+            number, truth, answer, cpu_s = json.loads(line)
+            current[:] = number.to_bytes(NUMBER_BYTES)
             signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF's default action ends the process
-            verdict = EQUAL if compare(truth, answer) else DIFFERENT
+            verdict = compare(truth, answer)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            os.write(replies, verdict)
+            current[:] = IDLE.to_bytes(NUMBER_BYTES)
+            os.write(replies, b"%d %d\n" % (number, verdict))
 
 
 def main(requests: int = 0, replies: int = 1) -> None:
@@ -66,16 +72,19 @@ def main(requests: int = 0, replies: int = 1) -> None:
     logging.disable(logging.CRITICAL)
     for truth, answer in WARM_UP:
         compare(truth, answer)
-    os.write(replies, READY)
+    os.write(replies, b"r\n")
+    current = mmap.mmap(-1, NUMBER_BYTES)  # shared with the children
     while True:
+        current[:] = IDLE.to_bytes(NUMBER_BYTES)
         child = os.fork()
         if child == 0:
-            serve(requests, replies)
+            serve(requests, replies, current)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
             return
-        os.write(replies, GIVEN_UP)
+        if (number := int.from_bytes(current[:])) != IDLE:
+            os.write(replies, b"%d !\n" % number)
 
 
 if __name__ == "__main__":

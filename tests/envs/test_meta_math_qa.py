@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -341,6 +342,38 @@ def test_a_judge_that_died_is_replaced():
         process.kill()
         process.wait()
         assert judge.compare("1", "1.0") == "equal"
+    finally:
+        judge.close()
+
+
+def test_a_verdict_that_was_no_longer_waited_for_is_not_the_next_answers(monkeypatch: pytest.MonkeyPatch):
+    judge = Judge()
+    try:
+        assert judge.compare("1", "2") == "different"
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(answers.select, "select", interrupt)
+            judge.compare("1", "1.0")
+        assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
+    finally:
+        judge.close()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_comparing_child_that_died_between_two_answers_gives_up_none():
+    judge = Judge()
+    try:
+        assert judge.compare("1", "2") == "different"
+        assert judge._process is not None
+        (child,) = psutil.Process(judge._process.pid).children()
+        child.kill()
+        deadline = time.monotonic() + 60
+        while not [other for other in psutil.Process(judge._process.pid).children() if other.pid != child.pid]:
+            assert time.monotonic() < deadline, "no new child"
+            time.sleep(0.01)
+        assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
     finally:
         judge.close()
 

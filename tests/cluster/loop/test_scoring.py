@@ -27,6 +27,12 @@ from tests.fakes.parties import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 
 
+@pytest.fixture(autouse=True)
+def no_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm looks for the run's checkpoints, and a checkout in which the demo ran has some."""
+    monkeypatch.chdir(tmp_path)
+
+
 def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
     said: list[str] = []
     events: list[dict[str, Any]] = []
