@@ -1,4 +1,4 @@
-"""What several rooms' tests share, and the guard of the marker `ray`."""
+"""What several rooms' tests share, the guard of the marker `ray`, and which tests two processes share out."""
 
 import atexit
 import fcntl
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from envs.config import EnvironmentConfig
 
@@ -33,6 +35,30 @@ RAY_FOLDER = _own_folder("RAY_TMPDIR", "ray-")
 # Other processes may have the cores for seconds: how long one example takes says nothing.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+
+LONGEST_FIRST = tuple(f"tests/e2e/test_{name}.py" for name in ("whole_run", "faults", "cluster", "sweep", "hosts"))
+SHARES_THE_RUN_OF = {"tests/e2e/test_stop_and_resume.py": "tests/e2e/test_whole_run.py"}
+"""A module that needs the fixture `whole`, and the one whose process has it."""
+
+
+class LongestFirst(LoadFileScheduling):
+    """Two processes share out modules, not tests: most of a module's time is an engine or a cluster that it boots."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = super()._split_scope(nodeid)
+        return SHARES_THE_RUN_OF.get(module, module)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
+    return LongestFirst(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest modules come first, so that two processes end at about the same time."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
 
 HEAVY_BEFORE = pytest.StashKey[set[str]]()
 

@@ -127,7 +127,6 @@ def three_steps(trainer: Trainer, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ranks")
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     for count in (1, 2):

@@ -19,7 +19,7 @@ from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
 # Two learner ranks are costly to start: one test process runs all tests of this module.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.slow
 STEPS = 5
 OBJECTIVE = {"kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
 CONFIG = make_config(minibatches=1, objective=OBJECTIVE, optimizer={"warmup_steps": 2})

@@ -17,7 +17,7 @@ from cluster.runs.folder import RunFolder
 from tests.cluster.inspector.small_run import add_step, small_run
 from tests.cluster.inspector.stand_in import Asked
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 PROMETHEUS = Asked()
 
 
