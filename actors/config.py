@@ -70,8 +70,8 @@ class RolloutConfig(Settings):
     num_cpus: float = Field(0.5, ge=0)
     """Ray CPUs that each worker requests."""
     num_gpus: float = Field(0.0, ge=0)
-    """Ray GPUs that each worker requests, all on one node: 0 runs vLLM's CPU build, a fraction shares a GPU (lower
-    `gpu_memory_utilization` accordingly)."""
+    """Ray GPUs that each worker requests, all on one node: 0 runs vLLM's CPU build, a fraction shares a GPU, and
+    its memory."""
     label_selector: LabelSelector = Field(default_factory=dict)
     """Labels of the nodes that may run them (`actors.labels`); empty: any node with the resources."""
     tensor_parallel_size: int = Field(1, ge=1)
@@ -87,8 +87,8 @@ class RolloutConfig(Settings):
     """Most sequences that are decoded together."""
     kv_cache_gib: float = Field(1.0, gt=0)
     """Size of the key-value cache on CPU, GiB."""
-    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
-    """Share of a GPU's memory that vLLM may use."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Share of a GPU's memory that vLLM may use. Unset: `num_gpus` if that is a fraction, at most 0.85."""
     enforce_eager: bool = True
     """Skip torch.compile and CUDA graphs. For tiny models on CPU compilation costs more time than it saves."""
     num_threads: int = Field(1, ge=1)
@@ -123,6 +123,13 @@ class RolloutConfig(Settings):
         return 1e-3 if self.dtype == "float32" else 0.3
 
     @property
+    def memory_share(self) -> float:
+        """Share of a GPU's memory that vLLM may use."""
+        if self.gpu_memory_utilization is not None:
+            return self.gpu_memory_utilization
+        return min(0.85, self.num_gpus) if self.num_gpus else 0.85
+
+    @property
     def start_count(self) -> int:
         """Number of rollout workers with which a run starts."""
         return self.min_count if self.count == "auto" else self.count
@@ -146,6 +153,12 @@ class RolloutConfig(Settings):
             raise ValueError(
                 f"tensor_parallel_size={self.tensor_parallel_size} splits the model over as many GPUs, and "
                 f"num_gpus={self.num_gpus:g} reserves fewer; set rollout.num_gpus={self.tensor_parallel_size}"
+            )
+        if 0 < self.num_gpus < min(1.0, self.gpu_memory_utilization or 0.0):
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization:g} is more of the GPU than "
+                f"num_gpus={self.num_gpus:g}, and other parties have the rest; set "
+                f"rollout.gpu_memory_utilization={self.num_gpus:g} or lower, or leave it out"
             )
         return self
 

@@ -117,7 +117,7 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max(BATCHED_TOKENS, config.max_model_len),
         tensor_parallel_size=config.tensor_parallel_size,
-        gpu_memory_utilization=config.gpu_memory_utilization,
+        gpu_memory_utilization=config.memory_share,
         enforce_eager=config.enforce_eager,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
@@ -137,6 +137,20 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
         # By itself vLLM would start Ray actors in this actor's bundle, and refuse it because it holds all the GPUs.
         arguments["distributed_executor_backend"] = "mp"
     return arguments
+
+
+def require_build(is_cpu_build: bool, config: RolloutConfig) -> None:
+    """Raises ValueError if the installed build of vLLM cannot serve the worker's devices."""
+    if config.num_gpus == 0 and not is_cpu_build:
+        raise ValueError(
+            "rollout.num_gpus=0 needs vLLM's CPU build, and another is installed; set rollout.num_gpus to 1 or to a "
+            "share of a GPU (docs/real-models.md, On one GPU), or set up a virtual environment with make setup"
+        )
+    if config.num_gpus > 0 and is_cpu_build:
+        raise ValueError(
+            f"rollout.num_gpus={config.num_gpus:g} needs vLLM's CUDA build, and its CPU build is installed; set up a "
+            "virtual environment with make setup KIND=gpu"
+        )
 
 
 class VllmEngine:
@@ -167,6 +181,9 @@ class VllmEngine:
     def _create(self) -> AsyncLLM:
         check_model_folder(Path(self._model_dir))
         os.environ.update(engine_environment(self._config))
+        from vllm.platforms import current_platform
+
+        require_build(current_platform.is_cpu(), self._config)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -1,6 +1,6 @@
 """Estimates the memory that a rollout worker's engine needs on each of its devices, from the model's size. Pure.
 
-vLLM takes `gpu_memory_utilization` of a GPU. What weights and working memory leave of it becomes the cache of keys and
+vLLM takes `memory_share` of a GPU. What weights and working memory leave of it becomes the cache of keys and
 values, so the question is how many sequences of `max_model_len` tokens that cache holds. On CPU the cache has
 `kv_cache_gib`. The working memory is counted for the largest batch that the engine profiles at its start; `RUNTIME` is
 an allowance, not counted.
@@ -45,7 +45,7 @@ class EngineEstimate:
         """Whole sequences that the cache holds on a device with `has` bytes; 0 or less if the engine cannot start."""
         if rollout.num_gpus == 0:
             return int(rollout.kv_cache_gib * GIB) // self.sequence
-        return int(rollout.gpu_memory_utilization * has - self.fixed) // self.sequence
+        return int(rollout.memory_share * has - self.fixed) // self.sequence
 
 
 def estimate(size: ModelSize, rollout: RolloutConfig) -> EngineEstimate:

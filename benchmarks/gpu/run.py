@@ -30,7 +30,7 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     build_tiny(model, load("frozenlake").environment, 0, recipe)
     cuda = place.device == "cuda"
     share = SHARE if cuda else 0
-    cache = {"rollout.gpu_memory_utilization": SHARE} if cuda else {"rollout.kv_cache_gib": 0.25}
+    cache = {} if cuda else {"rollout.kv_cache_gib": 0.25}
     settings = {
         "name": "gpu",
         "runs_dir": place.folder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.resources
+import os
 import platform
 import re
 import shutil
@@ -75,8 +76,8 @@ def run(_: argparse.Namespace) -> int:
 
 def diagnose() -> list[Finding]:
     """Runs every check; a finding with `mend` is a problem."""
-    well = [_python(), _engine(), *_packages(), *_strays(), _plugin(), _accelerator(), *_programs(), _shared_memory()]
-    return [*well, *_sandbox()]
+    found = [_python(), _engine(), *_packages(), *_strays(), _plugin(), _accelerator(), *_compiler()]
+    return [*found, *_programs(), _shared_memory(), *_sandbox()]
 
 
 def _python() -> Finding:
@@ -152,6 +153,15 @@ def _accelerator() -> Finding:
     found = vectors()
     slow = " without products of 16 bits: it emulates bfloat16, slower than float32" if emulates_16_bits(found) else ""
     return Finding("accelerator", f"none, CPU with {found}{slow}", mend)
+
+
+def _compiler() -> Iterator[Finding]:
+    """Triton and torch.compile build what they launch on a GPU with the machine's C compiler."""
+    if _version("vllm"):
+        found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        yield Finding(
+            "C compiler", found or "missing", "" if found else "kernels need it (Debian: apt-get install g++)"
+        )
 
 
 def _programs() -> Iterator[Finding]:

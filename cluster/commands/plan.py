@@ -221,7 +221,8 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
         f"weights {needed.weights / GIB:.2f}, batch {needed.working / GIB:.2f}, runtime {needed.runtime / GIB:.2f}, "
     )
     parts += f"cache {needed.sequence / MIB:.1f} MiB a full sequence"
-    return Need("rollout worker", rollout.start_count, total / GIB, device, parts, advice)
+    has = _share(device, rollout.num_gpus) if 0 < rollout.num_gpus < 1 else device
+    return Need("rollout worker", rollout.start_count, total / GIB, has, parts, advice)
 
 
 def _sequences(config: RunConfig) -> int:
@@ -262,7 +263,22 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
         lines.append(f"  {need.count} x {need.role:15s} {need.needs_gib:7.2f}  {device:12s} {verdict}".rstrip())
     for role, parts in {need.role: need.parts for need in needs}.items():
         lines.append(f"  {role}: {parts}")
+    if text := _shared(config):
+        lines.append(f"  {text}")
     return [*lines, *([f"  object store: {store}"] if store else [])]
+
+
+def _shared(config: RunConfig) -> str:
+    """The shares of parties that share a GPU; empty if each has its own."""
+    parties = {"learner": config.learner.num_gpus, "rollout worker": config.rollout.num_gpus}
+    parties["scorer"] = config.scorer.num_gpus if config.scorer.enabled else 0.0
+    counts = {"learner": config.learner.ranks, "rollout worker": config.rollout.start_count, "scorer": 1}
+    if not any(0 < share < 1 for share in parties.values()):
+        return ""
+    given = {party: share for party, share in parties.items() if share > 0}
+    total = sum(share * counts[party] for party, share in given.items())
+    each = " + ".join(f"{counts[party]} x {share:g} for the {party}" for party, share in given.items())
+    return f"GPUs: {each} = {total:g}"
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
@@ -320,8 +336,8 @@ def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[
     kind = device_of(device or 80.0)
     origin = (
         f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
-        f"{kind.name} a party, every turn at its limit, every group kept, no time in environments and replays; "
-        "give --run for times of your own machines"
+        f"{kind.name} a party, every turn at its limit, every group kept, no time in environments and replays; a model "
+        "below a billion parameters takes longer (docs/cluster.md). Give --run for times of your own machines"
     )
     return counted(size, config, kind), origin
 

@@ -53,6 +53,9 @@ def test_a_gpu_for_each_rank_and_for_each_part_of_a_split_model_is_asked_for():
         load("frozenlake", ["rollout.num_gpus=1", "rollout.tensor_parallel_size=4"])
     with pytest.raises(UserError, match=r"several of learner\.ranks=2 on one GPU, which NCCL refuses"):
         load("frozenlake", ["learner.num_gpus=0.5", "learner.ranks=2"])
-    assert (
-        load("frozenlake", ["learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.4"]).learner.num_gpus == 0.5
-    )
+    shares = ["learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.4"]
+    assert load("frozenlake", shares).rollout.memory_share == 0.4
+    assert load("frozenlake", [*shares, "rollout.gpu_memory_utilization=0.2"]).rollout.memory_share == 0.2
+    assert [load("frozenlake", [f"rollout.num_gpus={n}"]).rollout.memory_share for n in (0, 1, 0.9)] == [0.85] * 3
+    with pytest.raises(UserError, match=r"rollout\.gpu_memory_utilization=0\.4 or lower"):
+        load("frozenlake", [*shares, "rollout.gpu_memory_utilization=0.5"])

@@ -3,15 +3,15 @@
 A decoded token of a sequence reads all weights once, together with the other sequences of its batch, and the keys and
 values of its own sequence:
 
-    serial    one trajectory's tokens, each a reading of the weights
+    serial    one trajectory's tokens, each a reading of the weights and `DECODING_S`
     parallel  reading of keys and values, and products, for all tokens; the prompts' products, once a group, or once a
               trajectory in episodes of several turns, because later observations are each trajectory's own
     train     three forward passes' products of all tokens (four with activation checkpointing), divided by the ranks
     publish   the weights' bytes at `PUBLISHED`
 
 The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
-those of a data sheet times a share that is usual. What an environment takes for its steps and replays is not counted.
-A run's own figures are better in every respect.
+those of a data sheet times a share. What an environment takes for its steps and replays is not counted, nor what starting
+a kernel takes in training, which is most of the step of a small model. A run's own figures are better in every respect.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ DEVICES = {
     141: Device("H200", 989e12, 67e12, 4800e9),
 }
 """A usual device by its memory in GiB (NVIDIA's data sheets)."""
-PRODUCTS, READING, PUBLISHED = 0.4, 0.6, 2e9
-"""Assumed: the shares of the data sheet that products and memory reach, and the bytes per second of a publication."""
+PRODUCTS, READING, PUBLISHED, DECODING_S = 0.2, 0.6, 5e8, 5e-3
+"""The shares of the data sheet that products and memory reach, bytes per second of a publication, and seconds of a
+decoding step beside its reading. Measured on an H100 (docs/measurements.md): products by the learner on Qwen2.5-0.5B, 0.18
+to 0.23, the others on SmolLM2-135M, through Ray's object store and with CUDA graphs. Assumed: reading."""
 
 
 def device_of(gib: float) -> Device:
@@ -68,7 +70,7 @@ def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
     fed *= loop.prompts if turns == 1 else trajectories
     return StepModel(
         loop.prompts,
-        serial=sampled * size.parameters * width / split / bandwidth,
+        serial=sampled * (size.parameters * width / split / bandwidth + DECODING_S),
         parallel=(trajectories * sampled * token + fed * operations / decoding) / split,
         train=passes * (trajectories * sampled + fed) * operations / training / learner.ranks,
         publish=size.parameters * width / PUBLISHED,

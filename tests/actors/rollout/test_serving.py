@@ -11,7 +11,7 @@ import pytest
 from actors.config import RolloutConfig
 from actors.messages import Completion, GenerationRequest, WeightBundle
 from actors.process.progress import Marks
-from actors.rollout.engine import LoadTimes, TransferRefused, engine_environment
+from actors.rollout.engine import LoadTimes, TransferRefused, engine_environment, require_build
 from actors.rollout.worker import Engine
 
 PROBE = np.arange(3, dtype=np.int32)
@@ -160,3 +160,24 @@ def test_a_gpus_engine_multiplies_float32_in_float32() -> None:
     on_cpu, on_gpu = (engine_environment(RolloutConfig(num_gpus=share)) for share in (0, 0.5))
     assert on_gpu["TRITON_F32_DEFAULT"] == "ieee"
     assert on_cpu.keys().isdisjoint({"TRITON_F32_DEFAULT", "VLLM_WORKER_MULTIPROC_METHOD"})
+
+
+@pytest.mark.parametrize(
+    ("is_cpu_build", "num_gpus", "says"),
+    [
+        (True, 0.0, ""),
+        (False, 1.0, ""),
+        (False, 0.3, ""),
+        (False, 0.0, r"rollout\.num_gpus=0 needs vLLM's CPU build.*set rollout\.num_gpus to 1"),
+        (True, 0.3, r"rollout\.num_gpus=0\.3 needs vLLM's CUDA build.*KIND=gpu"),
+    ],
+)
+def test_a_worker_whose_build_of_vllm_cannot_serve_its_devices_says_so(
+    is_cpu_build: bool, num_gpus: float, says: str
+) -> None:
+    config = RolloutConfig(num_gpus=num_gpus)
+    if not says:
+        require_build(is_cpu_build, config)
+        return
+    with pytest.raises(ValueError, match=says):
+        require_build(is_cpu_build, config)

@@ -142,6 +142,25 @@ def test_the_scorers_advice_fits() -> None:
     assert scorer_memory.advice(SIZE, scorer, GIB).startswith("set scorer.enabled=false")
 
 
+def test_parties_that_share_a_gpu_are_added_up(capsys: pytest.CaptureFixture[str]) -> None:
+    shares = ["learner.num_gpus=0.4", "rollout.num_gpus=0.3"]
+    assert main(["plan", "qwen2.5-0.5b", "--device-gib", "80", *shares, "scorer.num_gpus=0.2"]) == 0
+    said = capsys.readouterr().out
+    assert "GPUs: 1 x 0.4 for the learner + 1 x 0.3 for the rollout worker + 1 x 0.2 for the scorer = 0.9\n" in said
+    assert said.count("24 GiB") == 1 and "32 GiB" in said and "16 GiB" in said
+    assert main(["plan", "qwen2.5-0.5b", "--device-gib", "80"]) == 0
+    assert "GPUs:" not in capsys.readouterr().out
+
+
+def test_counted_times_are_near_the_one_run_on_a_gpu() -> None:
+    """SmolLM2-135M on an H100 (docs/measurements.md): rollouts 0.46 s, publication 0.70 s."""
+    shares = ["learner.num_gpus=0.3", "rollout.num_gpus=0.3", "loop.prompts=8"]
+    config = load("smollm2-countdown", [*shares, "rollout.dtype=bfloat16", "learner.dtype=bfloat16"])
+    model = counted(model_size(published("SmolLM2-135M"), 134_515_008), config, DEVICES[80])
+    assert model.serial + model.parallel == pytest.approx(0.46, rel=0.2)
+    assert model.publish == pytest.approx(0.70, rel=0.3)
+
+
 def test_counted_times_follow_the_work_and_the_device() -> None:
     config = load("qwen2.5-0.5b", [])
     slow, fast = (counted(SIZE, config, DEVICES[gib]) for gib in (24, 141))

@@ -30,7 +30,7 @@ def test_an_evaluation_asks_for_what_plays_and_for_no_more() -> None:
     ("overrides", "gpus", "says"),
     [
         (["scorer.num_gpus=1"], 0, "the cluster has 0 GPUs and the run needs 1 (1 x 1 for scorer); use a larger"),
-        (["scorer.num_gpus=1", "rollout.num_gpus=1"], 1, "the cluster has 1 GPUs and the run needs 2 (1 x 1 for roll"),
+        (["scorer.num_gpus=1", "rollout.num_gpus=1"], 1, "the cluster has 1 GPU and the run needs 2 (1 x 1 for roll"),
         (
             ["scorer.num_cpus=90"],
             9,

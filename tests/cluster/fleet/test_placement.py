@@ -169,7 +169,7 @@ class Autoscaler:
 
 def test_without_an_autoscaler_a_run_that_is_too_large_is_refused_at_once(monkeypatch) -> None:
     scaler = Autoscaler(monkeypatch, 1000)
-    with pytest.raises(UserError, match=r"the cluster has 1 CPUs and the run needs 2 \("):
+    with pytest.raises(UserError, match=r"the cluster has 1 CPU and the run needs 2 \("):
         make_room(config("cluster.autoscaler=false"), True, print)
     assert scaler.now == 0.0 and not scaler.asked
 
@@ -183,7 +183,7 @@ def test_with_an_autoscaler_the_run_asks_waits_and_goes_on(monkeypatch) -> None:
         asked["bundle_label_selectors"]
     )
     assert cleared == {"bundles": []}, "a request outlives the job that made it"
-    assert said[0].startswith("waiting up to 300 s for the autoscaler: the cluster has 1 CPUs and the run needs 2.5")
+    assert said[0].startswith("waiting up to 300 s for the autoscaler: the cluster has 1 CPU and the run needs 2.5")
 
 
 def test_an_autoscaler_that_adds_nothing_ends_the_run_with_what_is_missing(monkeypatch) -> None:
@@ -197,7 +197,7 @@ def test_more_members_than_the_cluster_can_hold_are_refused_with_the_sum(monkeyp
     scaler = Autoscaler(monkeypatch, 1000)
     fixed = Placement(config("cluster.autoscaler=false", "rollout.label_selector={}"))
     missing = fixed.lacking({Kind.ROLLOUT: 3})
-    assert missing.startswith("the cluster has 1 CPUs and the run needs 3 (3 x 0.5 for rollout workers")
+    assert missing.startswith("the cluster has 1 CPU and the run needs 3 (3 x 0.5 for rollout workers")
     fixed.settled()
     assert not scaler.asked
 
