@@ -35,7 +35,8 @@ GPUS = """\
 The column GiB is what the party needs with the recipe's settings: a learner rank at the peak of a step, a rollout
 worker with all sequences that the recipe gives it at once, the scorer at its largest batch. A column of a device says
 whether the party fits, or which settings make it fit. A rollout worker with a smaller `rollout.max_num_seqs` decodes
-fewer sequences at once, which is slower.
+fewer sequences at once, which is slower. Each party has cards of its own here; which settings let all share one:
+[real-models.md](real-models.md#on-one-gpu).
 
 """
 HOST = """\

@@ -118,14 +118,15 @@ def _exceeds(kind: str, group: Sequence[Need], nodes: Sequence[Node], selector: 
         return ""
     parts = " + ".join(f"{n.count} x {n.resources[kind]:g} for {n.party}" for n in group if n.total(kind) > 0)
     there, of_them = (f"the nodes with {spelled(selector)} have", " of them") if selector else ("the cluster has", "")
-    return f"{there} {have:g} {kind}{'' if have == 1 else 's'} and the run needs {need:g}{of_them} ({parts}); {_advice(kind)}"
+    units = kind if have == 1 else f"{kind}s"
+    return f"{there} {have:g} {units} and the run needs {need:g}{of_them} ({parts}); {_advice(kind)}"
 
 
 def _advice(kind: str) -> str:
     if kind == "GPU":
         return (
-            "use a larger cluster, let parties share a GPU (learner.num_gpus, rollout.num_gpus and scorer.num_gpus below "
-            "1: docs/real-models.md, On one GPU), or set scorer.enabled=false"
+            "use a larger cluster, let parties share a GPU (fractions of learner.num_gpus, rollout.num_gpus and "
+            "scorer.num_gpus: docs/real-models.md, On one GPU), or set scorer.enabled=false"
         )
     return (
         "add nodes (on one machine: raise cluster.num_cpus), or lower rollout.count, environment_actor.count, "

@@ -10,8 +10,8 @@ values of its own sequence:
     publish   the weights' bytes at `PUBLISHED`
 
 The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
-those of a data sheet times a share. What an environment takes for its steps and replays is not counted, nor what starting
-a kernel takes in training, which is most of the step of a small model. A run's own figures are better in every respect.
+those of a data sheet times a share. What an environment takes for its steps and replays is not counted, nor the time to
+start kernels in training, most of the step of a small model. A run's own figures are better in every respect.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ DEVICES = {
 """A usual device by its memory in GiB (NVIDIA's data sheets)."""
 PRODUCTS, READING, PUBLISHED, DECODING_S = 0.2, 0.6, 5e8, 5e-3
 """The shares of the data sheet that products and memory reach, bytes per second of a publication, and seconds of a
-decoding step beside its reading. Measured on an H100 (docs/measurements.md): products by the learner on Qwen2.5-0.5B, 0.18
-to 0.23, the others on SmolLM2-135M, through Ray's object store and with CUDA graphs. Assumed: reading."""
+decoding step beside its reading. Measured on an H100 (docs/measurements.md): products by the learner on Qwen2.5-0.5B,
+0.18 to 0.23, the others on SmolLM2-135M, through Ray's object store and with CUDA graphs. Assumed: reading."""
 
 
 def device_of(gib: float) -> Device:

@@ -1,6 +1,7 @@
 """What `squelch plan` estimates, measures, advises and refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from actors.model_size import model_size
 from actors.rollout import memory as rollout_memory
 from actors.scorer import memory as scorer_memory
 from cluster.cli import main
-from cluster.config import dump, load
+from cluster.commands.plan import needs_of
+from cluster.config import RunConfig, dump, load
+from cluster.fleet.demand import needs
 from cluster.runs.timing.counted_step import DEVICES, counted, device_of
 from learner import memory as learner_memory
 from learner.shapes import published
@@ -184,3 +187,32 @@ def test_the_counted_tokens_of_several_turns_are_full_contexts_of_every_trajecto
     whole = config.loop.prompts * config.sampling.group_size * longest
     passes = 4 if config.learner.activation_checkpointing else 3
     assert more.train == pytest.approx(passes * whole * SIZE.operations(longest / 2) / rate) and one.train < more.train
+
+
+ONE_NODE = (Path(__file__).parents[3] / "docs/real-models.md").read_text().partition("## On one GPU")[2]
+ON_ONE = re.findall(r"^\| `([\w.-]+)` \| (\d+) \| `([^`]+)` \|$", ONE_NODE, re.MULTILINE)
+ON_SEVERAL = re.findall(r"^\| (\d+) \| `([^`]+)` \| (NCCL|object store) \|$", ONE_NODE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("recipe", "gib", "settings"), ON_ONE)
+def test_what_the_page_puts_on_one_card_fits(recipe: str, gib: str, settings: str) -> None:
+    config = load(recipe, settings.split())
+    assert {need.advice for need in needs_of(config, [float(gib)])} == {""}
+    assert needed(config) <= 1
+
+
+@pytest.mark.parametrize(("count", "settings", "way"), ON_SEVERAL)
+def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str) -> None:
+    config = load("qwen2.5-0.5b", settings.split())
+    assert needed(config) == pytest.approx(int(count))
+    assert config.weight_transfer == {"NCCL": "nccl", "object store": "object_store"}[way]
+    assert {need.advice for need in needs_of(config, [24.0])} == {""}
+
+
+def needed(config: RunConfig) -> float:
+    """GPUs that a run asks for."""
+    return sum(need.total("GPU") for need in needs(config))
+
+
+def test_the_page_has_both_tables() -> None:
+    assert len(ON_ONE) == 7 and len(ON_SEVERAL) == 4
