@@ -8,7 +8,7 @@ RECIPE ?= frozenlake
 ARGS ?=
 # Tests run in two processes. Those that start Ray or load vLLM are shared out by module (tests/conftest.py).
 SIDE_BY_SIDE = -n 2
-BY_MODULE = -n 2 --dist loadfile --no-loadscope-reorder
+BY_MODULE = -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=1
 # With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
 NONE_CHOSEN = [ $$? -eq 5 ]
 

@@ -8,11 +8,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
 from envs.config import EnvironmentConfig
 
@@ -41,21 +40,24 @@ SHARES_THE_RUN_OF = {"tests/e2e/test_stop_and_resume.py": "tests/e2e/test_whole_
 """A module that needs the fixture `whole`, and the one whose process has it."""
 
 
-class LongestFirst(LoadFileScheduling):
-    """Two processes share out modules, not tests: most of a module's time is an engine or a cluster that it boots."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        module = super()._split_scope(nodeid)
-        return SHARES_THE_RUN_OF.get(module, module)
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
-    return LongestFirst(config, log) if config.getoption("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Two processes share out modules, not tests: most of a module's time is an engine or a cluster that it boots."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # a machine with a GPU may have pytest without xdist
+
+    class LongestFirst(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = super()._split_scope(nodeid)
+            return SHARES_THE_RUN_OF.get(module, module)
+
+    return LongestFirst(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest modules come first, so that two processes end at about the same time."""
+    """The longest modules come first, so that no process begins one when the other is done."""
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 

@@ -1,5 +1,6 @@
 """The checks of `make check` that read the code without running it; `make test` runs them through these tests."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -27,3 +28,13 @@ def test_the_code_passes_static_checks(words: list[str]) -> None:
         [SCRIPTS / program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    """Python before 3.11.5, which Debian 12 has, matches them wrongly: an atomic group around does the same."""
+    possessive = re.compile(r"\)(?:[+*?]|\{+\d+(?:,\d*)?\}+)\+")
+    assert possessive.search(r"(?:ab)++") and possessive.search("(?:ab){{1,8}}+") and not possessive.search(r"(?>a+)+")
+    names = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in names.stdout.split() if name != str(Path(__file__).relative_to(ROOT))]
+    lines = [(file, line) for file in files for line in file.read_text().splitlines() if possessive.search(line)]
+    assert not lines

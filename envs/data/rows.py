@@ -56,7 +56,7 @@ MAX_ROWS = 2**25
 _SCAN_BYTES = 2**22
 _WHITE = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
 """Whether a byte is white space, (256,) bool."""
-_JSON_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_JSON_PARTS = re.compile(rb'"(?>[^"\\]*(?:\\.[^"\\]*)*)(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 """A string, also one that the end of the file cuts short, or a bracket. Every byte is looked at once."""
 
 

@@ -329,7 +329,7 @@ class GridJudge:
     def _subject(self) -> re.Pattern[str]:
         """Places that a verb follows at once, and that therefore begin a clause."""
         place = f"(?>{self._place.pattern})"
-        listed = rf"(?:(?: ?,)?(?: and| or| nor)? (?:at |in )?{place}){{1,8}}+"
+        listed = rf"(?>(?:(?: ?,)?(?: and| or| nor)? (?:at |in )?{place}){{1,8}})"
         return re.compile(rf"{place}(?:(?={_VERB})|{listed}(?={_PLURAL}))")
 
     @cached_property

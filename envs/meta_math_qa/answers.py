@@ -14,6 +14,7 @@ math-verify's own time-outs use signals, which only the main thread can use; the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -54,8 +55,9 @@ _NO_UNIT = (
     r"|plus|minus|over|not|is|times(?! (?:as|more|per|each|every|in)\b|$))\b"
 )
 """Words that change the value wherever they follow. ("12 times" counts; "12 times itself" does not.)"""
-_UNIT_WORD = rf"(?!{_NO_UNIT})[a-z]{{2,}}+(?:/(?!{_NO_UNIT})[a-z]++)*+"
-_UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_FIRST_NO_UNIT})\b)(?:{_UNIT_WORD}\.?\s*+)++$", re.IGNORECASE)
+# Atomic groups, because Python before 3.11.5 matches repeated groups that are possessive wrongly.
+_UNIT_WORD = rf"(?!{_NO_UNIT})[a-z]{{2,}}(?:/(?!{_NO_UNIT})[a-z]+)*"
+_UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_FIRST_NO_UNIT})\b)(?>(?:{_UNIT_WORD}\.?\s*)+)$", re.IGNORECASE)
 _LENGTH = r"(?:\s+m|\s*(?:[cdkm]m|in|ft|yd|mi|inch(?:es)?|feet|foot|(?:centi|kilo)?met(?:er|re)s?|yards?|miles?))"
 _POWER_UNIT = re.compile(rf"([-+]?[\d.,/]+)(?:{_LENGTH}\^(?:[23]|\{{[23]\}})|\s+m/s(?:\^2|\^\{{2\}})?)", re.IGNORECASE)
 """A number of a unit with an exponent. After terms of other kinds, "m^2" is the square of a variable."""
@@ -78,7 +80,7 @@ _COSTLY = re.compile(
     r"|\^\s*(?:\{[^{}]*|[\w.]+\s*)\^|(?:\^[^^]*){7}"  # towers; more than six powers
     r"|(?:_[^_]*){5}|(?:\|[^|]*){5}|(?:\\(?:sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|arc\w+)(?![a-zA-Z]).*?){4}"
     r"|\d{3,}\s*\)*\s*!|!\s*\)*\s*!"  # large factorials, factorials of factorials
-    r"|\\(?:sum|prod|int|iint|oint|lim|binom|dbinom|tbinom|choose|Gamma|zeta|begin|operatorname|lfloor|lceil|overline)"
+    r"|\\(?:boxed|fbox|sum|prod|int|iint|oint|lim|binom|dbinom|tbinom|choose|Gamma|zeta|begin|operatorname|lfloor|lceil|overline)"
     r"(?![a-zA-Z])"
 )
 
@@ -146,6 +148,8 @@ def _folded(words: str) -> str:
 _COMMAND = (sys.executable, "-I", str(Path(__file__).with_name("comparison.py")))
 
 
+NOBODYS = 0
+"""The number in the reply of a child that died at no request that it knew of."""
 _VERDICTS: dict[bytes, Verdict] = {b"1": "equal", b"0": "different", b"!": "given_up"}
 
 
@@ -179,12 +183,13 @@ class Judge:
             raise TimeoutError(f"the answer judge was busy with other answers for {WAIT_S:.0f} s")
         try:
             process = self._alive(deadline)
-            self._number += 1
-            self._send(process, json.dumps([self._number, truth, answer, CPU_S]).encode() + b"\n")
+            self._send(process, truth, answer)
             while reply := self._reply(process, deadline):
                 number, verdict = reply.split()
                 if int(number) == self._number:
                     return _VERDICTS[verdict]
+                if int(number) == NOBODYS:
+                    self._send(process, truth, answer)
             raise RuntimeError(f"the answer judge ended (exit status {process.poll()}) while it compared {answer!r}")
         finally:
             self._lock.release()
@@ -197,10 +202,9 @@ class Judge:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
+            self._is_ready, self._read = False, b""
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
-            self._is_ready = False
-            self._read = b""
         return self._process
 
     def _alive(self, deadline: float) -> subprocess.Popen[bytes]:
@@ -211,18 +215,23 @@ class Judge:
         self._is_ready = True
         return process
 
-    def _send(self, process: subprocess.Popen[bytes], request: bytes) -> None:
+    def _send(self, process: subprocess.Popen[bytes], truth: str, answer: str) -> None:
+        """Sends the request under a new number. A process that has ended shows when its reply is read."""
         if process.stdin is None:
             raise RuntimeError("the answer judge was started without a pipe")
-        process.stdin.write(request)
+        self._number += 1
+        request = json.dumps([self._number, truth, answer, CPU_S])
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"\n{request}\n".encode())  # the first end closes what was left of an earlier request
 
     def _reply(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
         """The next line without its end; empty at the end of the output. Kills a process that is late."""
         if process.stdout is None:
             raise RuntimeError("the answer judge was started without a pipe")
         while b"\n" not in self._read:
-            ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
+            poll = select.poll()  # `select.select` takes no file beyond the first 1,024
+            poll.register(process.stdout, select.POLLIN)
+            if not poll.poll(1000 * max(deadline - time.monotonic(), 0)):
                 self._end(process)
                 raise TimeoutError(f"the answer judge did not answer within {WAIT_S:.0f} s")
             if not (some := process.stdout.read(256)):

@@ -2,14 +2,15 @@
 
 `envs.meta_math_qa.answers` runs it as a script (`python -I comparison.py`); it imports no other module of Squelch. It
 writes the line `r` once it is ready. For each JSON line `[number, truth, answer, cpu_s]` that it reads it then writes
-one line `number verdict`: `1` equal, `0` different, `!` given up. The number tells whose verdict it is.
+one line `number verdict`: `1` equal, `0` different, `!` given up. The number tells whose verdict it is. Other lines are
+skipped: they are what is left of a request whose reader or writer died.
 
 Invariants:
 
 - The parent imports and warms up the library once and never compares. Its forked child compares, within `cpu_s` seconds
   of CPU time and `MEMORY_BYTES` of address space. The kernel enforces both, even inside one long operation on huge
-  integers. If the child dies, the parent gives up the request that it was at, if any, and forks the next child, which
-  takes milliseconds.
+  integers. If the child dies, the parent gives up the request that it was at, and forks the next child, which takes
+  milliseconds. A child that died at none may have taken a request with it: `0 !` asks for it once more.
 - One request is answered before the next is read, so a child's death loses at most one request.
 - The process ends at the end of its input.
 
@@ -46,8 +47,10 @@ def compare(truth: str, answer: str) -> bool:
     """Whether two answers in LaTeX or plain notation have the same value; False if one cannot be parsed."""
     # None sets no alarm signal; the documentation allows it, although the annotation does not.
     no_alarm: Any = None
+    # By itself `parse` would judge a fraction within an answer that it cannot parse.
     gold, said = (
-        parse(f"\\boxed{{{text}}}", _READER, "no_fallback", parsing_timeout=no_alarm) for text in (truth, answer)
+        parse(f"\\boxed{{{text}}}", _READER, "no_fallback", "first_match", parsing_timeout=no_alarm)
+        for text in (truth, answer)
     )
     return bool(gold and said) and verify(gold, said, timeout_seconds=None)
 
@@ -56,15 +59,20 @@ def serve(requests: int, replies: int, current: mmap.mmap) -> None:
     """The child: answers requests until they end. `current` holds the number of the request that it is at."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])  # the thread that started us may have blocked it
     with open(requests, "rb", buffering=0, closefd=False) as lines:
         while line := lines.readline():
-            number, truth, answer, cpu_s = json.loads(line)
+            try:
+                number, truth, answer, cpu_s = json.loads(line)
+            except ValueError:
+                continue
             current[:] = number.to_bytes(NUMBER_BYTES)
             signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF's default action ends the process
             verdict = compare(truth, answer)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            current[:] = IDLE.to_bytes(NUMBER_BYTES)
             os.write(replies, b"%d %d\n" % (number, verdict))
+            current[:] = IDLE.to_bytes(NUMBER_BYTES)
 
 
 def main(requests: int = 0, replies: int = 1) -> None:
@@ -83,8 +91,7 @@ def main(requests: int = 0, replies: int = 1) -> None:
         _, status = os.waitpid(child, 0)
         if status == 0:
             return
-        if (number := int.from_bytes(current[:])) != IDLE:
-            os.write(replies, b"%d !\n" % number)
+        os.write(replies, b"%d !\n" % int.from_bytes(current[:]))
 
 
 if __name__ == "__main__":

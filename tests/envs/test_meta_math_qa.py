@@ -294,6 +294,23 @@ def test_each_word_after_a_number_can_change_it_and_units_may_be_compound(tail: 
     assert verdict(f"12 {tail}", "12") == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("5\\frac{3}{4}?", "3/4"),
+        ("1-\\frac{3}{4}?", "-3/4"),
+        ("not \\frac{1}{2}, but 3?", "1/2"),
+        ("7 @ $12$", "12"),
+        ("5 @@ \\frac{3}{4}", "3/4"),
+        ("\\boxed{12} is wrong", "12"),
+        ("\\boxed{12} + 1", "12"),
+        ("\\fbox{12} + 1", "12"),
+    ],
+)
+def test_a_part_of_an_answer_is_not_judged_for_the_whole(answer: str, truth: str) -> None:
+    assert verdict(answer, truth) in ("different", "refused")
+
+
 def test_long_tails_are_read_in_little_time() -> None:
     for text in ("1" + " ab" * 60 + "!", "1 " + "ab/cd" * 39 + "!", "√(" * 99, "1" + "²" * 199, "1 " + "m^2" * 60):
         started = time.process_time()
@@ -351,7 +368,7 @@ def test_a_verdict_that_was_no_longer_waited_for_is_not_the_next_answers(monkeyp
     try:
         assert judge.compare("1", "2") == "different"
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(answers.select, "select", interrupt)
+            patched.setattr(answers.select, "poll", interrupt)
             judge.compare("1", "1.0")
         assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
     finally:
@@ -362,18 +379,35 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_comparing_child_that_died_between_two_answers_gives_up_none():
+def test_a_child_that_dies_with_a_request_that_it_has_not_read_whole_loses_none():
     judge = Judge()
     try:
         assert judge.compare("1", "2") == "different"
-        assert judge._process is not None
-        (child,) = psutil.Process(judge._process.pid).children()
+        process = judge._process
+        assert process is not None and process.stdin is not None
+        for text in (b"", b'[99, "7", "7.0", 0.'):  # killed while idle; killed in the middle of a line
+            process.stdin.write(text)
+            time.sleep(0.05)
+            (child,) = psutil.Process(process.pid).children()
+            child.kill()
+            assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
+        assert judge._process is process
+    finally:
+        judge.close()
+
+
+def test_a_judge_that_ended_while_it_was_asked_is_named(monkeypatch: pytest.MonkeyPatch):
+    judge = Judge()
+    try:
+        assert judge.compare("1", "2") == "different"
+        process = judge._process
+        assert process is not None
+        (child,) = psutil.Process(process.pid).children()
+        process.kill()
         child.kill()
-        deadline = time.monotonic() + 60
-        while not [other for other in psutil.Process(judge._process.pid).children() if other.pid != child.pid]:
-            assert time.monotonic() < deadline, "no new child"
-            time.sleep(0.01)
-        assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
+        monkeypatch.setattr(judge, "_started", lambda: process)
+        with pytest.raises(RuntimeError, match="answer judge ended"):
+            judge.compare("1", "3")
     finally:
         judge.close()
 

@@ -18,7 +18,6 @@ from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
-# Two learner ranks are costly to start: one test process runs all tests of this module.
 pytestmark = pytest.mark.slow
 STEPS = 5
 OBJECTIVE = {"kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
