@@ -6,9 +6,8 @@ KIND ?= cpu
 LOCKED ?=
 RECIPE ?= frozenlake
 ARGS ?=
-# Tests run in two processes. Those that start Ray or load vLLM are shared out by module (tests/conftest.py).
+# Tests that start Ray or load vLLM use both cores of a small machine by themselves; the others run in two processes.
 SIDE_BY_SIDE = -n 2
-BY_MODULE = -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=1
 # With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
 NONE_CHOSEN = [ $$? -eq 5 ]
 
@@ -23,7 +22,7 @@ check: lint
 test: setup
 	PYTHON=$(VENV)/bin/python deploy/setup.sh test
 	$(VENV)/bin/python -m pytest -m "not ray" $(SIDE_BY_SIDE) $(ARGS) || $(NONE_CHOSEN)
-	$(VENV)/bin/python -m pytest -m ray $(BY_MODULE) $(ARGS) || $(NONE_CHOSEN)
+	$(VENV)/bin/python -m pytest -m ray $(ARGS) || $(NONE_CHOSEN)
 
 setup:
 	PYTHON=$(PYTHON) VENV=$(VENV) LOCKED=$(LOCKED) deploy/setup.sh $(KIND)

@@ -1,4 +1,4 @@
-"""What several rooms' tests share, the guard of the marker `ray`, and which tests two processes share out."""
+"""What several rooms' tests share, and the guard of the marker `ray`."""
 
 import atexit
 import fcntl
@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,33 +33,6 @@ RAY_FOLDER = _own_folder("RAY_TMPDIR", "ray-")
 # Other processes may have the cores for seconds: how long one example takes says nothing.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
-
-LONGEST_FIRST = tuple(f"tests/e2e/test_{name}.py" for name in ("whole_run", "faults", "cluster", "sweep", "hosts"))
-SHARES_THE_RUN_OF = {"tests/e2e/test_stop_and_resume.py": "tests/e2e/test_whole_run.py"}
-"""A module that needs the fixture `whole`, and the one whose process has it."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Two processes share out modules, not tests: most of a module's time is an engine or a cluster that it boots."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling  # a machine with a GPU may have pytest without xdist
-
-    class LongestFirst(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            module = super()._split_scope(nodeid)
-            return SHARES_THE_RUN_OF.get(module, module)
-
-    return LongestFirst(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest modules come first, so that no process begins one when the other is done."""
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
-
 
 HEAVY_BEFORE = pytest.StashKey[set[str]]()
 
