@@ -127,7 +127,7 @@ class RolloutConfig(Settings):
         """Share of a GPU's memory that vLLM may use."""
         if self.gpu_memory_utilization is not None:
             return self.gpu_memory_utilization
-        return min(0.85, self.num_gpus) if self.num_gpus else 0.85
+        return min(0.85, self.num_gpus or 1.0)
 
     @property
     def start_count(self) -> int:

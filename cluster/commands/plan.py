@@ -221,8 +221,7 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
         f"weights {needed.weights / GIB:.2f}, batch {needed.working / GIB:.2f}, runtime {needed.runtime / GIB:.2f}, "
     )
     parts += f"cache {needed.sequence / MIB:.1f} MiB a full sequence"
-    has = _share(device, rollout.num_gpus) if 0 < rollout.num_gpus < 1 else device
-    return Need("rollout worker", rollout.start_count, total / GIB, has, parts, advice)
+    return Need("rollout worker", rollout.start_count, total / GIB, _share(device, rollout.num_gpus), parts, advice)
 
 
 def _sequences(config: RunConfig) -> int:
@@ -270,15 +269,15 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
 
 def _shared(config: RunConfig) -> str:
     """The shares of parties that share a GPU; empty if each has its own."""
-    parties = {"learner": config.learner.num_gpus, "rollout worker": config.rollout.num_gpus}
-    parties["scorer"] = config.scorer.num_gpus if config.scorer.enabled else 0.0
-    counts = {"learner": config.learner.ranks, "rollout worker": config.rollout.start_count, "scorer": 1}
-    if not any(0 < share < 1 for share in parties.values()):
+    from cluster.fleet.demand import needs
+
+    asked = {need.key: need for need in needs(config) if need.total("GPU") > 0}
+    if all(need.resources["GPU"] >= 1 for need in asked.values()):
         return ""
-    given = {party: share for party, share in parties.items() if share > 0}
-    total = sum(share * counts[party] for party, share in given.items())
-    each = " + ".join(f"{counts[party]} x {share:g} for the {party}" for party, share in given.items())
-    return f"GPUs: {each} = {total:g}"
+    parties = {"learner": "learner", "rollout": "rollout worker", "scorer": "scorer"}
+    given = [(party, asked[key]) for key, party in parties.items() if key in asked]
+    each = " + ".join(f"{need.count} x {need.resources['GPU']:g} for the {party}" for party, need in given)
+    return f"GPUs: {each} = {sum(need.total('GPU') for need in asked.values()):g}"
 
 
 # -- time --------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -336,92 +337,75 @@ def test_what_no_question_asks_for_is_refused_without_being_computed(answer: str
     assert plain(answer) is None and verdict(answer, "72") == "refused"
 
 
-@pytest.mark.slow
-def test_a_comparison_that_runs_away_is_given_up_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def judge() -> Iterator[Judge]:
     judge = Judge()
-    try:
-        started = time.process_time()
-        for monster in ("9^{9^{9^{9}}}", "(((9!)!)!)!"):
-            assert judge.compare("72", monster) == "given_up"
-            assert judge.compare("3/4", "0.75") == "equal"
-        assert time.process_time() - started < 5  # the work is done, and ended, in the other process
-    finally:
-        judge.close()
+    yield judge
+    judge.close()
 
 
 @pytest.mark.slow
-def test_a_judge_that_died_is_replaced():
-    judge = Judge()
-    try:
-        assert judge.compare("1", "2") == "different"
-        process = judge._process
-        assert process is not None
-        process.kill()
-        process.wait()
-        assert judge.compare("1", "1.0") == "equal"
-    finally:
-        judge.close()
+def test_a_comparison_that_runs_away_is_given_up_and_the_next_one_works(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    started = time.process_time()
+    for monster in ("9^{9^{9^{9}}}", "(((9!)!)!)!"):
+        assert judge.compare("72", monster) == "given_up"
+        assert judge.compare("3/4", "0.75") == "equal"
+    assert time.process_time() - started < 5  # the work is done, and ended, in the other process
 
 
-def test_a_verdict_that_was_no_longer_waited_for_is_not_the_next_answers(monkeypatch: pytest.MonkeyPatch):
-    judge = Judge()
-    try:
-        assert judge.compare("1", "2") == "different"
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(answers.select, "poll", interrupt)
-            judge.compare("1", "1.0")
-        assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
-    finally:
-        judge.close()
+@pytest.mark.slow
+def test_a_judge_that_died_is_replaced(judge: Judge):
+    assert judge.compare("1", "2") == "different"
+    process = judge._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert judge.compare("1", "1.0") == "equal"
+
+
+def test_a_verdict_that_was_no_longer_waited_for_is_not_the_next_answers(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    assert judge.compare("1", "2") == "different"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(answers.select, "poll", interrupt)
+        judge.compare("1", "1.0")
+    assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
 
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_child_that_dies_with_a_request_that_it_has_not_read_whole_loses_none():
-    judge = Judge()
-    try:
-        assert judge.compare("1", "2") == "different"
-        process = judge._process
-        assert process is not None and process.stdin is not None
-        for text in (b"", b'[99, "7", "7.0", 0.'):  # killed while idle; killed in the middle of a line
-            process.stdin.write(text)
-            time.sleep(0.05)
-            (child,) = psutil.Process(process.pid).children()
-            child.kill()
-            assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
-        assert judge._process is process
-    finally:
-        judge.close()
-
-
-def test_a_judge_that_ended_while_it_was_asked_is_named(monkeypatch: pytest.MonkeyPatch):
-    judge = Judge()
-    try:
-        assert judge.compare("1", "2") == "different"
-        process = judge._process
-        assert process is not None
+def test_a_child_that_dies_with_a_request_that_it_has_not_read_whole_loses_none(judge: Judge):
+    assert judge.compare("1", "2") == "different"
+    process = judge._process
+    assert process is not None and process.stdin is not None
+    for text in (b"", b'[99, "7", "7.0", 0.'):  # killed while idle; killed in the middle of a line
+        process.stdin.write(text)
+        time.sleep(0.05)
         (child,) = psutil.Process(process.pid).children()
-        process.kill()
         child.kill()
-        monkeypatch.setattr(judge, "_started", lambda: process)
-        with pytest.raises(RuntimeError, match="answer judge ended"):
-            judge.compare("1", "3")
-    finally:
-        judge.close()
+        assert [judge.compare("1", said) for said in ("3", "1.00", "4")] == ["different", "equal", "different"]
+    assert judge._process is process
 
 
-def test_a_judge_is_started_before_the_first_answer_and_once():
-    judge = Judge()
-    try:
-        judge.prepare()
-        process = judge._process
-        judge.prepare()
-        assert process is not None and judge._process is process
-        assert judge.compare("1", "1.0") == "equal" and judge._process is process
-    finally:
-        judge.close()
+def test_a_judge_that_ended_while_it_was_asked_is_named(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    assert judge.compare("1", "2") == "different"
+    process = judge._process
+    assert process is not None
+    (child,) = psutil.Process(process.pid).children()
+    process.kill()
+    child.kill()
+    monkeypatch.setattr(judge, "_started", lambda: process)
+    with pytest.raises(RuntimeError, match="answer judge ended"):
+        judge.compare("1", "3")
+
+
+def test_a_judge_is_started_before_the_first_answer_and_once(judge: Judge):
+    judge.prepare()
+    process = judge._process
+    judge.prepare()
+    assert process is not None and judge._process is process
+    assert judge.compare("1", "1.0") == "equal" and judge._process is process
 
 
 def test_a_judge_that_is_late_is_named(monkeypatch: pytest.MonkeyPatch):

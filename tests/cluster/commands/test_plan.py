@@ -12,8 +12,8 @@ from actors.rollout import memory as rollout_memory
 from actors.scorer import memory as scorer_memory
 from cluster.cli import main
 from cluster.commands.plan import needs_of
-from cluster.config import RunConfig, dump, load
-from cluster.fleet.demand import needs
+from cluster.config import dump, load
+from cluster.fleet.demand import needed
 from cluster.runs.timing.counted_step import DEVICES, counted, device_of
 from learner import memory as learner_memory
 from learner.shapes import published
@@ -198,20 +198,15 @@ ON_SEVERAL = re.findall(r"^\| (\d+) \| `([^`]+)` \| (NCCL|object store) \|$", ON
 def test_what_the_page_puts_on_one_card_fits(recipe: str, gib: str, settings: str) -> None:
     config = load(recipe, settings.split())
     assert {need.advice for need in needs_of(config, [float(gib)])} == {""}
-    assert needed(config) <= 1
+    assert needed(config, "GPU") <= 1
 
 
 @pytest.mark.parametrize(("count", "settings", "way"), ON_SEVERAL)
 def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str) -> None:
     config = load("qwen2.5-0.5b", settings.split())
-    assert needed(config) == pytest.approx(int(count))
+    assert needed(config, "GPU") == pytest.approx(int(count))
     assert config.weight_transfer == {"NCCL": "nccl", "object store": "object_store"}[way]
     assert {need.advice for need in needs_of(config, [24.0])} == {""}
-
-
-def needed(config: RunConfig) -> float:
-    """GPUs that a run asks for."""
-    return sum(need.total("GPU") for need in needs(config))
 
 
 def test_the_page_has_both_tables() -> None:
