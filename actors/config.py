@@ -85,8 +85,10 @@ class RolloutConfig(Settings):
     """Context length in tokens, for the prompt and all turns."""
     max_num_seqs: int = Field(256, ge=1)
     """Most sequences that are decoded together."""
-    kv_cache_gib: float = Field(1.0, gt=0)
-    """Size of the key-value cache on CPU, GiB."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """Size of the key-value cache on each device, GiB. Unset: 1 on CPU; on a GPU what is left of the memory that vLLM
+    may use, measured at its start, which fails if another process frees memory of the card meanwhile. Set on a GPU,
+    nothing is measured."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a GPU's memory that vLLM may use. Unset: `num_gpus` if that is a fraction, at most 0.85."""
     enforce_eager: bool = True
@@ -121,6 +123,11 @@ class RolloutConfig(Settings):
         if self.parity_bound is not None:
             return self.parity_bound
         return 1e-3 if self.dtype == "float32" else 0.3
+
+    @property
+    def cache_gib(self) -> float | None:
+        """Size of the key-value cache on each device, GiB; None if vLLM measures how much there is room for."""
+        return 1.0 if self.kv_cache_gib is None and self.num_gpus == 0 else self.kv_cache_gib
 
     @property
     def memory_share(self) -> float:

@@ -95,11 +95,7 @@ CASES: tuple[Case, ...] = (
         lambda run: run.rollout.num_gpus == 0,
         _with("rollout.num_gpus"),
     ),
-    Case(
-        _below("rollout", "kv_cache_gib", "num_threads"),
-        lambda run: run.rollout.num_gpus > 0,
-        _with("rollout.num_gpus"),
-    ),
+    Case(("rollout.num_threads",), lambda run: run.rollout.num_gpus > 0, _with("rollout.num_gpus")),
     Case(("model.tiny_seed",), lambda run: run.model.path != "tiny", _with("model.path")),
     Case(
         _below("recorder", "wandb_project", "wandb_entity", "wandb_mode"),

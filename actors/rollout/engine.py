@@ -126,8 +126,9 @@ def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
     )
     if config.fp32_head:
         arguments["hf_overrides"] = {"head_dtype": "float32"}
+    if config.cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(config.cache_gib * 2**30)
     if config.num_gpus == 0:
-        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
         arguments["block_size"] = _CPU_BLOCK_SIZE
         # Chunked prefill rewinds a request's seeded generator; torch's CPU generator cannot rewind, and vLLM would die.
         arguments["enable_chunked_prefill"] = False

@@ -1,9 +1,9 @@
 """Estimates the memory that a rollout worker's engine needs on each of its devices, from the model's size. Pure.
 
-vLLM takes `memory_share` of a GPU. What weights and working memory leave of it becomes the cache of keys and
-values, so the question is how many sequences of `max_model_len` tokens that cache holds. On CPU the cache has
-`kv_cache_gib`. The working memory is counted for the largest batch that the engine profiles at its start; `RUNTIME` is
-an allowance, not counted.
+vLLM takes `memory_share` of a GPU. What weights and working memory leave of it becomes the cache of keys and values, at
+most `cache_gib` where that is set, so the question is how many sequences of `max_model_len` tokens that cache holds. On
+CPU the cache has `cache_gib`. The working memory is counted for the largest batch that the engine profiles at its
+start; `RUNTIME` is an allowance, not counted.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class EngineEstimate:
 
     def sequences(self, has: int, rollout: RolloutConfig) -> int:
         """Whole sequences that the cache holds on a device with `has` bytes; 0 or less if the engine cannot start."""
-        if rollout.num_gpus == 0:
-            return int(rollout.kv_cache_gib * GIB) // self.sequence
-        return int(rollout.memory_share * has - self.fixed) // self.sequence
+        limits = [] if rollout.cache_gib is None else [rollout.cache_gib * GIB]
+        if rollout.num_gpus > 0:
+            limits.append(rollout.memory_share * has - self.fixed)
+        return int(min(limits)) // self.sequence
 
 
 def estimate(size: ModelSize, rollout: RolloutConfig) -> EngineEstimate:

@@ -30,7 +30,6 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     build_tiny(model, load("frozenlake").environment, 0, recipe)
     cuda = place.device == "cuda"
     share = SHARE if cuda else 0
-    cache = {} if cuda else {"rollout.kv_cache_gib": 0.25}
     settings = {
         "name": "gpu",
         "runs_dir": place.folder,
@@ -41,7 +40,7 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
         "learner.ranks": 1,
         "learner.num_gpus": share,
         "rollout.num_gpus": share,
-        **cache,
+        "rollout.kv_cache_gib": 0.25,
         "rollout.max_num_seqs": 64,
         "scorer.enabled": "false",
         "validation.every": 0,

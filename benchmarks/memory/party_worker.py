@@ -102,7 +102,7 @@ def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     before = status_gib("VmRSS")
     measured = asyncio.run(sampled(VllmEngine("memory", folder, config, []), config, size.vocabulary))
     estimate, allowance = memory.estimate(size, config), memory.RUNTIME[False] / GIB
-    net = (estimate.weights + estimate.working) / GIB + config.kv_cache_gib
+    net = (estimate.weights + estimate.working) / GIB + (config.cache_gib or 0.0)
     return figures(before, measured, net, allowance)
 
 

@@ -203,25 +203,24 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
     from actors.rollout import memory
 
     rollout, needed = config.rollout, memory.estimate(size, config.rollout)
-    wanted = min(rollout.max_num_seqs, _sequences(config))
-    if device is None:
-        held = needed.sequences(0, rollout)
-        total, advice = needed.fixed + rollout.kv_cache_gib * GIB, ""
-        if held < wanted:
-            size_gib = math.ceil(10 * wanted * needed.sequence / GIB) / 10
-            advice = f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={size_gib:g} holds all"
-    else:
-        held = needed.sequences(int(device * GIB), rollout)
-        total = needed.fixed + max(1, min(held, wanted)) * needed.sequence
-        advice = memory.advice(size, rollout, int(device * GIB))
-        if not advice and held < wanted:
-            advice = f"{held} of {wanted} full sequences fit at once: set rollout.max_num_seqs={held}, or raise "
-            advice += "rollout.count"
+    wanted, has = min(rollout.max_num_seqs, _sequences(config)), int((device or 0) * GIB)
+    held, cache_gib = needed.sequences(has, rollout), rollout.cache_gib
+    cache = max(1, min(held, wanted)) * needed.sequence if cache_gib is None else cache_gib * GIB
+    size_gib = math.ceil(10 * wanted * needed.sequence / GIB) / 10
+    larger = rollout.model_copy(update={"kv_cache_gib": size_gib})
+    advice = ""
+    if held < wanted and cache_gib is not None and needed.sequences(has, larger) >= wanted:
+        advice = f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={size_gib:g} holds all"
+    elif held < wanted:
+        advice = memory.advice(size, rollout, has) or (
+            f"{held} of {wanted} full sequences fit at once: set rollout.max_num_seqs={held}, or raise rollout.count"
+        )
     parts = (
         f"weights {needed.weights / GIB:.2f}, batch {needed.working / GIB:.2f}, runtime {needed.runtime / GIB:.2f}, "
     )
     parts += f"cache {needed.sequence / MIB:.1f} MiB a full sequence"
-    return Need("rollout worker", rollout.start_count, total / GIB, _share(device, rollout.num_gpus), parts, advice)
+    total = (needed.fixed + cache) / GIB
+    return Need("rollout worker", rollout.start_count, total, _share(device, rollout.num_gpus), parts, advice)
 
 
 def _sequences(config: RunConfig) -> int:

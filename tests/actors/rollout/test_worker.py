@@ -334,6 +334,16 @@ def test_an_engine_on_several_gpus_starts_processes_of_its_own_in_the_bundle_of_
     assert engine_arguments("no-folder", split)["distributed_executor_backend"] == "mp"
 
 
+def test_vllm_measures_the_room_for_its_cache_on_a_gpu_unless_its_size_is_given():
+    unset = support.CONFIG.model_copy(update={"kv_cache_gib": None})
+    assert engine_arguments("no-folder", unset)["kv_cache_memory_bytes"] == 2**30
+    shared = unset.model_copy(update={"num_gpus": 0.5})
+    assert "kv_cache_memory_bytes" not in (measured := engine_arguments("no-folder", shared))
+    assert measured["gpu_memory_utilization"] == 0.5
+    given = shared.model_copy(update={"kv_cache_gib": 2.0})
+    assert engine_arguments("no-folder", given)["kv_cache_memory_bytes"] == 2 * 2**30
+
+
 def test_parity_bound_follows_the_type_of_the_weights_unless_given():
     assert support.CONFIG.parity_limit == 1e-3
     assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.3

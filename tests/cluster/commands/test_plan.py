@@ -137,6 +137,20 @@ def test_an_engine_that_lacks_memory_is_told_what_makes_a_sequence_fit() -> None
     assert halved.weights == needed.weights // 2 and halved.sequence == needed.sequence // 2
 
 
+def test_a_cache_of_a_given_size_limits_what_a_gpu_holds_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = RolloutConfig(num_gpus=0.5, max_model_len=4096)
+    needed = rollout_memory.estimate(SIZE, shared)
+    given = shared.model_copy(update={"kv_cache_gib": 1.0})
+    assert needed.sequences(80 * GIB, given) == GIB // needed.sequence < needed.sequences(80 * GIB, shared)
+    beyond = shared.model_copy(update={"kv_cache_gib": 1000.0})
+    assert needed.sequences(80 * GIB, beyond) == needed.sequences(80 * GIB, shared)
+    assert needed.sequences(0, beyond) < 0
+    assert main(["plan", "qwen2.5-0.5b", "--device-gib", "80", "rollout.kv_cache_gib=0.1"]) == 0
+    advised = re.search(r"(?<=full sequences; )rollout\.kv_cache_gib=\S+", capsys.readouterr().out)
+    assert advised and main(["plan", "qwen2.5-0.5b", "--device-gib", "80", advised[0]]) == 0
+    assert "full sequences;" not in capsys.readouterr().out
+
+
 def test_the_scorers_advice_fits() -> None:
     scorer = ScorerConfig(num_gpus=1)
     whole = scorer_memory.estimate(SIZE, scorer)
