@@ -14,7 +14,7 @@ from benchmarks.studies.real_model import ENTROPY, PARTS, STUDY, compared, early
 
 def test_the_cells_are_runs_that_can_be_made_in_the_order_that_was_fixed(tmp_path) -> None:
     assert list(dict.fromkeys(cell.part for cell in STUDY.cells)) == list(PARTS)
-    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == 14
+    assert len({cell.name for cell in STUDY.cells}) == len(STUDY.cells) == 18
     for cell in STUDY.cells:
         config = run_of(STUDY, cell, str(tmp_path)).config
         assert (config.loop.steps, config.validation.every) == (cell.steps, cell.steps)
@@ -26,7 +26,7 @@ def test_the_cells_are_runs_that_can_be_made_in_the_order_that_was_fixed(tmp_pat
 def test_the_list_prints_every_cell_with_its_minutes(capsys) -> None:
     assert real_model.main(["--list", "--only", "question*"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 11
+    assert len(printed) == 15
     assert printed[1].startswith("question-smollm2-countdown-none") and printed[1].split()[1:3] == ["100", "48.9"]
     assert printed[2].startswith("question-smollm2-countdown-top_p") and printed[2].split()[1:3] == ["100", "40.6"]
 
@@ -44,6 +44,8 @@ def test_the_committed_runs_took_about_the_expected_seconds_of_a_step() -> None:
     ratios = []
     for file in real_model.RESULTS.glob("*.json"):
         one = parsed(file, real_model.whole)
+        if any(word.startswith("learner.num_gpus=") for word in one["set"]):
+            continue  # the expected seconds are those of two cores
         steps = [row["step_seconds"] for row in one["rows"] if row["step"] > 0 and "step_seconds" in row]
         ratios.append(statistics.median(steps) / real_model.STEP_S[one["recipe"]][one["filter"]])
     assert 0.8 < statistics.median(ratios) < 1.25, "some were made beside other work"
@@ -53,7 +55,7 @@ def test_the_question_compares_the_filter_with_none_at_every_entropy_bonus() -> 
     asked = [part for name, part in PARTS.items() if name.startswith("question")]
     for part in asked:
         assert [arm.settings["filter.rule"] for arm in part.arms] == ["none", "top_p"]
-    assert PARTS["question"].seeds == (0, 1, 2) and PARTS["question"].steps >= 100
+    assert PARTS["question"].seeds == (0, 1, 2, 3, 4) and PARTS["question"].steps >= 100
 
 
 def kept(rule: str = "top_p", seed: int = 0, after: float = 0.2, judge: float = 0.3) -> dict:
@@ -103,6 +105,15 @@ def test_the_filter_is_compared_with_none_at_the_same_entropy_bonus_and_paired_b
     assert lines[0].endswith("success, top_p minus none +0.050 [+0.050, +0.050]")
     assert any("true, top_p minus none +0.250" in line for line in lines)
     assert compared([kept()]) == []
+
+
+def test_pairs_of_several_devices_are_averaged_and_no_pair_is_of_two_devices() -> None:
+    devices: list[list[str]] = [[], [], ["learner.num_gpus=0.3"]]
+    found = [kept("none", seed, 0.1) | {"set": devices[seed]} for seed in (0, 1, 2)]
+    found += [kept("top_p", seed, 0.1 * seed) | {"set": devices[seed]} for seed in (0, 1, 2)]
+    assert "seeds [0, 1, 2]: success, top_p minus none +0.000 [" in compared(found)[0]
+    found[-1]["set"] = []
+    assert "seeds [0, 1]: success" in compared(found)[0]
 
 
 def test_a_measurement_is_kept_with_the_step_that_it_describes() -> None:
@@ -171,11 +182,18 @@ def test_a_finished_run_in_a_cells_folder_is_condensed_by_the_study(tmp_path, mo
     assert json.loads(own.file(cell).read_text())["set"] == ["learner.dtype=bfloat16"]
 
 
-def test_the_committed_runs_are_cells_and_were_made_with_other_types_of_numbers_at_most() -> None:
+DEVICES = {
+    *("learner.num_gpus", "rollout.num_gpus", "scorer.num_gpus", "rollout.gpu_memory_utilization"),
+    *("rollout.kv_cache_gib", "rollout.enforce_eager", "learner.activation_checkpointing"),
+}
+
+
+def test_the_committed_runs_are_cells_and_were_made_with_other_types_of_numbers_and_devices_at_most() -> None:
     for file in real_model.RESULTS.glob("*.json"):
         one = parsed(file, real_model.whole)
         cell = next(cell for cell in STUDY.cells if cell.name == one["name"] == file.stem)
         labels = (cell.part, cell.recipe, cell.arm, cell.seed, cell.steps)
         assert (one["part"], one["recipe"], one["arm"], one["seed"], one.get("planned", one["steps"])) == labels
         keys = {word.partition("=")[0] for word in one["set"] if changes_learning(word)}
-        assert keys <= {"learner.dtype", "rollout.dtype", "rollout.parity_bound"}, file.name
+        types = {"learner.dtype", "rollout.dtype", "scorer.dtype", "rollout.parity_bound"}
+        assert keys <= types | DEVICES, file.name
