@@ -1,13 +1,14 @@
 """Estimates the memory that a rollout worker's engine needs on each of its devices, from the model's size. Pure.
 
-vLLM takes `memory_share` of a GPU. What weights and working memory leave of it becomes the cache of keys and values, at
-most `cache_gib` where that is set, so the question is how many sequences of `max_model_len` tokens that cache holds. On
-CPU the cache has `cache_gib`. The working memory is counted for the largest batch that the engine profiles at its
+vLLM takes `memory_share` of a GPU. What weights and working memory leave of it becomes the cache of keys and values, so
+the question is how many sequences of `max_model_len` tokens that cache holds. On CPU, and on a GPU where it is set, the
+cache has `cache_gib` instead. The working memory is counted for the largest batch that the engine profiles at its
 start; `RUNTIME` is an allowance, not counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -41,12 +42,15 @@ class EngineEstimate:
         """Everything but the cache."""
         return self.weights + self.working + self.runtime
 
+    def room(self, has: int, rollout: RolloutConfig) -> float:
+        """Bytes that a cache may have on a device with `has` bytes: 0 or less if there is no room, on CPU any."""
+        return rollout.memory_share * has - self.fixed if rollout.num_gpus > 0 else math.inf
+
     def sequences(self, has: int, rollout: RolloutConfig) -> int:
         """Whole sequences that the cache holds on a device with `has` bytes; 0 or less if the engine cannot start."""
-        limits = [] if rollout.cache_gib is None else [rollout.cache_gib * GIB]
-        if rollout.num_gpus > 0:
-            limits.append(rollout.memory_share * has - self.fixed)
-        return int(min(limits)) // self.sequence
+        room = self.room(has, rollout)
+        cache = room if rollout.cache_gib is None else rollout.cache_gib * GIB
+        return int(cache) // self.sequence if cache <= room else 0
 
 
 def estimate(size: ModelSize, rollout: RolloutConfig) -> EngineEstimate:
@@ -64,7 +68,8 @@ def estimate(size: ModelSize, rollout: RolloutConfig) -> EngineEstimate:
 
 
 def advice(size: ModelSize, rollout: RolloutConfig, has: int) -> str:
-    """Settings with which a sequence fits, as text; empty if one fits already."""
+    """Settings with which a sequence fits in a cache of any size, as text; empty if one fits already."""
+    rollout = rollout.model_copy(update={"kv_cache_gib": None})
     if estimate(size, rollout).sequences(has, rollout) >= 1:
         return ""
     for options in _options(rollout):

@@ -52,8 +52,8 @@ LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
 PARITY_BOUND = {"float32": 0.1, "bfloat16": 0.3}
 """Largest mean absolute difference (nats per token) to the learner on the probe, by the wider rounding of the two.
-bfloat16 differs by about 0.015 on text and by up to 0.104 on the probe's random ids, a stale or half-loaded parameter
-by more than 1."""
+bfloat16 differs by about 0.015 on text and by up to 0.104 on the probe's random ids, a half-loaded parameter by more
+than 1."""
 
 
 def by_group(tables: Sequence[pa.Table]) -> dict[str, list[Trajectory]]:

@@ -102,7 +102,9 @@ def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     before = status_gib("VmRSS")
     measured = asyncio.run(sampled(VllmEngine("memory", folder, config, []), config, size.vocabulary))
     estimate, allowance = memory.estimate(size, config), memory.RUNTIME[False] / GIB
-    net = (estimate.weights + estimate.working) / GIB + (config.cache_gib or 0.0)
+    cache_gib = config.cache_gib
+    assert cache_gib is not None, "the engine runs on CPU"
+    net = (estimate.weights + estimate.working) / GIB + cache_gib
     return figures(before, measured, net, allowance)
 
 

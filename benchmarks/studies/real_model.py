@@ -230,19 +230,20 @@ def compared(found: Sequence[Kept]) -> list[str]:
         environment, entropy, steps = setting
         runs = {(one["filter"], _pair(one)): one for one in found if _setting(one) == setting}
         both = [pair for rule, pair in runs if rule == "top_p" and ("none", pair) in runs]
+        mixed = ", pairs with other settings among them" if len({further for _, further in both}) > 1 else ""
         trained = {name: _after_the_first(of) for name, of in MEASURED.items()}
         for name, of in {"success": _success_after, **trained}.items():
             pairs = {pair[0]: _last_of_both(of(runs["top_p", pair]), of(runs["none", pair])) for pair in both}
             differences = {seed: pair[0] - pair[1] for seed, pair in pairs.items() if pair}
             if differences:
                 difference = text(t_interval(list(differences.values())), "+")
-                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {list(differences)}"
+                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {list(differences)}{mixed}"
                 lines.append(f"{where}: {name}, top_p minus none {difference}")
     return lines
 
 
 def _after_the_first(of: Callable[[Kept], Series]) -> Callable[[Kept], Series]:
-    """The figure without its first measurement, which precedes training and is the same in both runs of a pair."""
+    """The figure without its first measurement, which is of the weights with which both runs of a pair began."""
     return lambda one: of(one)[1:]
 
 
@@ -258,7 +259,7 @@ def _setting(one: Kept) -> tuple[str, float, int]:
 
 
 def _pair(one: Kept) -> tuple[int, tuple[str, ...]]:
-    """What the two runs of a pair have in common besides: the seed, and the overrides, which say the devices."""
+    """What the two runs of a pair have in common besides: the seed, and the overrides, which name the devices."""
     return one["seed"], tuple(one["set"])
 
 

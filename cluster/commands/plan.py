@@ -206,11 +206,12 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
     wanted, has = min(rollout.max_num_seqs, _sequences(config)), int((device or 0) * GIB)
     held, cache_gib = needed.sequences(has, rollout), rollout.cache_gib
     cache = max(1, min(held, wanted)) * needed.sequence if cache_gib is None else cache_gib * GIB
-    size_gib = math.ceil(10 * wanted * needed.sequence / GIB) / 10
-    larger = rollout.model_copy(update={"kv_cache_gib": size_gib})
+    best_gib = min(math.ceil(10 * wanted * needed.sequence / GIB), 10 * needed.room(has, rollout) // GIB) / 10
+    best = needed.sequences(has, rollout.model_copy(update={"kv_cache_gib": best_gib}))
     advice = ""
-    if held < wanted and cache_gib is not None and needed.sequences(has, larger) >= wanted:
-        advice = f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={size_gib:g} holds all"
+    if held < wanted and cache_gib is not None and best > held:
+        holds = "all" if best >= wanted else best
+        advice = f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={best_gib:g} holds {holds}"
     elif held < wanted:
         advice = memory.advice(size, rollout, has) or (
             f"{held} of {wanted} full sequences fit at once: set rollout.max_num_seqs={held}, or raise rollout.count"

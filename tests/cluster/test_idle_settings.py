@@ -41,6 +41,7 @@ def test_no_shipped_recipe_has_a_setting_that_does_nothing(recipe: str) -> None:
         (["upload.every_s=5"], ["upload.every_s=5.0 does nothing without a store"]),
         (["upload.every_s=5", "store=/mnt/runs"], []),
         (["rollout.tensor_parallel_size=2"], ["rollout.tensor_parallel_size=2 does nothing with rollout.num_gpus=0.0"]),
+        (["rollout.num_gpus=1", "rollout.kv_cache_gib=2"], []),
     ],
 )
 def test_a_setting_that_another_one_switches_off_is_told_with_that_one(overrides: list[str], told: list[str]) -> None:

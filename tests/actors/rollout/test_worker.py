@@ -346,7 +346,7 @@ def test_vllm_measures_the_room_for_its_cache_on_a_gpu_unless_its_size_is_given(
 
 def test_parity_bound_follows_the_type_of_the_weights_unless_given():
     assert support.CONFIG.parity_limit == 1e-3
-    assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.3
+    assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.5
     assert support.CONFIG.model_copy(update={"parity_bound": 0.2}).parity_limit == 0.2
 
 

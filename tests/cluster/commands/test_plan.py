@@ -143,12 +143,28 @@ def test_a_cache_of_a_given_size_limits_what_a_gpu_holds_at_once(capsys: pytest.
     given = shared.model_copy(update={"kv_cache_gib": 1.0})
     assert needed.sequences(80 * GIB, given) == GIB // needed.sequence < needed.sequences(80 * GIB, shared)
     beyond = shared.model_copy(update={"kv_cache_gib": 1000.0})
-    assert needed.sequences(80 * GIB, beyond) == needed.sequences(80 * GIB, shared)
-    assert needed.sequences(0, beyond) < 0
-    assert main(["plan", "qwen2.5-0.5b", "--device-gib", "80", "rollout.kv_cache_gib=0.1"]) == 0
-    advised = re.search(r"(?<=full sequences; )rollout\.kv_cache_gib=\S+", capsys.readouterr().out)
-    assert advised and main(["plan", "qwen2.5-0.5b", "--device-gib", "80", advised[0]]) == 0
-    assert "full sequences;" not in capsys.readouterr().out
+    assert needed.sequences(80 * GIB, beyond) == 0 < needed.sequences(80 * GIB, shared)
+
+
+@pytest.mark.parametrize(
+    ("gib", "settings", "told"),
+    [
+        ("80", ["rollout.kv_cache_gib=0.1"], r"\d of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds all"),
+        ("80", ["rollout.kv_cache_gib=1000"], r" 0 of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds all"),
+        ("8", ["rollout.kv_cache_gib=0.1"], r"\d of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds [1-9]\d\n"),
+        ("8", ["rollout.kv_cache_gib=0.01"], r" 0 of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds [1-9]\d\n"),
+    ],
+)
+def test_a_cache_that_is_too_small_or_too_large_is_told_a_size_that_fits(
+    gib: str, settings: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "qwen2.5-0.5b", "--device-gib", gib]
+    assert main([*asked, *settings]) == 0
+    advised = re.search(told, capsys.readouterr().out)
+    assert advised
+    assert main([*asked, advised[1]]) == 0
+    said = capsys.readouterr().out
+    assert ("full sequences" in said) == ("full sequences fit at once" in said) == (gib == "8")
 
 
 def test_the_scorers_advice_fits() -> None:
