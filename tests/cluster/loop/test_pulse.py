@@ -179,4 +179,4 @@ def test_the_limits_of_the_settings_are_exported(recorder: Recorder) -> None:
     limits(load("frozenlake", ["loop.max_staleness=2", "rollout.dtype=bfloat16"]), recorder)
     series = store(recorder).scalars
     assert series["squelch_staleness_limit_versions"] == {(): 2.0}
-    assert series["squelch_weight_parity_limit_nats"] == {(): 0.3}
+    assert series["squelch_weight_parity_limit_nats"] == {(): 0.5}
