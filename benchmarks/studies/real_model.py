@@ -233,11 +233,12 @@ def compared(found: Sequence[Kept]) -> list[str]:
         mixed = ", pairs with other settings among them" if len({further for _, further in both}) > 1 else ""
         trained = {name: _after_the_first(of) for name, of in MEASURED.items()}
         for name, of in {"success": _success_after, **trained}.items():
-            pairs = {pair[0]: _last_of_both(of(runs["top_p", pair]), of(runs["none", pair])) for pair in both}
-            differences = {seed: pair[0] - pair[1] for seed, pair in pairs.items() if pair}
+            ends = {pair: _last_of_both(of(runs["top_p", pair]), of(runs["none", pair])) for pair in both}
+            differences = {pair: end[0] - end[1] for pair, end in ends.items() if end}
             if differences:
                 difference = text(t_interval(list(differences.values())), "+")
-                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {list(differences)}{mixed}"
+                seeds = [seed for seed, _ in differences]
+                where = f"{environment}, entropy bonus {entropy:g}, {steps} steps, seeds {seeds}{mixed}"
                 lines.append(f"{where}: {name}, top_p minus none {difference}")
     return lines
 

@@ -23,7 +23,9 @@ from cluster.terminal import say, say_json
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from actors.config import RolloutConfig
     from actors.model_size import ModelSize
+    from actors.rollout.memory import EngineEstimate
     from cluster.config import RunConfig
 
 GIB, MIB = 2**30, 2**20
@@ -206,15 +208,12 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
     wanted, has = min(rollout.max_num_seqs, _sequences(config)), int((device or 0) * GIB)
     held, cache_gib = needed.sequences(has, rollout), rollout.cache_gib
     cache = max(1, min(held, wanted)) * needed.sequence if cache_gib is None else cache_gib * GIB
-    best_gib = min(math.ceil(10 * wanted * needed.sequence / GIB), 10 * needed.room(has, rollout) // GIB) / 10
-    best = needed.sequences(has, rollout.model_copy(update={"kv_cache_gib": best_gib}))
     advice = ""
-    if held < wanted and cache_gib is not None and best > held:
-        holds = "all" if best >= wanted else best
-        advice = f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={best_gib:g} holds {holds}"
-    elif held < wanted:
-        advice = memory.advice(size, rollout, has) or (
-            f"{held} of {wanted} full sequences fit at once: set rollout.max_num_seqs={held}, or raise rollout.count"
+    if held < wanted:
+        advice = (
+            _cache_advice(needed, rollout, has, wanted)
+            or memory.advice(size, rollout, has)
+            or f"{held} of {wanted} full sequences fit at once: set rollout.max_num_seqs={held}, or raise rollout.count"
         )
     parts = (
         f"weights {needed.weights / GIB:.2f}, batch {needed.working / GIB:.2f}, runtime {needed.runtime / GIB:.2f}, "
@@ -222,6 +221,18 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
     parts += f"cache {needed.sequence / MIB:.1f} MiB a full sequence"
     total = (needed.fixed + cache) / GIB
     return Need("rollout worker", rollout.start_count, total, _share(device, rollout.num_gpus), parts, advice)
+
+
+def _cache_advice(needed: EngineEstimate, rollout: RolloutConfig, has: int, wanted: int) -> str:
+    """The size of the cache that holds the most of the wanted sequences; empty if none was given or it holds as many."""
+    if rollout.cache_gib is None:
+        return ""
+    best_gib = min(math.ceil(10 * wanted * needed.sequence / GIB), 10 * needed.room(has, rollout) // GIB) / 10
+    best = needed.sequences(has, rollout.model_copy(update={"kv_cache_gib": best_gib}))
+    if best <= (held := needed.sequences(has, rollout)):
+        return ""
+    holds = "all" if best >= wanted else best
+    return f"the cache holds {held} of {wanted} full sequences; rollout.kv_cache_gib={best_gib:g} holds {holds}"
 
 
 def _sequences(config: RunConfig) -> int:

@@ -137,7 +137,7 @@ def test_an_engine_that_lacks_memory_is_told_what_makes_a_sequence_fit() -> None
     assert halved.weights == needed.weights // 2 and halved.sequence == needed.sequence // 2
 
 
-def test_a_cache_of_a_given_size_limits_what_a_gpu_holds_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_of_a_given_size_limits_what_a_gpu_holds_at_once() -> None:
     shared = RolloutConfig(num_gpus=0.5, max_model_len=4096)
     needed = rollout_memory.estimate(SIZE, shared)
     given = shared.model_copy(update={"kv_cache_gib": 1.0})
