@@ -224,7 +224,7 @@ def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
 
 
 def _cache_advice(needed: EngineEstimate, rollout: RolloutConfig, has: int, wanted: int) -> str:
-    """The size of the cache that holds the most of the wanted sequences; empty if none was given or it holds as many."""
+    """The size of the cache that holds the most of the wanted sequences; empty if none is given or it holds as many."""
     if rollout.cache_gib is None:
         return ""
     best_gib = min(math.ceil(10 * wanted * needed.sequence / GIB), 10 * needed.room(has, rollout) // GIB) / 10
