@@ -45,7 +45,7 @@ LATE_FROM = 90
 UNSTABLE = 0.01
 COMMON = (
     *("recorder.report=false", "recorder.port=0", "scorer.every=10", "scorer.probe.every=60", "validation.every=30"),
-    *("loop.checkpoint_every=30", "loop.keep_checkpoints=1", "validation.early_stop=off"),
+    *("loop.checkpoint_every=30", "loop.keep_checkpoints=1"),
     "filter.no_signal_limit=1000",
     *(f"{ENTROPY}=0.001", "learner.optimizer.decay_steps=0"),
 )
