@@ -91,7 +91,7 @@ def arms(recipe: str, rate: float) -> Iterator[StudyCell]:
     for seed in SEEDS:
         for algorithm in ENVIRONMENTS[recipe]:
             for name, chosen in FILTERS.items():
-                settings = {**chosen, **ALGORITHMS[algorithm], RATE: rate}
+                settings = {**chosen, **ALGORITHMS[algorithm], RATE: rate, "model.tiny_seed": seed}
                 yield StudyCell("long", recipe, f"{algorithm}_{name}", settings, seed, STEPS, STEP_S[recipe])
 
 
