@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS
-from actors.labels import LabelSelector, require_gpu_share
-from envs.settings import Settings
+from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.scores import STATISTICS
+from squelch.actors.labels import LabelSelector, require_gpu_share
+from squelch.envs.settings import Settings
 
 DEFAULT_REPLAYS = 4
 """Replays of a trajectory where the statistic needs them. They generate no token; with 2, intervals of the policy

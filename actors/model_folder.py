@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.tensor_files import TensorHeader, read_header
-from envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
-from envs.untrusted.text import parse_object
+from squelch.actors.tensor_files import TensorHeader, read_header
+from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
+from squelch.envs.untrusted.text import parse_object
 
 if TYPE_CHECKING:
     import torch

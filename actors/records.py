@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.content import Picture
-from actors.failures import Failure
-from actors.messages import VersionSpan
-from envs.splits import Split
+from squelch.actors.content import Picture
+from squelch.actors.failures import Failure
+from squelch.actors.messages import VersionSpan
+from squelch.envs.splits import Split
 
 
 @dataclass(frozen=True)

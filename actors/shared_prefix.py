@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.content import Picture
+from squelch.actors.content import Picture
 
 
 def identities(rows: Sequence[np.ndarray], pictures: Sequence[Sequence[Picture]]) -> list[np.ndarray]:

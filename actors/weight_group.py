@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.messages import GroupSeat, TensorEntry
+from squelch.actors.messages import GroupSeat, TensorEntry
 
 BUCKET_BYTES = 256 << 20
 ALIGNMENT = 16

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import read_metrics
-from actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, scoring_of
-from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import print_figures
 from benchmarks.renoising import BLOCK, renoised
-from cluster.errors import UserError
+from squelch.actors.archive.reader import read_metrics
+from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, scoring_of
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.cluster.errors import UserError
 
 ONSET_SHARE = 0.5
 REWARD_SHARE = 0.8

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.common import print_figures
 from benchmarks.paired import ratio
-from cluster.config import load
-from cluster.loop.initial_policy import prepare_model
+from squelch.cluster.config import load
+from squelch.cluster.loop.initial_policy import prepare_model
 
 WARM_UP = 2
 PARTS = ("step", "rollout", "train", "publish", "orchestration")
@@ -46,7 +46,7 @@ def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[
             f"loop.steps={steps}",
         ]
         done = subprocess.run(
-            [str(python), "-m", "cluster.cli", *words, *OVERRIDES, *overrides],
+            [str(python), "-m", "squelch.cluster.cli", *words, *OVERRIDES, *overrides],
             cwd=checkout,
             env={**os.environ, "PYTHONPATH": str(checkout)},
             capture_output=True,

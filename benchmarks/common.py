@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.terminal import say
+from squelch.cluster.terminal import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -83,7 +83,7 @@ def random_smollm2(folder: Path, seed: int) -> PreTrainedConfig:
     import torch
     from transformers import LlamaForCausalLM
 
-    from learner.shapes import published
+    from squelch.learner.shapes import published
 
     torch.manual_seed(seed)
     config = published("SmolLM2-135M")

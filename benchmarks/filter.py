@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from actors.config import FilterConfig
-from actors.filter.measure import GroupStatistics
-from actors.filter.windows import FilterWindow, SlidingWindow
 from benchmarks.common import arguments, print_figures
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.windows import FilterWindow, SlidingWindow
 
 GROUP_SIZE = 16
 STEP_GROUPS = 8

@@ -38,16 +38,16 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.claims.plan import STUDY as CLAIMS
 from benchmarks.common import print_figures
 from benchmarks.renoising import renoised
 from benchmarks.studies import kept_share, made_to_collapse
 from benchmarks.studies.cells import Study
 from benchmarks.studies.kept import Kept, condense, of_content, read_all
-from cluster.control.gaming import VALIDATIONS, Gaming
-from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.cluster.control.gaming import VALIDATIONS, Gaming
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
 
 PARTS = ("lead", "long", "rules", "noise", "healthy", "steady", "grid", "fresh")
 """Parts of the studies whose runs were meant to be healthy."""

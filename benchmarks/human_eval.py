@@ -17,11 +17,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.common import arguments, print_figures
-from envs.deep_coder.human_eval import HumanEvalProblem, problems, read_human_eval
-from envs.deep_coder.tasks import Problem
-from envs.sandbox import Limits, Pool, SandboxConfig, judge, shared_pool
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.envs.deep_coder.human_eval import HumanEvalProblem, problems, read_human_eval
+from squelch.envs.deep_coder.tasks import Problem
+from squelch.envs.sandbox import Limits, Pool, SandboxConfig, judge, shared_pool
 
 MAX_TESTS = 15
 MUTANTS = 8

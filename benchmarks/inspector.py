@@ -34,16 +34,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
-from actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
-from actors.archive.reader import block_key, part_key, read_index, stream_groups
-from actors.archive.rows import to_table
-from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
-from actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_key, scores_table
-from actors.archive.writer import ROWS_PER_ROW_GROUP
-from actors.records import Group, Task, Ticket, Trajectory, Turn
 from benchmarks.common import print_figures
-from cluster.config import dump, load
-from cluster.inspector.figures import KEYS
+from squelch.actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
+from squelch.actors.archive.reader import block_key, part_key, read_index, stream_groups
+from squelch.actors.archive.rows import to_table
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
+from squelch.actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_key, scores_table
+from squelch.actors.archive.writer import ROWS_PER_ROW_GROUP
+from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.cluster.config import dump, load
+from squelch.cluster.inspector.figures import KEYS
 
 STEP_GROUPS, GROUP_SIZE = 8, 16
 REAL_GROUPS, ALL_GROUPS = 1_000, 100_000
@@ -96,8 +96,8 @@ def _taken(real: Path, num_real: int, folder: Path) -> list[pa.Table]:
 
 def _played(num_real: int, folder: Path) -> list[pa.Table]:
     """Groups of FrozenLake as its demonstrator plays it, with random log-probabilities and rewards, a table a step."""
-    from actors.play.codec import ChatCodec
     from benchmarks.learner.work import demonstrated
+    from squelch.actors.play.codec import ChatCodec
 
     with tempfile.TemporaryDirectory() as made:
         groups = demonstrated("frozenlake", num_real, GROUP_SIZE, Path(made) / "policy")
@@ -195,7 +195,7 @@ class Served:
 def served(folder: Path) -> Iterator[Served]:
     """`squelch inspect` on the run, in a process of its own."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "cluster.cli", "inspect", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "squelch.cluster.cli", "inspect", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

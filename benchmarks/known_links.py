@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis.fixed_probe import TaskMeans
-from actors.diagnosis.known_links import (
+from benchmarks.common import markdown_table, print_figures
+from squelch.actors.diagnosis.fixed_probe import TaskMeans
+from squelch.actors.diagnosis.known_links import (
     CHANNELS,
     LinkChannel,
     draw_links,
@@ -29,10 +30,9 @@ from actors.diagnosis.known_links import (
     probe_channel,
     probe_information,
 )
-from actors.diagnosis.links import LinksReading
-from actors.diagnosis.uncertainty import wilson_interval
-from actors.scorer.share import OTHERS, REFERENCES
-from benchmarks.common import markdown_table, print_figures
+from squelch.actors.diagnosis.links import LinksReading
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.actors.scorer.share import OTHERS, REFERENCES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"

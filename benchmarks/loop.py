@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from actors.archive.reader import is_of_step, read_metrics
 from benchmarks.common import print_figures
+from squelch.actors.archive.reader import is_of_step, read_metrics
 
 WARM_UP = 2
 PARTS = ("step", "rollout", "filter", "train", "publish", "orchestration")
@@ -35,7 +35,7 @@ ROLES = {
     "FilterService": "filter service",
     "raylet": "ray",
     "gcs_server": "ray",
-    "cluster.cli": "coordinator",
+    "squelch.cluster.cli": "coordinator",
 }
 ORCHESTRATION = ("coordinator", "filter service", "ray")
 
@@ -64,7 +64,7 @@ def run_steps(
     """Runs the recipe; returns the CPU seconds of the steps after `warm_up`, by role. `runs_dir` keeps its metrics."""
     words = ["train", recipe, "name=loop", f"runs_dir={runs_dir}", f"loop.steps={steps}", "validation.every=0"]
     words += ["loop.checkpoint_every=1000000", "recorder.port=0", "recorder.report=false", *overrides]
-    command = [sys.executable, "-u", "-m", "cluster.cli", *words]
+    command = [sys.executable, "-u", "-m", "squelch.cluster.cli", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     try:
         return _watch(process, steps, warm_up)

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import psutil
 
-from actors.config import RecorderConfig
-from actors.metrics.exporter import Recorder
-from actors.metrics.loggers import Loggers, open_loggers
-from actors.metrics.specification import LabelValues
 from benchmarks.common import arguments, print_figures
-from cluster.control.membership import MemberState
-from cluster.metrics import REGISTRY
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.loggers import Loggers, open_loggers
+from squelch.actors.metrics.specification import LabelValues
+from squelch.cluster.control.membership import MemberState
+from squelch.cluster.metrics import REGISTRY
 
 WORKERS, PLAYERS = 32, 64
 CHANGES = 100

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import t_quantile
+from squelch.actors.diagnosis.uncertainty import t_quantile
 
 
 def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:

@@ -66,7 +66,7 @@ def run(work: Work, sides: tuple[str, ...], python: Path) -> dict[str, Any]:
 
 def floor(work: Work, config: Any, kept: int) -> dict[str, float]:
     """Seconds of the parts of a step that trains on `kept` groups, by count."""
-    from actors.model_size import BYTES, model_size
+    from squelch.actors.model_size import BYTES, model_size
 
     size = model_size(config, PARAMETERS)
     rate, bandwidth = rates(work.num_threads, work.dtype)
@@ -90,7 +90,7 @@ def rates(threads: int, dtype: str) -> tuple[float, float]:
     import torch
     from torch.nn.functional import linear
 
-    from learner.kernels.linear import product
+    from squelch.learner.kernels.linear import product
 
     torch.set_num_threads(threads)
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]

@@ -23,14 +23,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from actors.diagnosis.metrics import REGIMES
-from actors.diagnosis.regime import Reading, RegimeGauge, true_share
 from benchmarks.claims.plan import STUDY as CLAIMS
 from benchmarks.common import arguments, print_figures
 from benchmarks.studies import made_to_collapse
 from benchmarks.studies.cells import Study
 from benchmarks.studies.kept import Kept, read_all
-from cluster.config import RunConfig
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.actors.diagnosis.regime import Reading, RegimeGauge, true_share
+from squelch.cluster.config import RunConfig
 
 PARTS = ("collapse", "healthy", "lead", "long", "rules", "noise")
 NOT_MADE = PARTS[1:]

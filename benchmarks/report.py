@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, print_figures
-from cluster.package import variables
+from squelch.cluster.package import variables
 from tests.cluster.report.synthetic import Made, write_run
 
 STEPS, SEEDS = 400, 3
@@ -41,7 +41,7 @@ def measure(seeds: int) -> dict[str, Any]:
     """Writes a report in a process of its own, as a user does."""
     with tempfile.TemporaryDirectory() as scratch:
         count = write_runs(Path(scratch), seeds)
-        command = [sys.executable, "-P", "-m", "cluster.cli", "report", scratch]
+        command = [sys.executable, "-P", "-m", "squelch.cluster.cli", "report", scratch]
         before, started = os.times(), time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables())
         seconds, after = time.perf_counter() - started, os.times()

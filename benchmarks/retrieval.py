@@ -22,12 +22,12 @@ from typing import Any
 from benchmarks.common import print_figures
 from benchmarks.environments.hostile_searches import hostile_searches
 from benchmarks.environments.own import demonstrator_of, own_environment
-from envs.base import TextEnv
-from envs.registry import make
-from envs.retrieval import open_index
-from envs.search_qa.world import World
-from envs.splits import SPLITS
-from envs.wording import DEFAULT_QUALITY
+from squelch.envs.base import TextEnv
+from squelch.envs.registry import make
+from squelch.envs.retrieval import open_index
+from squelch.envs.search_qa.world import World
+from squelch.envs.splits import SPLITS
+from squelch.envs.wording import DEFAULT_QUALITY
 
 PASSAGES, PRODUCTS = 100_000, 10_000
 FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a figure

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actors.archive.reader import read_events, read_index, read_metrics
 from benchmarks.common import print_figures
+from squelch.actors.archive.reader import read_events, read_index, read_metrics
 
 SMALL = (
     "loop.prompts=4",
@@ -65,7 +65,7 @@ def step(run_dir: Path) -> int:
 def scale(run_dir: Path, count: int) -> float:
     """Asks for a number of workers; seconds until the answer."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "cluster.cli", "scale", str(run_dir), "--rollout-workers", str(count)]
+    command = [sys.executable, "-m", "squelch.cluster.cli", "scale", str(run_dir), "--rollout-workers", str(count)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began
 
@@ -76,7 +76,7 @@ def measure(overrides: list[str], between: int, folder: Path) -> list[dict[str, 
     words += ["rollout.max_count=2", "recorder.port=0", *SMALL, *overrides]
     run_dir, output = folder / "scale", folder / "output"
     with output.open("w") as file:
-        command = [sys.executable, "-u", "-m", "cluster.cli", *words]
+        command = [sys.executable, "-u", "-m", "squelch.cluster.cli", *words]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True)
     try:
         until(lambda: (run_dir / "metrics.jsonl").exists() and step(run_dir) >= 2, process, "the second step")

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import is_of_step, read_metrics
-from actors.scorer.pace import OUTCOMES
 from benchmarks.common import print_figures
 from benchmarks.loop import run_steps
+from squelch.actors.archive.reader import is_of_step, read_metrics
+from squelch.actors.scorer.pace import OUTCOMES
 
 RECIPE, WARM_UP, EVERY, PROBE_EVERY = "frozenlake", 4, 5, 25
 ARMS = {

@@ -26,19 +26,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.archive.reader import is_of_step
-from actors.archive.writer import Archive
-from actors.records import GroupSummary, Ticket
 from benchmarks.common import arguments, print_figures
 from benchmarks.control_plane.channel import Local
 from benchmarks.control_plane.hosts import FilterHost, Host
 from benchmarks.control_plane.stand_ins import StandIns
-from cluster.config import RunConfig, load
-from cluster.fleet.fleet import Fleet
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.persistence.state import LoopState
-from cluster.runs.folder import RunFolder
-from cluster.runs.timing.step_time import StepModel, fitted, observed
+from squelch.actors.archive.reader import is_of_step
+from squelch.actors.archive.writer import Archive
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.timing.step_time import StepModel, fitted, observed
 
 PROMPTS, GROUP_SIZE = 8, 8
 LENGTHS = (20, 120)

@@ -21,18 +21,18 @@ import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from actors.diagnosis.proxies import proxies_of_samples
-from actors.play.codec import ChatCodec
-from actors.scorer.cross_scoring import CrossScorer
-from actors.shared_prefix import distinct
-from cluster.config import RunConfig, load
-from envs.config import EnvironmentConfig
-from envs.grid_worlds.base import GridEnv
-from envs.registry import environment_class, environment_names
-from learner.warmup import tiny, tiny_eval, training
-from learner.warmup.demonstrations import encode, transcripts
-from learner.warmup.tiny_eval import Played
-from learner.warmup.tiny_recipe import recipe_for
+from squelch.actors.diagnosis.proxies import proxies_of_samples
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.scorer.cross_scoring import CrossScorer
+from squelch.actors.shared_prefix import distinct
+from squelch.cluster.config import RunConfig, load
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.grid_worlds.base import GridEnv
+from squelch.envs.registry import environment_class, environment_names
+from squelch.learner.warmup import tiny, tiny_eval, training
+from squelch.learner.warmup.demonstrations import encode, transcripts
+from squelch.learner.warmup.tiny_eval import Played
+from squelch.learner.warmup.tiny_recipe import recipe_for
 
 NUM_PROMPTS = 32
 """Number of prompts in the retrieval of the first turn's reasoning."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any
 
-from actors.process.preparation import protect
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import complain, remark, say
-from envs.untrusted.files import reason
+from squelch.actors.process.preparation import protect
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.terminal import complain, remark, say
+from squelch.envs.untrusted.files import reason
 
 COMMANDS = {
     "train": ("train", "train a policy"),
@@ -129,7 +129,7 @@ def build_parser(command: str | None = None) -> Parser:
     for name, (module, text) in COMMANDS.items():
         of_command = commands.add_parser(name, help=text)
         if name == command:
-            loaded = importlib.import_module(f"cluster.commands.{module}")
+            loaded = importlib.import_module(f"squelch.cluster.commands.{module}")
             loaded.add_arguments(of_command)
             of_command.set_defaults(run=loaded.run)
     return parser

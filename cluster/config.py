@@ -19,8 +19,8 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from actors.archive.store import check_store
-from actors.config import (
+from squelch.actors.archive.store import check_store
+from squelch.actors.config import (
     MIN_TEMPERATURE,
     EnvironmentActorConfig,
     FilterConfig,
@@ -29,18 +29,18 @@ from actors.config import (
     SamplingConfig,
     ScorerConfig,
 )
-from actors.filter.scores import STATISTICS
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.first_task import made
-from envs.config import EnvironmentConfig
-from envs.options import MAX_COMPARED
-from envs.registry import resolved
-from envs.settings import Settings
-from envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
-from envs.untrusted.text import MAX_RECIPE, parse_yaml
-from learner.config import LearnerConfig
-from learner.objective.algorithms import differences, merged, with_filter
-from learner.warmup.settings import WarmupConfig
+from squelch.actors.filter.scores import STATISTICS
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.first_task import made
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.options import MAX_COMPARED
+from squelch.envs.registry import resolved
+from squelch.envs.settings import Settings
+from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
+from squelch.envs.untrusted.text import MAX_RECIPE, parse_yaml
+from squelch.learner.config import LearnerConfig
+from squelch.learner.objective.algorithms import differences, merged, with_filter
+from squelch.learner.warmup.settings import WarmupConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 MAX_EXTENDED = 16
@@ -233,7 +233,7 @@ class RunConfig(Settings):
     @property
     def held_gradients(self) -> int:
         """Gradients that a learner rank holds at once, besides the model's own, for what the run measures of them."""
-        from learner.decomposition.statistics import HALVES_GRADIENTS, MAX_GRADIENTS  # loads numpy
+        from squelch.learner.decomposition.statistics import HALVES_GRADIENTS, MAX_GRADIENTS  # loads numpy
 
         return max(MAX_GRADIENTS * (self.gradients.every > 0), HALVES_GRADIENTS * (self.filter.kept_share.every > 0))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from envs.untrusted.files import Unreadable
+from squelch.envs.untrusted.files import Unreadable
 
 
 class UserError(Exception):

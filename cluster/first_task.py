@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.own_thread import OwnThread
-from envs.config import EnvironmentConfig
-from envs.contract import Environment
-from envs.episode import Episode, Message
-from envs.registry import make
+from squelch.cluster.own_thread import OwnThread
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.contract import Environment
+from squelch.envs.episode import Episode, Message
+from squelch.envs.registry import make
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.filter.rules import RULES
-from cluster.config import RunConfig, flat
-from learner.objective.algorithms import as_written
+from squelch.actors.filter.rules import RULES
+from squelch.cluster.config import RunConfig, flat
+from squelch.learner.objective.algorithms import as_written
 
 Reason = Callable[[Mapping[str, Any]], str]
 """Why settings do nothing, such as "without a store", of a run's settings by dotted key."""

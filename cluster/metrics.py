@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import actors.diagnosis.metrics
-import actors.filter.metrics
-import actors.filter.noise_metrics
-import actors.play.metrics
-import actors.rollout.metrics
-import actors.scorer.metrics
-import learner.decomposition.metrics
-import learner.metrics
-from actors.metrics.registry import Registry
-from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
-from actors.play.metrics import FAILURES
+import squelch.actors.diagnosis.metrics
+import squelch.actors.filter.metrics
+import squelch.actors.filter.noise_metrics
+import squelch.actors.play.metrics
+import squelch.actors.rollout.metrics
+import squelch.actors.scorer.metrics
+import squelch.learner.decomposition.metrics
+import squelch.learner.metrics
+from squelch.actors.metrics.registry import Registry
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.play.metrics import FAILURES
 
 STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
 """Seconds; 3.5 is the documented bound on a step of the demo."""
@@ -308,14 +308,14 @@ METRICS: Table = {
 """Metrics of the training loop, the ledger and the fleet."""
 
 COMPONENTS: tuple[ModuleType, ...] = (
-    actors.play.metrics,
-    actors.filter.metrics,
-    actors.filter.noise_metrics,
-    actors.diagnosis.metrics,
-    actors.scorer.metrics,
-    learner.metrics,
-    learner.decomposition.metrics,
-    actors.rollout.metrics,
+    squelch.actors.play.metrics,
+    squelch.actors.filter.metrics,
+    squelch.actors.filter.noise_metrics,
+    squelch.actors.diagnosis.metrics,
+    squelch.actors.scorer.metrics,
+    squelch.learner.metrics,
+    squelch.learner.decomposition.metrics,
+    squelch.actors.rollout.metrics,
 )
 """Modules with a table `METRICS`, in the order of a training step."""
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from cluster.errors import UserError
+from squelch.cluster.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
 
@@ -43,7 +43,7 @@ def variables() -> dict[str, str]:
 
 def checkout() -> Path | None:
     """The repository's root if the code runs from one; None if it was installed from a wheel."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() else None
 
 

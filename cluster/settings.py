@@ -1,7 +1,7 @@
 """Every setting by its dotted key, with what it means and what it may be; read from the classes of the settings.
 
-`squelch config --explain` prints some of them. `python -m cluster.settings` writes docs/settings.md, a table of all.
-Environments are imported only for their own options.
+`squelch config --explain` prints some of them. `python -m squelch.cluster.settings` writes docs/settings.md, a table of
+all. Environments are imported only for their own options.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from cluster.config import RunConfig
-from envs.registry import ADAPTERS, environment_class, environment_names
-from envs.settings import Settings
+from squelch.cluster.config import RunConfig
+from squelch.envs.registry import ADAPTERS, environment_class, environment_names
+from squelch.envs.settings import Settings
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 OPTIONS = "environment.options"
 _KINDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -35,11 +35,11 @@ _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below
 HEAD = """\
 # Settings
 
-Every setting of a run by its key, with its default, what it may be, and what it means. `python -m cluster.settings`
-writes this page from the settings' classes; do not edit it. A recipe sets some of them differently: `squelch config
-RECIPE` prints a recipe's values, and `squelch config RECIPE --explain WORD` explains the settings whose key contains a
-word. Set one on the command line (`squelch train frozenlake filter.rho=0.5`), or in a YAML file of the same tree that
-says `extends: RECIPE`.
+Every setting of a run by its key, with its default, what it may be, and what it means.
+`python -m squelch.cluster.settings` writes this page from the settings' classes; do not edit it. A recipe sets some of
+them differently: `squelch config RECIPE` prints a recipe's values, and `squelch config RECIPE --explain WORD` explains
+the settings whose key contains a word. Set one on the command line (`squelch train frozenlake filter.rho=0.5`), or in
+a YAML file of the same tree that says `extends: RECIPE`.
 
 A key that does not exist, a value of another kind and settings that contradict each other are refused before a run
 starts, by name.

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from cluster.errors import UserError
-from envs.untrusted.files import reason, shortened
-from envs.untrusted.secrets import masked
+from squelch.cluster.errors import UserError
+from squelch.envs.untrusted.files import reason, shortened
+from squelch.envs.untrusted.secrets import masked
 
 MAX_PARAGRAPH = 4_000
 """Characters of an error that are shown."""

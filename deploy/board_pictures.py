@@ -1,6 +1,6 @@
 """Draws the dashboards over a run as Grafana would show them, for the docs.
 
-    python -m deploy.board_pictures runs/frozenlake docs
+    python -m squelch.deploy.board_pictures runs/frozenlake docs
 
 A real Prometheus answers the dashboards' own queries, and the answers are drawn with the dashboards' own layout
 (`cluster.figures.panels`). `--prometheus URL` names one that scraped the run. Without it, one is started that holds
@@ -14,13 +14,13 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from cluster.errors import UserError
-from cluster.figures import panels
-from cluster.figures.style import standalone
-from cluster.grafana import boards
-from cluster.grafana.prometheus import Prometheus, Span
-from cluster.grafana.recorded import prometheus_over
-from cluster.runs.folder import RunFolder
+from squelch.cluster.errors import UserError
+from squelch.cluster.figures import panels
+from squelch.cluster.figures.style import standalone
+from squelch.cluster.grafana import boards
+from squelch.cluster.grafana.prometheus import Prometheus, Span
+from squelch.cluster.grafana.recorded import prometheus_over
+from squelch.cluster.runs.folder import RunFolder
 
 README = "reasoning"
 """The dashboard whose first two rows the README shows."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS
-from deploy.tables import replaced, table
+from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.scores import STATISTICS
+from squelch.deploy.tables import replaced, table
 
 
 def with_tables(page: str) -> str:

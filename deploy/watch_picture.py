@@ -1,6 +1,6 @@
 """Draws the view of `squelch watch` as an SVG, for the README.
 
-    python -m deploy.watch_picture runs/frozenlake docs/watch.svg
+    python -m squelch.deploy.watch_picture runs/frozenlake docs/watch.svg
 
 The picture shows the run's folder at the time of the call, exactly as a terminal would; a call during training shows a
 run in progress. The SVG loads nothing from the network, not even a font.
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from cluster.commands.existing_runs.watch import view
-from cluster.runs.folder import RunFolder
-from cluster.runs.status import read_status
+from squelch.cluster.commands.existing_runs.watch import view
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.status import read_status
 
 WIDTH = 112
 """Columns of the drawn terminal, wide enough for the longest figure and its sparkline."""

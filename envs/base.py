@@ -12,8 +12,8 @@ Invariants:
   the run continues.
 
 Importing this module registers every environment of `envs.registry.ENVIRONMENTS` with Gymnasium as `squelch/<name>-v0`;
-`gymnasium.make("envs.base:squelch/FrozenLake-v0")` imports it first. `envs/grid_worlds/base.py` is the base of the grid
-worlds; `envs/template.py` is a complete small example (docs/adding-an-environment.md).
+`gymnasium.make("squelch.envs.base:squelch/FrozenLake-v0")` imports it first. `envs/grid_worlds/base.py` is the base of
+the grid worlds; `envs/template.py` is a complete small example (docs/adding-an-environment.md).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import numpy as np
 from gymnasium.spaces import Text
 from gymnasium.utils import seeding
 
-from envs.contract import Environment
-from envs.options import read_options
-from envs.registry import ENVIRONMENTS
-from envs.settings import Settings
-from envs.splits import Split, check_split
-from envs.text import PRINTABLE
-from envs.wording import PromptName, Wording
+from squelch.envs.contract import Environment
+from squelch.envs.options import read_options
+from squelch.envs.registry import ENVIRONMENTS
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split, check_split
+from squelch.envs.text import PRINTABLE
+from squelch.envs.wording import PromptName, Wording
 
 NAMESPACE = "squelch"
 

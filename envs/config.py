@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from envs.noise.reward_noise import RewardNoise
-from envs.settings import Settings
-from envs.wording import PromptName
+from squelch.envs.noise.reward_noise import RewardNoise
+from squelch.envs.settings import Settings
+from squelch.envs.wording import PromptName
 
 if TYPE_CHECKING:
-    from envs.contract import Environment
+    from squelch.envs.contract import Environment
 
 
 class TurnDefaults(Protocol):

@@ -18,9 +18,9 @@ import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from envs.settings import Settings
-from envs.splits import Split
-from envs.wording import DemonstrationQuality, PromptName, Rng, Wording
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split
+from squelch.envs.wording import DemonstrationQuality, PromptName, Rng, Wording
 
 Capability = TypeVar("Capability")
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envs.config import FormatConfig
-from envs.contract import Environment
-from envs.format import ParsedTurn, parse, system_message, turn_message
-from envs.noise.replay import Replay
-from envs.noise.reward_noise import NO_NOISE, RewardNoise
-from envs.untrusted.rewards import finite_reward
+from squelch.envs.config import FormatConfig
+from squelch.envs.contract import Environment
+from squelch.envs.format import ParsedTurn, parse, system_message, turn_message
+from squelch.envs.noise.replay import Replay
+from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
+from squelch.envs.untrusted.rewards import finite_reward
 
 Message = dict[str, str]
 Ending = Literal["terminated", "truncated"]  # the environment's own

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from envs.untrusted.files import require_output
+from squelch.envs.untrusted.files import require_output
 
 _POLL_S = 0.1
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from envs.config import FormatConfig
-from envs.contract import ClosedVocabulary, Environment, lacking
-from envs.wording import PromptName, Wording, planned
+from squelch.envs.config import FormatConfig
+from squelch.envs.contract import ClosedVocabulary, Environment, lacking
+from squelch.envs.wording import PromptName, Wording, planned
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"

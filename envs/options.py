@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from envs.settings import Settings
-from envs.untrusted.files import brief, shortened
+from squelch.envs.settings import Settings
+from squelch.envs.untrusted.files import brief, shortened
 
 S = TypeVar("S", bound=Settings)
 MAX_COMPARED = 100

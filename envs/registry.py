@@ -10,29 +10,29 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from envs.config import EnvironmentConfig
-from envs.contract import Environment, lacking
-from envs.options import nearest, read_options
-from envs.splits import Split, check_split
-from envs.untrusted.files import brief, reason
-from envs.wording import PromptName
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.contract import Environment, lacking
+from squelch.envs.options import nearest, read_options
+from squelch.envs.splits import Split, check_split
+from squelch.envs.untrusted.files import brief, reason
+from squelch.envs.wording import PromptName
 
 ENVIRONMENTS: dict[str, str] = {
-    "Countdown": "envs.countdown.environment:Countdown",
-    "DeepCoder": "envs.deep_coder.environment:DeepCoder",
-    "FrozenLake": "envs.grid_worlds.frozen_lake:FrozenLake",
-    "MetaMathQA": "envs.meta_math_qa.environment:MetaMathQA",
-    "SearchQA": "envs.search_qa.environment:SearchQA",
-    "Sokoban": "envs.grid_worlds.sokoban:Sokoban",
-    "WebShop": "envs.web_shop.environment:WebShop",
+    "Countdown": "squelch.envs.countdown.environment:Countdown",
+    "DeepCoder": "squelch.envs.deep_coder.environment:DeepCoder",
+    "FrozenLake": "squelch.envs.grid_worlds.frozen_lake:FrozenLake",
+    "MetaMathQA": "squelch.envs.meta_math_qa.environment:MetaMathQA",
+    "SearchQA": "squelch.envs.search_qa.environment:SearchQA",
+    "Sokoban": "squelch.envs.grid_worlds.sokoban:Sokoban",
+    "WebShop": "squelch.envs.web_shop.environment:WebShop",
 }
 """The paper's seven. Each is a `TextEnv` with every capability; Gymnasium knows it as `squelch/<name>-v0`."""
 ADAPTERS: dict[str, str] = {
-    "Gymnasium": "envs.adapters.gymnasium_text:GymnasiumText",
-    "Http": "envs.adapters.http:Http",
-    "OwnProcess": "envs.adapters.own_process:AnyInItsProcess",
-    "ReasoningGym": "envs.adapters.reasoning_gym:ReasoningGym",
-    "TextArena": "envs.adapters.textarena:TextArena",
+    "Gymnasium": "squelch.envs.adapters.gymnasium_text:GymnasiumText",
+    "Http": "squelch.envs.adapters.http:Http",
+    "OwnProcess": "squelch.envs.adapters.own_process:AnyInItsProcess",
+    "ReasoningGym": "squelch.envs.adapters.reasoning_gym:ReasoningGym",
+    "TextArena": "squelch.envs.adapters.textarena:TextArena",
 }
 """Wrappers of third-party environments. They can be played, but have no demonstrations."""
 

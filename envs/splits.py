@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Literal
 
-from envs.settings import Settings
+from squelch.envs.settings import Settings
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from envs.base import TextEnv
-from envs.contract import Demonstrator
-from envs.settings import Settings
-from envs.splits import MAX_DRAWS, no_task, split_of, task_key_of
-from envs.wording import (
+from squelch.envs.base import TextEnv
+from squelch.envs.contract import Demonstrator
+from squelch.envs.settings import Settings
+from squelch.envs.splits import MAX_DRAWS, no_task, split_of, task_key_of
+from squelch.envs.wording import (
     DEFAULT_QUALITY,
     DemonstrationQuality,
     Example,

@@ -34,25 +34,25 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from actors.archive.rows import from_table, unpacked
-from actors.messages import GroupSeat, Imitation, StepReport, WeightBundle
-from actors.process.folders import Entry
-from actors.process.interfaces import bind_nccl, listen
-from actors.process.log import log_variable
-from actors.process.progress import WATCHING, Marks, Progress
-from actors.process.ray_errors import DEAD, cause_of_death
-from actors.process.shipping import Folder, forget, local, offer, own_node
-from learner import staging
-from learner.config import LearnerConfig
-from learner.network import LOOPBACK, Home, Place, failures_in_words, unreachable
-from learner.process_environment import ENVIRONMENT
-from learner.staging import Staging, sees
+from squelch.actors.archive.rows import from_table, unpacked
+from squelch.actors.messages import GroupSeat, Imitation, StepReport, WeightBundle
+from squelch.actors.process.folders import Entry
+from squelch.actors.process.interfaces import bind_nccl, listen
+from squelch.actors.process.log import log_variable
+from squelch.actors.process.progress import WATCHING, Marks, Progress
+from squelch.actors.process.ray_errors import DEAD, cause_of_death
+from squelch.actors.process.shipping import Folder, forget, local, offer, own_node
+from squelch.learner import staging
+from squelch.learner.config import LearnerConfig
+from squelch.learner.network import LOOPBACK, Home, Place, failures_in_words, unreachable
+from squelch.learner.process_environment import ENVIRONMENT
+from squelch.learner.staging import Staging, sees
 
 if TYPE_CHECKING:
-    from actors.weight_group import WeightGroup
-    from learner.batching import Groups, Row
-    from learner.decomposition.alignment import HalfGram
-    from learner.decomposition.statistics import Decomposition
+    from squelch.actors.weight_group import WeightGroup
+    from squelch.learner.batching import Groups, Row
+    from squelch.learner.decomposition.alignment import HalfGram
+    from squelch.learner.decomposition.statistics import Decomposition
 
 GRACE_S = 5.0
 """Seconds to wait, after a rank has failed, for failures of other ranks, so that the error names a rank that died."""
@@ -111,7 +111,7 @@ class LearnerRank:
 
     def start(self, rank: int, places: Sequence[Place]) -> None:
         """Join the process group and load the model."""
-        from learner.rank import start
+        from squelch.learner.rank import start
 
         model_dir = local(self.model_dir)  # before the group exists, whose collectives would wait for a copy
         (store, door), self._sockets = self._sockets, ()
@@ -131,25 +131,25 @@ class LearnerRank:
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
         """The gradient decomposition of these groups; no update is made. See `learner.decomposition.decompose`."""
-        from learner.decomposition.decompose import decompose
+        from squelch.learner.decomposition.decompose import decompose
 
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
 
     def half_gram(self, refs: Sequence[Any], group_ids: Sequence[str]) -> HalfGram:
         """The inner products of the groups' half gradients; no update is made. See `learner.decomposition.halves`."""
-        from learner.decomposition.halves import half_gram
+        from squelch.learner.decomposition.halves import half_gram
 
         return half_gram(self.trainer, self._fetch("kept share", refs, group_ids))
 
     def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
         """One supervised optimizer step on the rows. See `learner.imitation.imitate`."""
-        from learner.imitation import imitate
+        from squelch.learner.imitation import imitate
 
         return imitate(self.trainer, rows, step)
 
     def imitation_loss(self, rows: Sequence[Row]) -> float:
         """The mean loss of the rows, nats per sampled token; the weights do not change."""
-        from learner.imitation import imitation_loss
+        from squelch.learner.imitation import imitation_loss
 
         return imitation_loss(self.trainer, rows)
 
@@ -166,7 +166,7 @@ class LearnerRank:
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
         """The weights, which rank 0 puts into the object store; other ranks return None."""
-        from learner.rank import publish
+        from squelch.learner.rank import publish
 
         return publish(self.trainer, version, ray.put, dtype)
 
@@ -179,7 +179,7 @@ class LearnerRank:
     def take_seat(self, seat: GroupSeat) -> str:
         """Form the weight group that `open_group` announced; waits for all members. Returns the reason if it fails,
         because the learner itself is as well as before."""
-        from learner.rank import take_seat
+        from squelch.learner.rank import take_seat
 
         assert self._door is not None, "open_group comes first"
         door, self._door = self._door, None
@@ -191,7 +191,7 @@ class LearnerRank:
 
     def send(self, dtype: str) -> str:
         """Broadcast the weights in the weight group, where only rank 0 has a seat. Returns the reason if it fails."""
-        from learner.rank import send
+        from squelch.learner.rank import send
 
         failure = send(self.trainer, self._group, dtype)
         if failure:
@@ -245,7 +245,7 @@ class LearnerRank:
 
     def stop(self) -> None:
         """Leave the process group."""
-        from learner import process_group
+        from squelch.learner import process_group
 
         process_group.stop()
 

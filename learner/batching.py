@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.content import Picture
-from actors.records import Trajectory
-from actors.shared_prefix import common_lengths, identities, in_order
-from learner.config import ObjectiveConfig
-from learner.kernels.packing import Forest, added_tokens, pack
-from learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
+from squelch.actors.content import Picture
+from squelch.actors.records import Trajectory
+from squelch.actors.shared_prefix import common_lengths, identities, in_order
+from squelch.learner.config import ObjectiveConfig
+from squelch.learner.kernels.packing import Forest, added_tokens, pack
+from squelch.learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
 """(group id, its trajectories) per group. Failed trajectories may be among them; `survivors` excludes them."""

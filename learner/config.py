@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from actors.labels import LabelSelector, require_gpu_share
-from envs.settings import Settings
-from learner.objective.algorithms import ALGORITHMS, with_algorithm
-from learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
+from squelch.actors.labels import LabelSelector, require_gpu_share
+from squelch.envs.settings import Settings
+from squelch.learner.objective.algorithms import ALGORITHMS, with_algorithm
+from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
 
 
 class KLConfig(Settings):

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.messages import Imitation
-from learner import batching
-from learner.batching import OptimizerStep, Row
-from learner.policy.model import reshard
-from learner.tensors import inputs_of
-from learner.trainer import Totals, Trainer
+from squelch.actors.messages import Imitation
+from squelch.learner import batching
+from squelch.learner.batching import OptimizerStep, Row
+from squelch.learner.policy.model import reshard
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Totals, Trainer
 
 TEMPERATURE = 1.0
 

@@ -17,10 +17,10 @@ from functools import lru_cache
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from learner.config import LearnerConfig
-from learner.kernels import block_attention
-from learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
-from learner.policy.model import layers_apart
+from squelch.learner.config import LearnerConfig
+from squelch.learner.kernels import block_attention
+from squelch.learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
+from squelch.learner.policy.model import layers_apart
 
 GIB = 2**30
 
@@ -132,7 +132,9 @@ def available(learner: LearnerConfig) -> int | None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
         return int(torch.cuda.mem_get_info()[1] * min(1, learner.num_gpus)) if torch.cuda.is_available() else None
-    from actors.process.free_memory import free_memory  # here: estimates need nothing beyond torch and transformers
+    from squelch.actors.process.free_memory import (
+        free_memory,  # here: estimates need nothing beyond torch and transformers
+    )
 
     return free_memory() // learner.ranks
 

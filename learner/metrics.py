@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
 if TYPE_CHECKING:
-    from actors.messages import WeightBundle
+    from squelch.actors.messages import WeightBundle
 
 PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference", "critic")
 

@@ -1,6 +1,6 @@
 """Environment variables of a learner rank's process; the C library and OpenMP read them once, when it starts."""
 
-from actors.process.allocator import ALLOCATOR
+from squelch.actors.process.allocator import ALLOCATOR
 
 ENVIRONMENT = {
     # A waiting thread must not occupy the core that another thread or a rollout worker needs, so it sleeps. It first

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from actors.process.interfaces import bind_collectives
+from squelch.actors.process.interfaces import bind_collectives
 
 
 def start(

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from actors.messages import TensorEntry, WeightBundle
-from actors.weight_group import WeightGroup
-from actors.weights import checksum
-from learner.kernels.layout import Layout
-from learner.kernels.packing import pack
-from learner.policy.lora import merged, published_name
-from learner.policy.model import Policy, one_layer_at_a_time
+from squelch.actors.messages import TensorEntry, WeightBundle
+from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights import checksum
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.packing import pack
+from squelch.learner.policy.lora import merged, published_name
+from squelch.learner.policy.model import Policy, one_layer_at_a_time
 
 Put = Callable[[dict[str, np.ndarray]], Any]
 """Stores a chunk and returns the reference that the bundle holds: `ray.put`, or the identity in tests."""

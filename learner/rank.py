@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers.utils import logging as hf_logging
 
-from actors.messages import GroupSeat, WeightBundle
-from actors.weight_group import WeightGroup
-from learner import process_group
-from learner import publish as publication
-from learner.config import LearnerConfig
-from learner.network import Place
-from learner.trainer import Trainer
+from squelch.actors.messages import GroupSeat, WeightBundle
+from squelch.actors.weight_group import WeightGroup
+from squelch.learner import process_group
+from squelch.learner import publish as publication
+from squelch.learner.config import LearnerConfig
+from squelch.learner.network import Place
+from squelch.learner.trainer import Trainer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types in which weights are published, by the name in `rollout.dtype`; any other name publishes float32."""

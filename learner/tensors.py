@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from learner.batching import MicroBatch, OptimizerStep, Row
-from learner.config import ObjectiveConfig
-from learner.kernels.layout import Layout
-from learner.objective.components import StepSize
-from learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
+from squelch.learner.batching import MicroBatch, OptimizerStep, Row
+from squelch.learner.config import ObjectiveConfig
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.objective.components import StepSize
+from squelch.learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
 
 Inputs = tuple[Tensor, Tensor, Tensor, Layout]
 """(input_ids, positions, targets, layout), as `Policy.forward` takes them."""

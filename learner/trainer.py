@@ -22,22 +22,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from actors.messages import StepReport, WeightBundle
-from actors.model_folder import model_config
-from actors.process.progress import Marks
-from learner import batching, memory
-from learner import publish as publication
-from learner.batching import Groups, MicroBatch, OptimizerStep, Row
-from learner.checkpoint import folder as checkpoint
-from learner.checkpoint.export import export
-from learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
-from learner.metrics import PARTS
-from learner.objective import credit
-from learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
-from learner.policy.critic import ValueLearner
-from learner.policy.model import Policy, equip, load_model, local, reshard, shard
-from learner.snapshot import Pages, Snapshot
-from learner.tensors import Batch, Inputs, inputs_of, to_batch
+from squelch.actors.messages import StepReport, WeightBundle
+from squelch.actors.model_folder import model_config
+from squelch.actors.process.progress import Marks
+from squelch.learner import batching, memory
+from squelch.learner import publish as publication
+from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row
+from squelch.learner.checkpoint import folder as checkpoint
+from squelch.learner.checkpoint.export import export
+from squelch.learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
+from squelch.learner.metrics import PARTS
+from squelch.learner.objective import credit
+from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
+from squelch.learner.policy.critic import ValueLearner
+from squelch.learner.policy.model import Policy, equip, load_model, local, reshard, shard
+from squelch.learner.snapshot import Pages, Snapshot
+from squelch.learner.tensors import Batch, Inputs, inputs_of, to_batch
 
 MEAN_NAMES = (
     *("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"),

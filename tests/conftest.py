@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from envs.config import EnvironmentConfig
+from squelch.envs.config import EnvironmentConfig
 
 # Before a test imports torch: threads that wait must not burn the cores that other tests' processes need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -83,8 +83,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A FrozenLake policy after a very short warm-up: it knows the format and little else. All processes of one test
     run share it."""
-    from learner.warmup.tiny import build_tiny
-    from learner.warmup.tiny_recipe import recipe_for
+    from squelch.learner.warmup.tiny import build_tiny
+    from squelch.learner.warmup.tiny_recipe import recipe_for
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

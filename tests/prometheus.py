@@ -23,11 +23,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.grafana.boards import EVERYTHING
-from deploy.alert_rules import JOB, RULES
-from deploy.boards import BOARDS
-from deploy.boards.annotations import ANNOTATIONS
-from deploy.generated import ROOT
+from squelch.cluster.grafana.boards import EVERYTHING
+from squelch.deploy.alert_rules import JOB, RULES
+from squelch.deploy.boards import BOARDS
+from squelch.deploy.boards.annotations import ANNOTATIONS
+from squelch.deploy.generated import ROOT
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0

@@ -65,8 +65,8 @@ def test_the_wheel_registers_the_command_and_the_plugin_of_vllm(wheel: Path) -> 
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         text = archive.read(name).decode()
-    assert "squelch = cluster.cli:main" in text
-    assert "[vllm.general_plugins]\nsquelch = actors.rollout.weight_transfer:register" in text
+    assert "squelch = squelch.cluster.cli:main" in text
+    assert "[vllm.general_plugins]\nsquelch = squelch.actors.rollout.weight_transfer:register" in text
 
 
 def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: 
 
 
 def test_installed_code_is_no_checkout(installed: Path, tmp_path: Path) -> None:
-    code = "import cluster.package as package; print(package.__file__, package.checkout())"
+    code = "import squelch.cluster.package as package; print(package.__file__, package.checkout())"
     python = installed.with_name("python")
     found = subprocess.run([python, "-P", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60)
     file, root = found.stdout.split()

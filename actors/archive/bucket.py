@@ -22,8 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from actors.archive.store import LocalStore, RangeReader, Stat, Store, StoreUrlError, check_store
-from envs.untrusted.files import Unreadable, reason, shortened
+from squelch.actors.archive.store import LocalStore, RangeReader, Stat, Store, StoreUrlError, check_store
+from squelch.envs.untrusted.files import Unreadable, reason, shortened
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.archive.rows import list_column
-from actors.archive.schema import INDEX_SCHEMA
+from squelch.actors.archive.rows import list_column
+from squelch.actors.archive.schema import INDEX_SCHEMA
 
 STEPS_PER_BLOCK = 100
 NEEDED = (

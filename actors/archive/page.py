@@ -1,4 +1,4 @@
-"""Writes docs/schema.md from the schema: `python -m actors.archive.page`."""
+"""Writes docs/schema.md from the schema: `python -m squelch.actors.archive.page`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
-from actors.archive.version import VERSION, VERSION_KEY
+from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
+from squelch.actors.archive.version import VERSION, VERSION_KEY
 
-PAGE = Path(__file__).parents[2] / "docs" / "schema.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.md"
 
 HEAD = f"""\
 # The archive's schema
@@ -18,7 +18,7 @@ HEAD = f"""\
 A run's groups are in `groups/step-NNNNNN.parquet`, one row per trajectory, and in `groups/index-NNNNNN.parquet`, one
 row per group for a hundred steps. Both have **schema {VERSION}**: the metadata of their Parquet schema contains
 `{VERSION_KEY} = {VERSION}`. `metrics.parquet` states the version in the same way, `summary.json` under `schema`.
-`python -m actors.archive.page` writes this page from `actors/archive/schema.py`.
+`python -m squelch.actors.archive.page` writes this page from `actors/archive/schema.py`.
 
 - A file of a newer schema is refused with its name; read it with the version of Squelch that wrote it, or a newer one.
 - A file that states no version has **version 0**: files of runs before schema 1, and files of other trainers. Every

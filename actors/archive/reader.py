@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
-from actors.archive.version import checked_version, version_of
-from envs.untrusted.files import brief, is_folder, require_regular, state
-from envs.untrusted.text import MAX_LINE, lines_of, parse_object
+from squelch.actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
+from squelch.actors.archive.version import checked_version, version_of
+from squelch.envs.untrusted.files import brief, is_folder, require_regular, state
+from squelch.envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +76,7 @@ def stream_groups(
     place: Place, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """As `read_groups`, one table at a time, of the rows of at most one row group: a run may be larger than memory."""
-    from actors.archive.schema import ARCHIVE_SCHEMA
+    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
 
     names = ARCHIVE_SCHEMA.names if columns is None else list(columns)
     for store, key in _files(place, steps):
@@ -92,7 +92,7 @@ def read_group(place: Place, step: int, group_id: str) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from actors.archive.schema import ARCHIVE_SCHEMA
+    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
 
     store, key = as_store(place), part_key(step)
     tables = _read_part(store, key, ARCHIVE_SCHEMA.names, only=group_id)
@@ -106,7 +106,7 @@ def read_index_of(place: Place, step: int) -> pa.Table:
     """The rows of one step in the index, computed from the step's part."""
     import pyarrow as pa
 
-    from actors.archive.group_index import NEEDED, index_rows
+    from squelch.actors.archive.group_index import NEEDED, index_rows
 
     return index_rows(pa.concat_tables(_read_part(as_store(place), part_key(step), NEEDED)))
 
@@ -146,9 +146,9 @@ def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
 def _read_part(store: Store, key: str, names: Sequence[str], only: str | None = None) -> Iterator[pa.Table]:
     """These columns of one file, in schema 1, a row group at a time; with `only`, of the row groups that hold a row of
     that group."""
-    from actors.archive import version0
-    from actors.archive.schema import OPTIONAL
-    from envs.untrusted.parquet import open_parquet, row_groups
+    from squelch.actors.archive import version0
+    from squelch.actors.archive.schema import OPTIONAL
+    from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
     where = store.where(key)
     with reading(where), store.get(key) as raw:
@@ -168,7 +168,7 @@ def _holding(file: pq.ParquetFile, where: str, group_id: str) -> list[int]:
     """The row groups of a file that hold a row of the group."""
     import pyarrow.compute as pc
 
-    from envs.untrusted.parquet import read_row_group
+    from squelch.envs.untrusted.parquet import read_row_group
 
     ids = (read_row_group(file, where, number, ["group_id"])["group_id"] for number in range(file.num_row_groups))
     return [number for number, column in enumerate(ids) if pc.any(pc.equal(column, group_id)).as_py()]
@@ -178,10 +178,10 @@ def _in_schema(table: pa.Table, names: Sequence[str], version: int, where: str) 
     """The columns `names` of schema 1. Raises Unreadable for values that the schema does not allow."""
     import pyarrow as pa
 
-    from actors.archive import version0
-    from actors.archive.checks import check_rows
-    from actors.archive.schema import ARCHIVE_SCHEMA
-    from envs.untrusted.files import decoding
+    from squelch.actors.archive import version0
+    from squelch.actors.archive.checks import check_rows
+    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+    from squelch.envs.untrusted.files import decoding
 
     fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
     with decoding(where, f"does not fit schema {version}", "docs/schema.md lists it"):
@@ -227,7 +227,7 @@ def read_index(place: Place) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from actors.archive.schema import INDEX_SCHEMA
+    from squelch.actors.archive.schema import INDEX_SCHEMA
 
     store = as_store(place)
     blocks = [read_block(store, key) for key in block_keys(store).values()]
@@ -244,10 +244,10 @@ def read_block(store: Store, key: str) -> pa.Table:
     """One file of the index."""
     import pyarrow as pa
 
-    from actors.archive.checks import check_index
-    from actors.archive.schema import INDEX_SCHEMA
-    from envs.untrusted.files import decoding
-    from envs.untrusted.parquet import open_parquet, row_groups
+    from squelch.actors.archive.checks import check_index
+    from squelch.actors.archive.schema import INDEX_SCHEMA
+    from squelch.envs.untrusted.files import decoding
+    from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
     where = store.where(key)
     remedy = "delete it: it is rebuilt from the parts"

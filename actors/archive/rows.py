@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from actors.archive.schema import TRAJECTORY_SCHEMA
-from actors.content import Picture, turn_keys
-from actors.failures import Failure, failure_of
-from actors.messages import VersionSpan
-from actors.records import Group, Trajectory, Turn
+from squelch.actors.archive.schema import TRAJECTORY_SCHEMA
+from squelch.actors.content import Picture, turn_keys
+from squelch.actors.failures import Failure, failure_of
+from squelch.actors.messages import VersionSpan
+from squelch.actors.records import Group, Trajectory, Turn
 
 
 def to_table(group: Group) -> pa.Table:

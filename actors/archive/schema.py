@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from actors.archive.version import VERSION, VERSION_KEY
+from squelch.actors.archive.version import VERSION, VERSION_KEY
 
 
 @dataclass(frozen=True)

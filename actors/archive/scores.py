@@ -22,16 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.archive.schema import SCORES_SCHEMA
-from actors.archive.store import ArchiveError, Store, as_store, reading
-from actors.archive.version import version_of
-from envs.untrusted.files import MIB, decoding
-from envs.untrusted.parquet import open_parquet, row_groups
+from squelch.actors.archive.schema import SCORES_SCHEMA
+from squelch.actors.archive.store import ArchiveError, Store, as_store, reading
+from squelch.actors.archive.version import version_of
+from squelch.envs.untrusted.files import MIB, decoding
+from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from actors.archive.reader import Place
+    from squelch.actors.archive.reader import Place
 
 SCORES = "scores"
 MAX_BYTES = MIB

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from actors.process.disk import sync, whole_file
-from envs.untrusted.files import Unreadable, open_file, reason, state
+from squelch.actors.process.disk import sync, whole_file
+from squelch.envs.untrusted.files import Unreadable, open_file, reason, state
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from envs.untrusted.files import brief
+from squelch.envs.untrusted.files import brief
 
 VERSION = 1
 VERSION_KEY = "squelch.schema"

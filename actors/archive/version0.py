@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.archive.schema import ARCHIVE_SCHEMA, DECISION, TRAJECTORY, TURN
-from actors.failures import failure_of_text
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, TRAJECTORY, TURN
+from squelch.actors.failures import failure_of_text
 
 _SAME = frozenset(
     [

@@ -33,8 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.archive.group_index import block_of, index_rows, replaced
-from actors.archive.reader import (
+from squelch.actors.archive.group_index import block_of, index_rows, replaced
+from squelch.actors.archive.reader import (
     EVENTS,
     GROUPS,
     METRICS,
@@ -48,12 +48,12 @@ from actors.archive.reader import (
     read_groups,
     read_metrics,
 )
-from actors.archive.schema import DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
-from actors.archive.scores import encoded, scores_key, scores_keys
-from actors.archive.store import ArchiveError, LocalStore, Store, writing
-from actors.archive.version import VERSION, VERSION_KEY
-from actors.process.disk import whole_file
-from envs.untrusted.files import MIB, open_file, read_bytes, require_output
+from squelch.actors.archive.schema import DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
+from squelch.actors.archive.scores import encoded, scores_key, scores_keys
+from squelch.actors.archive.store import ArchiveError, LocalStore, Store, writing
+from squelch.actors.archive.version import VERSION, VERSION_KEY
+from squelch.actors.process.disk import whole_file
+from squelch.envs.untrusted.files import MIB, open_file, read_bytes, require_output
 
 ROWS_PER_ROW_GROUP = 256
 """Trajectories in one row group of a part: a reader of one group decodes a few of them, not the whole step."""

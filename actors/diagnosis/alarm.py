@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from actors.diagnosis.regime import Reading
+from squelch.actors.diagnosis.regime import Reading
 
 BASELINE = 3
 DRIFT = 0.15

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.diagnosis.proxies import EmaState, most_told
-from actors.diagnosis.uncertainty import (
+from squelch.actors.diagnosis.proxies import EmaState, most_told
+from squelch.actors.diagnosis.uncertainty import (
     LEVEL,
     MIN_INTERVAL,
     MIN_PROMPTS,

@@ -37,9 +37,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis.budget import candidate_nulls, mixtures
-from actors.diagnosis.proxies import most_told
-from actors.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
+from squelch.actors.diagnosis.budget import candidate_nulls, mixtures
+from squelch.actors.diagnosis.proxies import most_told
+from squelch.actors.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
 
 SATURATED_NATS = 0.25
 """An estimate closer than this to its ceiling says that there are too few prompts, not how much the reasoning tells."""

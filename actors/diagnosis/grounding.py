@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from envs.contract import Judge, Judged, lacking
+from squelch.envs.contract import Judge, Judged, lacking
 
 log = logging.getLogger(__name__)
 JUDGED = ("names", "right", "right_elsewhere")
@@ -27,7 +27,7 @@ JUDGED = ("names", "right", "right_elsewhere")
 def judge_of(environment: str) -> Judge | None:
     """The judge of an environment by its name; None if it has none, or if this host lacks the environment, which a log
     line says once: the scorer's host need not be able to play."""
-    from envs.registry import environment_class
+    from squelch.envs.registry import environment_class
 
     try:
         found = environment_class(environment)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.diagnosis.budget import draw_pairs
-from actors.diagnosis.fixed_probe import ProbeReading, read_probe
-from actors.diagnosis.links import LinksReading, read_links
-from actors.diagnosis.metrics import SHARES
+from squelch.actors.diagnosis.budget import draw_pairs
+from squelch.actors.diagnosis.fixed_probe import ProbeReading, read_probe
+from squelch.actors.diagnosis.links import LinksReading, read_links
+from squelch.actors.diagnosis.metrics import SHARES
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.diagnosis.budget import candidate_nulls, mixtures
-from actors.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
-from actors.diagnosis.metrics import LINK_KEYS, LINKS, LINKS_TESTED, SHARES, key_of
-from actors.diagnosis.uncertainty import RESAMPLES, Null, null_of
+from squelch.actors.diagnosis.budget import candidate_nulls, mixtures
+from squelch.actors.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
+from squelch.actors.diagnosis.metrics import LINK_KEYS, LINKS, LINKS_TESTED, SHARES, key_of
+from squelch.actors.diagnosis.uncertainty import RESAMPLES, Null, null_of
 
 MIN_DEALS = 20
 """Fewest distinct deals for a null: with fewer no p-value can reach 0.05."""

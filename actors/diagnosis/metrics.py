@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 
 SCOPES = ("first_turn", "trajectory")
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from actors.diagnosis.alarm import DependenceAlarm
+from squelch.actors.diagnosis.alarm import DependenceAlarm
 
 WATCHED: Mapping[str, str] = {"mi": "probe/mi", "dependence": "probe/link/dependence"}
 """Watched figures, by name; beside each `_standard_error` and `_p_value`."""

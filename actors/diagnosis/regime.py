@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.diagnosis.metrics import REGIMES
+from squelch.actors.diagnosis.metrics import REGIMES
 
 MUTE, TEMPLATE, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
 BASELINE_SCORINGS, RECENT_SCORINGS = 3, 2

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.diagnosis.metrics import REGIMES
-from actors.diagnosis.regime import DECORATIVE, MUTE, TEMPLATE, UNKNOWN
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.actors.diagnosis.regime import DECORATIVE, MUTE, TEMPLATE, UNKNOWN
 
 UNTRUE = "untrue"
 REGIME = "first_turn/regime/{}"

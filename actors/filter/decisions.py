@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from actors.filter.rules import RULES
+from squelch.actors.filter.rules import RULES
 
 if TYPE_CHECKING:
-    from actors.filter.selection import Code
+    from squelch.actors.filter.selection import Code
 
 Verdict = Literal["kept", "dropped", "refused"]
 Action = Literal["learn", "skip", "abort"]

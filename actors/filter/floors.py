@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.config import FilterConfig
-from actors.filter.scores import ZERO
-from actors.filter.selection import Code
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.scores import ZERO
+from squelch.actors.filter.selection import Code
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from actors.filter.policy_variance import are_replayed
-from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
-from actors.lookup import look_up
+from squelch.actors.filter.policy_variance import are_replayed
+from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
+from squelch.actors.lookup import look_up
 
 if TYPE_CHECKING:
-    from actors.records import GroupSummary
+    from squelch.actors.records import GroupSummary
 
 
 @dataclass(frozen=True, slots=True)

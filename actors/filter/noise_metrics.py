@@ -11,15 +11,15 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from actors.filter.metrics import mean
-from actors.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
-from actors.filter.scores import ZERO, sample_variance
-from actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.actors.filter.metrics import mean
+from squelch.actors.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
+from squelch.actors.filter.scores import ZERO, sample_variance
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.records import GroupSummary
+    from squelch.actors.records import GroupSummary
 
 METRICS: Table = {
     Section.FILTER: (

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from actors.filter.scores import ZERO
+from squelch.actors.filter.scores import ZERO
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.config import FilterConfig
-    from actors.filter.selection import Ranked
+    from squelch.actors.config import FilterConfig
+    from squelch.actors.filter.selection import Ranked
 
 Picked = tuple["np.ndarray", float | None]
 """Mask over the ranked scores, (m,) bool, and the rule's threshold, in the rule's own unit."""

@@ -15,10 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from actors.config import FilterConfig
-from actors.filter.metrics import count_zero, kept_fraction, kept_mass
-from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS, ZERO
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.metrics import count_zero, kept_fraction, kept_mass
+from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.scores import STATISTICS, ZERO
 
 ROUNDING = 1e-12
 """Tolerance for rounding, as a share of the window's sum, when a cumulative sum is compared with its threshold."""

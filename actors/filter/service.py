@@ -12,11 +12,11 @@ from typing import Any
 
 import ray
 
-from actors.config import FilterConfig
-from actors.filter.decisions import Decision, StepDecision
-from actors.filter.windows import make_window
-from actors.process.progress import IDLE, WATCHING, Progress
-from actors.records import GroupSummary
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.decisions import Decision, StepDecision
+from squelch.actors.filter.windows import make_window
+from squelch.actors.process.progress import IDLE, WATCHING, Progress
+from squelch.actors.records import GroupSummary
 
 
 @ray.remote(concurrency_groups=WATCHING)

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from actors.config import FilterConfig
-from actors.filter.coverage import Coverage, Seen, kind_name
-from actors.filter.decisions import Action, Decision, StepDecision, Verdict
-from actors.filter.floors import Ranked, added_by_floors, may_add
-from actors.filter.measure import GroupStatistics, measure
-from actors.filter.metrics import count_zero, step_figures
-from actors.filter.rules import RULES, describe
-from actors.filter.selection import Code, best_first, explain, pick, without_rounding
-from actors.filter.tickets import RecentGroups, ticket_key, ticket_order
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.coverage import Coverage, Seen, kind_name
+from squelch.actors.filter.decisions import Action, Decision, StepDecision, Verdict
+from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
+from squelch.actors.filter.measure import GroupStatistics, measure
+from squelch.actors.filter.metrics import count_zero, step_figures
+from squelch.actors.filter.rules import RULES, describe
+from squelch.actors.filter.selection import Code, best_first, explain, pick, without_rounding
+from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
-    from actors.records import GroupSummary
+    from squelch.actors.records import GroupSummary
 
 
 @dataclass

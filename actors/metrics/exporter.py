@@ -27,12 +27,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.config import RecorderConfig
-from actors.metrics.registry import Registry
-from actors.metrics.series import Flat, MetricStore
-from actors.metrics.specification import LabelValues, MetricSpec
-from actors.process.interfaces import is_loopback
-from envs.untrusted.secrets import token_in
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.registry import Registry
+from squelch.actors.metrics.series import Flat, MetricStore
+from squelch.actors.metrics.specification import LabelValues, MetricSpec
+from squelch.actors.process.interfaces import is_loopback
+from squelch.envs.untrusted.secrets import token_in
 
 CLOSE_TIMEOUT_S = 5.0
 TOKEN = "SQUELCH_METRICS_TOKEN"

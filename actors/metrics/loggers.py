@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.config import RecorderConfig
-from actors.metrics.registry import Registry
-from actors.metrics.series import Flat
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.registry import Registry
+from squelch.actors.metrics.series import Flat
 
 PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
 """The module that each logger needs; the extra has the logger's name."""
@@ -97,12 +97,12 @@ def open_loggers(
     """
 
     def tensorboard() -> RunLogger:
-        from actors.metrics.tensorboard_log import TensorBoardLog
+        from squelch.actors.metrics.tensorboard_log import TensorBoardLog
 
         return TensorBoardLog(registry, run_dir / "tensorboard", clock)
 
     def wandb() -> RunLogger:
-        from actors.metrics.wandb_log import WandbLog
+        from squelch.actors.metrics.wandb_log import WandbLog
 
         return WandbLog(config, registry, run_dir, name, settings)
 

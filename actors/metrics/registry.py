@@ -23,8 +23,8 @@ import re
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from actors.lookup import nearest
-from actors.metrics.specification import LabelValues, MetricSpec, Section, Table
+from squelch.actors.lookup import nearest
+from squelch.actors.metrics.specification import LabelValues, MetricSpec, Section, Table
 
 Series = tuple[MetricSpec, LabelValues]
 KEYS = 4096

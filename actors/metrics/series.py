@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from actors.metrics.registry import Registry
-from actors.metrics.specification import LabelValues, MetricSpec
+from squelch.actors.metrics.registry import Registry
+from squelch.actors.metrics.specification import LabelValues, MetricSpec
 
 Flat = Mapping[str, float | int | bool | None]
 

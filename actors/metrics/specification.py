@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from actors.lookup import nearest
+from squelch.actors.lookup import nearest
 
 Kind = Literal["counter", "gauge", "histogram"]
 LabelValues = tuple[str, ...]

@@ -15,11 +15,11 @@ from typing import Any
 
 import wandb
 
-from actors.config import RecorderConfig
-from actors.metrics.registry import Registry
-from actors.metrics.series import Flat
-from actors.process.disk import write_whole
-from envs.untrusted.files import is_file, read_bytes, reason
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.registry import Registry
+from squelch.actors.metrics.series import Flat
+from squelch.actors.process.disk import write_whole
+from squelch.envs.untrusted.files import is_file, read_bytes, reason
 
 MAX_FILE = 4096
 

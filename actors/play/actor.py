@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from actors.archive.rows import packed, to_table
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.messages import Completion, GenerationRequest
-from actors.play.codec import ChatCodec
-from actors.play.generation import GenerationClient, GenerationFailed
-from actors.play.player import EnvironmentPlayer
-from actors.process.progress import Progress
-from actors.process.shipping import Folder, copy_at, local, own_node
-from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket, summarise
-from envs.config import EnvironmentConfig
-from envs.registry import make
-from envs.retrieval.index import cache_folder
+from squelch.actors.archive.rows import packed, to_table
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.generation import GenerationClient, GenerationFailed
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.process.progress import Progress
+from squelch.actors.process.shipping import Folder, copy_at, local, own_node
+from squelch.actors.process.spans import Span
+from squelch.actors.records import GroupSummary, Ticket, summarise
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.registry import make
+from squelch.envs.retrieval.index import cache_folder
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -29,11 +29,11 @@ from unicodedata import normalize
 import numpy as np
 from tokenizers import Tokenizer
 
-from actors.text.chat_template import Part, TemplateRefused, read_chat_template, read_chat_tokenizer
-from actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
-from actors.text.shipped_templates import SHIPPED, fitting
-from actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
-from envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.actors.text.chat_template import Part, TemplateRefused, read_chat_template, read_chat_tokenizer
+from squelch.actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
+from squelch.actors.text.shipped_templates import SHIPPED, fitting
+from squelch.actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
+from squelch.envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 Message = dict[str, str]
 

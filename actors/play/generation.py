@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from actors.messages import Completion, GenerationRequest
+from squelch.actors.messages import Completion, GenerationRequest
 
 POLL_S = 5.0
 GRACE_S = 30.0

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from actors.failures import FailureCause
-from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.failures import FailureCause
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 
 if TYPE_CHECKING:
-    from actors.records import GroupSummary
+    from squelch.actors.records import GroupSummary
 
 BANDS = ("all_fail", "mixed", "all_succeed")
 FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)

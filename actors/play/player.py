@@ -34,19 +34,19 @@ from typing import Any
 
 import numpy as np
 
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.failures import Failure, FailureCause
-from actors.messages import Completion, GenerationRequest, VersionSpan
-from actors.play.codec import ChatCodec
-from actors.play.generation import GenerationFailed
-from actors.play.replaying import NOT_REPLAYED, Replayed, replay
-from actors.play.seeds import noise_seed, request_seed
-from actors.play.step_pool import CallFailed, StepPool
-from actors.records import Group, Task, Ticket, Trajectory, Turn
-from envs.config import EnvironmentConfig
-from envs.contract import Environment
-from envs.episode import Episode, Message, TurnOutcome
-from envs.registry import make
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.messages import Completion, GenerationRequest, VersionSpan
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.generation import GenerationFailed
+from squelch.actors.play.replaying import NOT_REPLAYED, Replayed, replay
+from squelch.actors.play.seeds import noise_seed, request_seed
+from squelch.actors.play.step_pool import CallFailed, StepPool
+from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.contract import Environment
+from squelch.envs.episode import Episode, Message, TurnOutcome
+from squelch.envs.registry import make
 
 Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]

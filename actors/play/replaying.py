@@ -26,13 +26,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.config import FilterConfig
-from actors.play.seeds import replay_seed
-from actors.play.step_pool import CallFailed, StepPool
-from actors.records import Ticket
-from envs.config import EnvironmentConfig
-from envs.contract import Environment
-from envs.episode import Episode
+from squelch.actors.config import FilterConfig
+from squelch.actors.play.seeds import replay_seed
+from squelch.actors.play.step_pool import CallFailed, StepPool
+from squelch.actors.records import Ticket
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.contract import Environment
+from squelch.envs.episode import Episode
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from actors.process.progress import Marks, Progress
-from actors.process.spans import Spans
+from squelch.actors.process.progress import Marks, Progress
+from squelch.actors.process.spans import Spans
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from envs.untrusted.files import Unreadable, brief, reason
+from squelch.envs.untrusted.files import Unreadable, brief, reason
 
 HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?")
 """OWNER/NAME, or OWNER/NAME@REVISION (a branch, a tag or a commit)."""
@@ -63,7 +63,7 @@ def _cached(model: str, revision: str | None) -> Path | None:
 
 def _complete(folder: Path) -> bool:
     """Whether configuration, tokenizer and weights are there, and every file of a sharded model's index."""
-    from actors.model_folder import INDEX, WEIGHTS, weight_files
+    from squelch.actors.model_folder import INDEX, WEIGHTS, weight_files
 
     if not all((folder / name).is_file() for name in NEEDED):
         return False

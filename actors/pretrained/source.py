@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.pretrained.gguf_file import converted
-from actors.pretrained.hub import HUB_ID, snapshot
-from envs.untrusted.files import Unreadable, brief, is_folder, state
+from squelch.actors.pretrained.gguf_file import converted
+from squelch.actors.pretrained.hub import HUB_ID, snapshot
+from squelch.envs.untrusted.files import Unreadable, brief, is_folder, state
 
 Say = Callable[[str], None]
 

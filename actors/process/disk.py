@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from envs.untrusted.files import require_output
+from squelch.envs.untrusted.files import require_output
 
 
 def sync(path: Path) -> None:

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from actors.process.disk import put_in_place
-from envs.file_lock import held
+from squelch.actors.process.disk import put_in_place
+from squelch.envs.file_lock import held
 
 CHUNK_BYTES = 32 << 20
 COPY_WAIT_S = 1800.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from envs.sandbox.cgroup import MOUNT, own_group
+from squelch.envs.sandbox.cgroup import MOUNT, own_group
 
 FILES = {
     "memory.max": ("memory.current", "inactive_file"),

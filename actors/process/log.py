@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from envs.untrusted.secrets import masked
+from squelch.envs.untrusted.secrets import masked
 
 VARIABLE = "SQUELCH_LOG"
 """Environment variable that names the file."""

@@ -15,7 +15,9 @@ OTHERS_WRITE = 0o022
 
 def prepare() -> None:
     """Prepares the process of an actor."""
-    from actors.process.log import take_output  # imports logging; commands that only protect themselves start without
+    from squelch.actors.process.log import (
+        take_output,  # imports logging; commands that only protect themselves start without
+    )
 
     protect()
     os.chdir(os.environ.get(START_FOLDER, "."))

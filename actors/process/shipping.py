@@ -25,8 +25,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from actors.process.folders import EVERYTHING, Entry, content_digest, copied, holds, listing, read_chunk
-from envs.retrieval.index import cache_folder
+from squelch.actors.process.folders import EVERYTHING, Entry, content_digest, copied, holds, listing, read_chunk
+from squelch.envs.retrieval.index import cache_folder
 
 CHUNK_TIMEOUT_S = 60.0
 MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.txt")

@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, GroupSeat, VersionSpan, WeightBundle
-from actors.model_folder import check_model_folder
-from actors.process.allocator import ALLOCATOR
-from actors.process.compile_cache import own_compile_cache
-from actors.process.parent_watch import PARENT_VARIABLE
-from actors.process.progress import Marks
-from actors.rollout.memory import BATCHED_TOKENS
-from actors.rollout.weights_file import written_arrays
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Completion, GenerationRequest, GroupSeat, VersionSpan, WeightBundle
+from squelch.actors.model_folder import check_model_folder
+from squelch.actors.process.allocator import ALLOCATOR
+from squelch.actors.process.compile_cache import own_compile_cache
+from squelch.actors.process.parent_watch import PARENT_VARIABLE
+from squelch.actors.process.progress import Marks
+from squelch.actors.rollout.memory import BATCHED_TOKENS
+from squelch.actors.rollout.weights_file import written_arrays
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -103,8 +103,8 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
 
 def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
     """Keyword arguments of vLLM's `AsyncEngineArgs`."""
-    from actors.rollout.norms import PRIORITY
-    from actors.rollout.weight_transfer import BACKEND
+    from squelch.actors.rollout.norms import PRIORITY
+    from squelch.actors.rollout.weight_transfer import BACKEND
 
     arguments: dict[str, Any] = dict(
         model=model_dir,
@@ -365,7 +365,7 @@ class VllmEngine:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from actors.rollout.weight_transfer import NOTHING_LOADED
+        from squelch.actors.rollout.weight_transfer import NOTHING_LOADED
 
         try:
             await llm.start_weight_update()

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from actors.config import RolloutConfig
-from actors.model_size import BYTES, ModelSize
+from squelch.actors.config import RolloutConfig
+from squelch.actors.model_size import BYTES, ModelSize
 
 GIB = 2**30
 RUNTIME = {True: 3 * GIB // 2, False: 2 * GIB}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from actors.metrics.specification import MetricSpec, Section, Table
+from squelch.actors.metrics.specification import MetricSpec, Section, Table
 
 if TYPE_CHECKING:
-    from actors.messages import UpdateReport
+    from squelch.actors.messages import UpdateReport
 
 METRICS: Table = {
     Section.HEALTH: (

@@ -42,12 +42,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from actors.messages import GroupSeat, TensorEntry
-from actors.process.parent_watch import watch_parent
-from actors.rollout import norms
-from actors.rollout.weights_file import ArraySpec, read_arrays
-from actors.weight_group import WeightGroup
-from actors.weights import checksum
+from squelch.actors.messages import GroupSeat, TensorEntry
+from squelch.actors.process.parent_watch import watch_parent
+from squelch.actors.rollout import norms
+from squelch.actors.rollout.weights_file import ArraySpec, read_arrays
+from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights import checksum
 
 BACKEND = "squelch"
 NOTHING_LOADED = "nothing was loaded"

@@ -38,13 +38,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, GroupSeat, UpdateReport, WeightBundle
-from actors.process.interfaces import bind_collectives
-from actors.process.progress import Progress
-from actors.process.shipping import Folder, local, own_node
-from actors.process.spans import Span, Spans
-from actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Completion, GenerationRequest, GroupSeat, UpdateReport, WeightBundle
+from squelch.actors.process.interfaces import bind_collectives
+from squelch.actors.process.progress import Progress
+from squelch.actors.process.shipping import Folder, local, own_node
+from squelch.actors.process.spans import Span, Spans
+from squelch.actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
 
 HEALTH_TIMEOUT_S = 30.0
 
@@ -356,7 +356,7 @@ class RolloutWorker:
     """The Ray actor. It is asynchronous; its `max_concurrency` must exceed the number of its clients."""
 
     def __init__(self, name: str, model: Folder | str, config: RolloutConfig) -> None:
-        from actors.play.codec import ChatCodec
+        from squelch.actors.play.codec import ChatCodec
 
         if config.weight_transfer in ("nccl", "gloo"):
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts

@@ -29,24 +29,24 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError
 
-from actors.archive.rows import from_table, unpacked
-from actors.archive.scores import scores_table
-from actors.config import ScorerConfig
-from actors.messages import WeightBundle
-from actors.model_folder import load_model_folder
-from actors.process.progress import WATCHING, Progress
-from actors.process.shipping import Folder, local
-from actors.records import Trajectory
-from actors.scorer.drawing import newest_version
-from actors.scorer.fixed_model import FIXED_VERSION
-from actors.scorer.probing import FixedProbe
-from actors.scorer.scorer import Followed, Scorer
-from actors.weights import checksum
+from squelch.actors.archive.rows import from_table, unpacked
+from squelch.actors.archive.scores import scores_table
+from squelch.actors.config import ScorerConfig
+from squelch.actors.messages import WeightBundle
+from squelch.actors.model_folder import load_model_folder
+from squelch.actors.process.progress import WATCHING, Progress
+from squelch.actors.process.shipping import Folder, local
+from squelch.actors.records import Trajectory
+from squelch.actors.scorer.drawing import newest_version
+from squelch.actors.scorer.fixed_model import FIXED_VERSION
+from squelch.actors.scorer.probing import FixedProbe
+from squelch.actors.scorer.scorer import Followed, Scorer
+from squelch.actors.weights import checksum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from actors.play.codec import ChatCodec
+    from squelch.actors.play.codec import ChatCodec
 
 LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
@@ -90,7 +90,7 @@ class ScorerActor:
         fixed: Folder | str | None = None,
     ) -> None:
         """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy."""
-        from actors.scorer.cross_scoring import CrossScorer  # imports torch, which only this process needs
+        from squelch.actors.scorer.cross_scoring import CrossScorer  # imports torch, which only this process needs
 
         _step_back(config)
         self._config = config
@@ -185,14 +185,14 @@ class ScorerActor:
 
     def _tokens(self) -> ChatCodec:
         """The policy's codec, which is loaded at the first use."""
-        from actors.play.codec import ChatCodec
+        from squelch.actors.play.codec import ChatCodec
 
         if self._codec is None:
             self._codec = ChatCodec(self._model_dir)
         return self._codec
 
     def _load(self, bundle: WeightBundle) -> None:
-        from actors.scorer.cross_scoring import load_arrays
+        from squelch.actors.scorer.cross_scoring import load_arrays
 
         chunks = self._fetch(list(bundle.chunks), f"weights of version {bundle.version}")
         arrays = {name: array for chunk in chunks for name, array in chunk.items()}

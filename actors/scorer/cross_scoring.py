@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.process.progress import Marks, Progress
-from actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
-from actors.scorer.token_trees import Path, TokenTree, tree_of
-from actors.shared_prefix import common_length, distinct
+from squelch.actors.process.progress import Marks, Progress
+from squelch.actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
+from squelch.actors.scorer.token_trees import Path, TokenTree, tree_of
+from squelch.actors.shared_prefix import common_length, distinct
 
 CPU_TOKENS = 1024
 """Most tokens forwarded at once on a CPU, even if the budget is larger: more tokens do not fit into the CPU's caches

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actors.content import Picture, content_key
-from actors.records import Trajectory
-from actors.shared_prefix import identities
+from squelch.actors.content import Picture, content_key
+from squelch.actors.records import Trajectory
+from squelch.actors.shared_prefix import identities
 
 Groups = Mapping[str, Sequence[Trajectory]]
 """Trajectories by group id."""

@@ -34,6 +34,6 @@ def check_scorer_model(model: str | None, policy_dir: str | Path) -> None:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    from actors.text.tokenizer import read_tokenizer
+    from squelch.actors.text.tokenizer import read_tokenizer
 
     return read_tokenizer(folder).get_vocab(with_added_tokens=True)

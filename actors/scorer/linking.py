@@ -22,9 +22,9 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.diagnosis.links import LinksReading, read_links
-from actors.diagnosis.metrics import SHARES
-from actors.scorer.token_trees import Path
+from squelch.actors.diagnosis.links import LinksReading, read_links
+from squelch.actors.diagnosis.metrics import SHARES
+from squelch.actors.scorer.token_trees import Path
 
 PROMPTS_AT_ONCE = 8
 """Prompts whose continuations are in memory at once; the ids that all prompts share are fed once for each such set."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from actors.config import ScorerConfig
-from actors.model_size import BYTES, ModelSize
-from actors.scorer.cross_scoring import CPU_TOKENS, MAX_LOGITS
-from actors.scorer.prefix_attention import MAX_SCORES
+from squelch.actors.config import ScorerConfig
+from squelch.actors.model_size import BYTES, ModelSize
+from squelch.actors.scorer.cross_scoring import CPU_TOKENS, MAX_LOGITS
+from squelch.actors.scorer.prefix_attention import MAX_SCORES
 
 GIB = 2**30
 COPIES = 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.diagnosis.metrics import LINKS, LINKS_TESTED, SCOPES, SHARES, scoped
-from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
-from actors.scorer.pace import OUTCOMES
+from squelch.actors.diagnosis.metrics import LINKS, LINKS_TESTED, SCOPES, SHARES, scoped
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.scorer.pace import OUTCOMES
 
 EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
 """failed: the trajectory failed. no_turn: the trajectory ended before its first turn. empty: the reasoning is only

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from actors.process.private_operators import private_operator
+from squelch.actors.process.private_operators import private_operator
 
 CPU_FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
 CUDA_FLASH = "ops.aten._scaled_dot_product_flash_attention"

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.config import ProbeConfig
-from actors.content import content_key
-from actors.diagnosis.budget import draw_pairs
-from actors.diagnosis.fixed_probe import ProbeReading, read_probe
-from actors.diagnosis.metrics import LINK_KEYS
-from actors.records import Trajectory
-from actors.scorer.drawing import Groups, refuse_pictures, unusable
-from actors.scorer.linking import Pairs, draw_references, read_scored, score_links
-from actors.scorer.metrics import ANSWER_EXCLUSIONS
+from squelch.actors.config import ProbeConfig
+from squelch.actors.content import content_key
+from squelch.actors.diagnosis.budget import draw_pairs
+from squelch.actors.diagnosis.fixed_probe import ProbeReading, read_probe
+from squelch.actors.diagnosis.metrics import LINK_KEYS
+from squelch.actors.records import Trajectory
+from squelch.actors.scorer.drawing import Groups, refuse_pictures, unusable
+from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
+from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
 
 if TYPE_CHECKING:
-    from actors.scorer.scorer import Engine
+    from squelch.actors.scorer.scorer import Engine
 
 FIGURES = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),

@@ -25,16 +25,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from actors.archive.scores import ScoreMatrix, TurnPlace
-from actors.config import ScorerConfig
-from actors.diagnosis.budget import draw_pairs, estimate, others_within
-from actors.diagnosis.fixed_probe import saturated
-from actors.diagnosis.grounding import JUDGED, judge_of, shares
-from actors.diagnosis.metrics import SCOPES
-from actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
-from actors.diagnosis.regime import Reading, RegimeGauge, one_hot, true_share
-from actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
-from actors.scorer.drawing import (
+from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
+from squelch.actors.config import ScorerConfig
+from squelch.actors.diagnosis.budget import draw_pairs, estimate, others_within
+from squelch.actors.diagnosis.fixed_probe import saturated
+from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
+from squelch.actors.diagnosis.metrics import SCOPES
+from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
+from squelch.actors.diagnosis.regime import Reading, RegimeGauge, one_hot, true_share
+from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
+from squelch.actors.scorer.drawing import (
     Draw,
     Groups,
     columns_of,
@@ -47,8 +47,8 @@ from actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
-from actors.scorer.linking import PathEngine
-from actors.scorer.metrics import EXCLUSIONS, PART_FIGURES
+from squelch.actors.scorer.linking import PathEngine
+from squelch.actors.scorer.metrics import EXCLUSIONS, PART_FIGURES
 
 UNKNOWN = (
     dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed", "mi_saturated"), math.nan)

@@ -22,9 +22,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from actors.config import PROBE_TASKS, ProbeConfig, ScorerConfig
-from actors.diagnosis.budget import others_within
-from actors.diagnosis.metrics import SHARES
+from squelch.actors.config import PROBE_TASKS, ProbeConfig, ScorerConfig
+from squelch.actors.diagnosis.budget import others_within
+from squelch.actors.diagnosis.metrics import SHARES
 
 OFTEN, SELDOM = 5, 10
 """Steps between two scorings: never fewer than OFTEN; pairs are dropped before they are more than SELDOM."""

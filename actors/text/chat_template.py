@@ -25,9 +25,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from actors.text import render
-from actors.text.tokenizer import DAMAGED, FILES, REMEDY, TOKENIZER_FILE, check_files, encode_completely
-from envs.untrusted.files import decoding
+from squelch.actors.text import render
+from squelch.actors.text.tokenizer import DAMAGED, FILES, REMEDY, TOKENIZER_FILE, check_files, encode_completely
+from squelch.envs.untrusted.files import decoding
 
 Message = Mapping[str, Any]
 Part = str | int

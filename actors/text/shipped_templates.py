@@ -14,9 +14,9 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from actors.process.disk import put_in_place
-from actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
-from envs.untrusted.files import decoding, is_file, is_folder, read_bytes
+from squelch.actors.process.disk import put_in_place
+from squelch.actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
+from squelch.envs.untrusted.files import decoding, is_file, is_folder, read_bytes
 
 FOLDER = Path(__file__).parent / "templates"
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))

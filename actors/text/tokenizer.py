@@ -18,8 +18,17 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from envs.untrusted.files import MIB, Unreadable, decoding, is_file, read_bytes, require_regular, size_text, state
-from envs.untrusted.text import parse_object
+from squelch.envs.untrusted.files import (
+    MIB,
+    Unreadable,
+    decoding,
+    is_file,
+    read_bytes,
+    require_regular,
+    size_text,
+    state,
+)
+from squelch.envs.untrusted.text import parse_object
 
 MAX_FILE_BYTES = 64 * MIB
 TOKENIZER_FILE = "tokenizer.json"

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from actors.diagnosis.grounding import spearman
-from actors.diagnosis.uncertainty import t_quantile, wilson_interval
 from benchmarks.studies.kept import BLOCK, SUCCESS, Kept, apart
-from cluster.sweep.table import t_interval
+from squelch.actors.diagnosis.grounding import spearman
+from squelch.actors.diagnosis.uncertainty import t_quantile, wilson_interval
+from squelch.cluster.sweep.table import t_interval
 
 Figure = Callable[[Kept, int], float | None]
 """(run, horizon) -> the figure; None if the run lacks it."""

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from actors.archive.rows import packed, to_table
-from actors.config import FilterConfig
-from actors.filter.windows import make_window
-from actors.messages import UpdateReport, WeightBundle
-from actors.process.progress import IDLE, Progress
-from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
+from squelch.actors.archive.rows import packed, to_table
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.windows import make_window
+from squelch.actors.messages import UpdateReport, WeightBundle
+from squelch.actors.process.progress import IDLE, Progress
+from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 
 PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24
 

@@ -34,18 +34,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from actors.archive.writer import Archive
-from actors.filter.decisions import StepDecision
-from actors.metrics.exporter import Recorder
 from benchmarks.common import print_figures
 from benchmarks.control_plane.stand_ins import ProcessStandIns
-from cluster.config import RunConfig, load
-from cluster.fleet.fleet import Fleet, party_names
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.filtering import Filtering
-from cluster.loop.persistence.state import LoopState
-from cluster.loop.tickets.playing import PlayedGroup
-from cluster.metrics import REGISTRY
+from squelch.actors.archive.writer import Archive
+from squelch.actors.filter.decisions import StepDecision
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.fleet.fleet import Fleet, party_names
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.filtering import Filtering
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.cluster.metrics import REGISTRY
 
 if TYPE_CHECKING:
     from benchmarks.control_plane.ray_stand_ins import RayStandIns
@@ -182,7 +182,7 @@ def transport(over_ray: bool) -> Iterator[None]:
     if not over_ray:
         yield
         return
-    from cluster.fleet import local_ray
+    from squelch.cluster.fleet import local_ray
 
     local_ray.start(4, OBJECT_STORE_BYTES, {}, log_to_driver=False, logging_level="WARNING")
     try:

@@ -8,12 +8,12 @@ from typing import Any
 
 import ray
 
-from actors.messages import UpdateReport, WeightBundle
 from benchmarks.control_plane.hosts import Host
 from benchmarks.control_plane.stand_ins import HOSTS, SleepingLearner
-from cluster.config import RunConfig
-from cluster.control.parties import Learner, Player, Worker
-from cluster.fleet.ray_parties import RayFilter, RayParties, RayPlayer, RayWorker, answered
+from squelch.actors.messages import UpdateReport, WeightBundle
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import Learner, Player, Worker
+from squelch.cluster.fleet.ray_parties import RayFilter, RayParties, RayPlayer, RayWorker, answered
 
 
 class RayHost(Host):

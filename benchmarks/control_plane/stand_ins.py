@@ -23,21 +23,21 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from actors.archive.rows import unpacked
-from actors.filter.decisions import StepDecision
-from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
-from actors.process.progress import Progress
-from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket
 from benchmarks.control_plane.channel import Caller, Client
 from benchmarks.control_plane.hosts import FilterHost, Host
-from cluster.config import RunConfig
-from cluster.control.parties import Desk, Filter, Learner, Payload, Player, Scorer, Worker
-from cluster.control.scaling import Kind
-from cluster.fleet.waiting import bounded
-from learner.batching import Row
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.statistics import Decomposition
+from squelch.actors.archive.rows import unpacked
+from squelch.actors.filter.decisions import StepDecision
+from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.process.progress import Progress
+from squelch.actors.process.spans import Span
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import Desk, Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.cluster.control.scaling import Kind
+from squelch.cluster.fleet.waiting import bounded
+from squelch.learner.batching import Row
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.statistics import Decomposition
 
 HOSTS = 2
 """Processes that answer for all environment actors and rollout workers."""

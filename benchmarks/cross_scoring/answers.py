@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
-from actors.scorer.linking import Pairs, draw_references, score_links
-from actors.scorer.token_trees import Path, tree_of
 from benchmarks.cross_scoring.work import Operations, padded, random_policy, random_rows, small_shape
+from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
+from squelch.actors.scorer.linking import Pairs, draw_references, score_links
+from squelch.actors.scorer.token_trees import Path, tree_of
 
 REASONING, ANSWER, SAMPLES = 22, 12, 4
 TIMED_PAIRS = 256

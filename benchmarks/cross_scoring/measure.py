@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.diagnosis.budget import draw_pairs, estimate
-from actors.diagnosis.known_truth import draw, random_channel
-from actors.diagnosis.proxies import proxies_of_scores
-from actors.process.allocator import ALLOCATOR
-from actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
 from benchmarks.common import arguments, print_figures, restart_with
 from benchmarks.cross_scoring.answers import answers
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
+from squelch.actors.diagnosis.budget import draw_pairs, estimate
+from squelch.actors.diagnosis.known_truth import draw, random_channel
+from squelch.actors.diagnosis.proxies import proxies_of_scores
+from squelch.actors.process.allocator import ALLOCATOR
+from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
 
 PROMPTS, SAMPLES, REASONING = 64, 8, 22
 PROMPT_TOKENS = (40, 220, 400, 1000)

@@ -9,12 +9,12 @@ import random
 from pathlib import Path
 
 from benchmarks.environments.own import demonstrator_of, own_environment
-from envs.base import TextEnv
-from envs.config import FormatConfig
-from envs.episode import Episode, Message
-from envs.format import THINK_OPEN, well_formed
-from envs.registry import environment_names
-from envs.wording import DemonstrationQuality, PromptName
+from squelch.envs.base import TextEnv
+from squelch.envs.config import FormatConfig
+from squelch.envs.episode import Episode, Message
+from squelch.envs.format import THINK_OPEN, well_formed
+from squelch.envs.registry import environment_names
+from squelch.envs.wording import DemonstrationQuality, PromptName
 
 BEGIN, END = "<!-- episodes: begin -->", "<!-- episodes: end -->"
 GOOD = DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.0)

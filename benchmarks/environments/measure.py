@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.environments.episodes import write_episodes
 from benchmarks.environments.hostile_text import hostile_actions, hostile_texts
 from benchmarks.environments.own import demonstrator_of, own_environment
-from envs.base import TextEnv
-from envs.format import parse
-from envs.registry import environment_names
-from envs.splits import Split
-from envs.wording import DEFAULT_QUALITY
+from squelch.envs.base import TextEnv
+from squelch.envs.format import parse
+from squelch.envs.registry import environment_names
+from squelch.envs.splits import Split
+from squelch.envs.wording import DEFAULT_QUALITY
 
 FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a figure
 STEPS_PER_EPISODE = 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.base import TextEnv
-from envs.contract import Demonstrator, require
-from envs.registry import make
-from envs.splits import Split
-from envs.wording import PromptName
+from squelch.envs.base import TextEnv
+from squelch.envs.contract import Demonstrator, require
+from squelch.envs.registry import make
+from squelch.envs.splits import Split
+from squelch.envs.wording import PromptName
 
 
 def own_environment(

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.cell import SMALL
-from cluster.config import RunConfig, load
-from cluster.control.admission import validation_tickets
-from cluster.fleet.bootstrap import connect, disconnect
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.ray_parties import RayParties
-from cluster.loop.initial_policy import prepare_model
-from cluster.loop.tickets.playing import Play
-from cluster.runs.logs import log_folder
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.fleet.bootstrap import connect, disconnect
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.cluster.loop.tickets.playing import Play
+from squelch.cluster.runs.logs import log_folder
 
 BUSY = 16
 ASK_EVERY_S = 0.5

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.archive.reader import read_groups
-from cluster.control.ledger import DROPPED, FAILED, TRAINED, Ledger
-from cluster.loop.persistence.state import checkpoints, read_state
+from squelch.actors.archive.reader import read_groups
+from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, Ledger
+from squelch.cluster.loop.persistence.state import checkpoints, read_state
 
 Rows = Counter[tuple[int, str]]
 """Number of rows of a ticket by (step of the part, decision)."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from actors.archive.reader import read_events, read_metrics
+from squelch.actors.archive.reader import read_events, read_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 POLL_S = 0.1
@@ -49,7 +49,7 @@ class Session:
     def start(self) -> None:
         """Starts the run, or resumes it if its folder holds one."""
         resume = ["--resume"] if (self.run_dir / "config.yaml").exists() else []
-        command = [*self.prefix, sys.executable, "-u", "-m", "cluster.cli", *self.words, *resume]
+        command = [*self.prefix, sys.executable, "-u", "-m", "squelch.cluster.cli", *self.words, *resume]
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, env={**os.environ, **self.env}, stdout=output, stderr=subprocess.STDOUT

@@ -37,10 +37,10 @@ Read = Callable[[random.Random, Path, Path], None]
 
 def make_valid(folder: Path) -> None:
     """Writes a small model folder `model` and a checkpoint of it, `checkpoint`."""
-    from envs.config import EnvironmentConfig
-    from learner import process_group
-    from learner.warmup.tiny import build_tiny
-    from learner.warmup.tiny_recipe import recipe_for
+    from squelch.envs.config import EnvironmentConfig
+    from squelch.learner import process_group
+    from squelch.learner.warmup.tiny import build_tiny
+    from squelch.learner.warmup.tiny_recipe import recipe_for
 
     build_tiny(folder / "model", EnvironmentConfig(), 0, recipe_for("FrozenLake").model_copy(update={"tokens": 8_000}))
     process_group.start(0, 1, "127.0.0.1", 0, 60.0, "cpu")
@@ -51,8 +51,8 @@ def make_valid(folder: Path) -> None:
 
 
 def _trainer(model: Path):
-    from learner.config import LearnerConfig
-    from learner.trainer import Trainer
+    from squelch.learner.config import LearnerConfig
+    from squelch.learner.trainer import Trainer
 
     return Trainer(model, LearnerConfig(), 0, 1, 0, 1.0)
 
@@ -61,10 +61,10 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
     """Reads a model folder by one of its readers."""
     import torch
 
-    from actors.model_folder import load_model_folder
-    from actors.play.codec import ChatCodec
-    from actors.scorer.fixed_model import check_scorer_model
-    from cluster.commands.other_trainers.score_files import Reader
+    from squelch.actors.model_folder import load_model_folder
+    from squelch.actors.play.codec import ChatCodec
+    from squelch.actors.scorer.fixed_model import check_scorer_model
+    from squelch.cluster.commands.other_trainers.score_files import Reader
 
     def codec() -> None:
         found = ChatCodec(folder)
@@ -86,9 +86,9 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
 
 def read_checkpoint(_: random.Random, folder: Path, valid: Path) -> None:
     """Reads a checkpoint as `squelch train --resume` does."""
-    from cluster.loop.persistence.state import read_state
-    from learner import process_group
-    from learner.checkpoint.folder import load_weights
+    from squelch.cluster.loop.persistence.state import read_state
+    from squelch.learner import process_group
+    from squelch.learner.checkpoint.folder import load_weights
 
     read_state(folder)
     process_group.start(0, 1, "127.0.0.1", 0, 60.0, "cpu")
@@ -191,9 +191,9 @@ def _import_for_the_forks() -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
-    from cluster.commands.other_trainers import score_files  # noqa: F401
-    from cluster.loop.persistence import state  # noqa: F401
-    from learner import trainer  # noqa: F401
+    from squelch.cluster.commands.other_trainers import score_files  # noqa: F401
+    from squelch.cluster.loop.persistence import state  # noqa: F401
+    from squelch.learner import trainer  # noqa: F401
 
     torch.set_num_threads(1)
 

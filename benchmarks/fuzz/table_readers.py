@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.archive.schema import ARCHIVE_SCHEMA, INDEX_SCHEMA
-from actors.archive.version import VERSION_KEY
 from benchmarks.fuzz.mutation import mutated, mutated_value
 from benchmarks.fuzz.target import NAME, Target
 from benchmarks.fuzz.text_readers import HOTPOT, PROBLEMS, ROWS, read_all_rows, read_hotpot, read_problems, read_samples
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, INDEX_SCHEMA
+from squelch.actors.archive.version import VERSION_KEY
 
 Rows = Sequence[dict[str, Any]]
 DTYPES = ("f8", "f4", "f2", "i8", "i1", "u8", "?", "c16", "S4", "U3", "M8[s]", "m8[s]", "V4", ">f8", "g", "O")
@@ -206,8 +206,8 @@ def _matrix() -> dict[str, np.ndarray]:
 def _filter(path: Path) -> None:
     import json
 
-    from actors.config import FilterConfig
-    from cluster.commands.other_trainers.filter import filter_report, filter_table, read_windows
+    from squelch.actors.config import FilterConfig
+    from squelch.cluster.commands.other_trainers.filter import filter_report, filter_table, read_windows
 
     windows = read_windows(path)
     for config in (FilterConfig(), FilterConfig(rule="min_p", rho=0.5), FilterConfig(statistic="reward_std")):
@@ -219,7 +219,7 @@ def _filter(path: Path) -> None:
 def _mi(path: Path) -> None:
     import json
 
-    from cluster.commands.other_trainers.mi import mi_json, mi_reports, mi_table
+    from squelch.cluster.commands.other_trainers.mi import mi_json, mi_reports, mi_table
 
     for compat in ("paper", "ragen"):
         found, _ = mi_reports(path, compat)
@@ -229,13 +229,13 @@ def _mi(path: Path) -> None:
 
 
 def _groups(path: Path) -> None:
-    from cluster.commands.existing_runs.gradients import archived_groups
+    from squelch.cluster.commands.existing_runs.gradients import archived_groups
 
     archived_groups(path.parents[1], 1)
 
 
 def _index(path: Path) -> None:
-    from cluster.runs.folder import RunFolder
+    from squelch.cluster.runs.folder import RunFolder
 
     RunFolder(path.parents[1]).index()
 

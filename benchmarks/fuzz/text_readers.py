@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from benchmarks.fuzz.mutation import mutated, mutated_json, mutated_value
 from benchmarks.fuzz.target import NAME, Target
-from cluster.commands.other_trainers import score_files
-from cluster.config import dump, load
-from cluster.runs.folder import RunFolder
-from envs.data.rows import read_rows
+from squelch.cluster.commands.other_trainers import score_files
+from squelch.cluster.config import dump, load
+from squelch.cluster.runs.folder import RunFolder
+from squelch.envs.data.rows import read_rows
 
 Make = Callable[[random.Random], bytes]
 
@@ -75,7 +75,7 @@ def _override(path: Path) -> None:
 
 
 def _grid(path: Path) -> None:
-    from cluster.sweep.plan import grid_arms, read_grid, read_seeds
+    from squelch.cluster.sweep.plan import grid_arms, read_grid, read_seeds
 
     text = path.read_bytes().decode("utf-8", "surrogateescape")
     grid_arms(read_grid(text.split("\x00")))
@@ -83,10 +83,10 @@ def _grid(path: Path) -> None:
 
 
 def _metrics(path: Path) -> None:
-    from cluster.commands.existing_runs.status import status
-    from cluster.commands.existing_runs.watch import view
-    from cluster.runs.status import read_status
-    from cluster.runs.words import step_text
+    from squelch.cluster.commands.existing_runs.status import status
+    from squelch.cluster.commands.existing_runs.watch import view
+    from squelch.cluster.runs.status import read_status
+    from squelch.cluster.runs.words import step_text
 
     status(path.parent, as_json=True)
     status(path.parent)
@@ -97,9 +97,9 @@ def _metrics(path: Path) -> None:
 
 
 def _summary(path: Path) -> None:
-    from cluster.runs.ending import is_complete
-    from cluster.runs.status import status_of
-    from cluster.sweep.table import cell_figures
+    from squelch.cluster.runs.ending import is_complete
+    from squelch.cluster.runs.status import status_of
+    from squelch.cluster.sweep.table import cell_figures
 
     folder = RunFolder(path.parent)
     summary = folder.summary()
@@ -117,7 +117,7 @@ def read_all_rows(path: Path) -> None:
 
 def read_problems(path: Path) -> None:
     """Reads every problem of a data set of programs."""
-    from envs.deep_coder.published import PublishedProblem, read_problem
+    from squelch.envs.deep_coder.published import PublishedProblem, read_problem
 
     rows = read_rows(path, "train", PublishedProblem)
     for index, row in enumerate(rows):
@@ -126,39 +126,39 @@ def read_problems(path: Path) -> None:
 
 def read_hotpot(path: Path) -> None:
     """Reads every question, and every context."""
-    from envs.search_qa.hotpot import ContextRow, QuestionRow
+    from squelch.envs.search_qa.hotpot import ContextRow, QuestionRow
 
     list(read_rows(path, "train", QuestionRow))
     list(read_rows(path, "train", ContextRow))
 
 
 def _corpus(path: Path) -> None:
-    from envs.retrieval import corpus
+    from squelch.envs.retrieval import corpus
 
     list(corpus._passages([path]))
 
 
 def _shop(path: Path) -> None:
-    from envs.web_shop import published
+    from squelch.envs.web_shop import published
 
     list(published._passages(str(path), str(path)))
 
 
 def _wishes(path: Path) -> None:
-    from envs.web_shop import published
+    from squelch.envs.web_shop import published
 
     published._written(str(path))
     published._synthetic(str(path))
 
 
 def _answer(path: Path) -> None:
-    from envs.retrieval.http import HttpRetriever
+    from squelch.envs.retrieval.http import HttpRetriever
 
     HttpRetriever("http://127.0.0.1:9/", 1.0, 0)._found(path.read_bytes())
 
 
 def _terminal(path: Path) -> None:
-    from cluster.terminal import one_line, visible
+    from squelch.cluster.terminal import one_line, visible
 
     text = path.read_bytes().decode("utf-8", "surrogateescape")
     shown = visible(text) + one_line(text)

@@ -28,7 +28,7 @@ def prepare() -> None:
         sys.modules["xxhash"] = ModuleType("xxhash")
         vars(sys.modules["xxhash"])["xxh3_128"] = partial(hashlib.blake2b, digest_size=16)
     if not installed("accelerate"):
-        from actors import model_folder
+        from squelch.actors import model_folder
 
         vars(model_folder)["check_model_folder"] = model_folder.model_config
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from benchmarks import common
-from learner.shapes import published
+from squelch.learner.shapes import published
 
 GIB = 2**30
 QWEN, SMOLLM = "Qwen2.5-0.5B", "SmolLM2-135M"

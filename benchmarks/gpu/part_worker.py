@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from benchmarks.gpu import bare  # noqa: F401 (before anything of the project)
 from benchmarks.gpu.parts import PARTS
-from learner.decomposition.statistics import finite
+from squelch.learner.decomposition.statistics import finite
 
 
 def main() -> None:

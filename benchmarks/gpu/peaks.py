@@ -13,7 +13,7 @@ from benchmarks.gpu.bare import installed
 from benchmarks.gpu.common import SMOLLM, Place, alone, shape_of, write_model
 from benchmarks.gpu.step import GROUP_SIZE, QUICK, WHOLE, against_estimate, settings
 from benchmarks.learner import random_work
-from learner.trainer import Trainer
+from squelch.learner.trainer import Trainer
 
 CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {},

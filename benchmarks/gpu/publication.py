@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from actors.weights import checksum
 from benchmarks.gpu.common import GIB, QWEN, Place, alone, shape_of, write_model
 from benchmarks.gpu.step import QUICK, settings
-from learner.publish import publish
-from learner.trainer import Trainer
+from squelch.actors.weights import checksum
+from squelch.learner.publish import publish
+from squelch.learner.trainer import Trainer
 
 
 def measure(place: Place) -> Iterator[dict[str, Any]]:

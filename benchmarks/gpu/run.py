@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.gpu.common import Place
-from cluster.config import load
-from learner.warmup.tiny import build_tiny
-from learner.warmup.tiny_recipe import recipe_for
+from squelch.cluster.config import load
+from squelch.learner.warmup.tiny import build_tiny
+from squelch.learner.warmup.tiny_recipe import recipe_for
 
 TOKENS = 60_000
 STEPS = 2
@@ -49,7 +49,7 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     }
     words = [f"{key}={value}" for key, value in settings.items()]
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "train", "frozenlake", *words], stdout=sys.stderr, check=False
+        [sys.executable, "-m", "squelch.cluster.cli", "train", "frozenlake", *words], stdout=sys.stderr, check=False
     )
     if done.returncode:
         raise RuntimeError(f"squelch train ended with {done.returncode}; its output is above")

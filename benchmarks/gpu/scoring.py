@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from actors.config import ScorerConfig
-from actors.model_size import model_size
-from actors.scorer import memory
-from actors.scorer.cross_scoring import CrossScorer
 from benchmarks.cross_scoring.work import Operations, random_policy, random_rows
 from benchmarks.gpu.common import GIB, QWEN, Place, shape_of, share_of_peak
+from squelch.actors.config import ScorerConfig
+from squelch.actors.model_size import model_size
+from squelch.actors.scorer import memory
+from squelch.actors.scorer.cross_scoring import CrossScorer
 
 SAMPLES = 8
 TOKEN_BUDGET = 16_384

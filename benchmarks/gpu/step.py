@@ -19,9 +19,9 @@ from transformers import PreTrainedConfig
 
 from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Place, alone, shape_of, share_of_peak, write_model
 from benchmarks.learner import random_work
-from learner import memory
-from learner.config import LearnerConfig
-from learner.trainer import Trainer
+from squelch.learner import memory
+from squelch.learner.config import LearnerConfig
+from squelch.learner.trainer import Trainer
 
 TARGET = 0.25
 """Wanted share of the peak at the shape of Qwen2.5-0.5B."""

@@ -14,9 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from actors.diagnosis.grounding import judge_of, right
-from envs.countdown.claims import Given, Sum, Target, Uses
-from envs.grid_worlds.claims import Claim
+from squelch.actors.diagnosis.grounding import judge_of, right
+from squelch.envs.countdown.claims import Given, Sum, Target, Uses
+from squelch.envs.grid_worlds.claims import Claim
 
 LABELLED = Path(__file__).parent / "labelled.json"
 

@@ -10,16 +10,16 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from actors.config import RolloutConfig
-from actors.messages import GenerationRequest
-from actors.play.codec import ChatCodec
-from actors.rollout.engine import VllmEngine
-from envs.config import FormatConfig
-from envs.contract import Demonstrator, require
-from envs.episode import Episode, Message
-from envs.format import THINK_CLOSE, THINK_OPEN, well_formed
-from envs.registry import make
-from envs.wording import TRUE_QUALITY
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import GenerationRequest
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.rollout.engine import VllmEngine
+from squelch.envs.config import FormatConfig
+from squelch.envs.contract import Demonstrator, require
+from squelch.envs.episode import Episode, Message
+from squelch.envs.format import THINK_CLOSE, THINK_OPEN, well_formed
+from squelch.envs.registry import make
+from squelch.envs.wording import TRUE_QUALITY
 
 ENVIRONMENTS = ("FrozenLake", "Sokoban", "Countdown")
 TEMPERATURES = (0.7, 1.0)

@@ -47,13 +47,13 @@ def main() -> None:
     """Runs the case and prints its figures."""
     import torch
 
-    from actors.model_folder import model_config
     from benchmarks import common
     from benchmarks.learner.random_work import random_groups
     from benchmarks.learner.work import LAYERS
-    from learner import memory, process_group
-    from learner.config import LearnerConfig
-    from learner.trainer import Trainer
+    from squelch.actors.model_folder import model_config
+    from squelch.learner import memory, process_group
+    from squelch.learner.config import LearnerConfig
+    from squelch.learner.trainer import Trainer
 
     case: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from actors.records import Trajectory, Turn
-from learner import batching
-from learner.kernels.packing import pack
-from learner.trainer import Trainer
+from squelch.actors.records import Trajectory, Turn
+from squelch.learner import batching
+from squelch.learner.kernels.packing import pack
+from squelch.learner.trainer import Trainer
 
 Groups = list[tuple[str, list[Trajectory]]]
 

@@ -39,20 +39,20 @@ import numpy as np
 import torch
 from transformers.utils import logging as hf_logging
 
-from actors.messages import StepReport
-from actors.records import Trajectory, Turn
 from benchmarks import common
 from benchmarks.learner import memory_worker as learner_memory_worker
 from benchmarks.learner import random_work
 from benchmarks.learner import work as learner_work
-from learner import process_group
-from learner.batching import collate, to_rows
-from learner.config import LearnerConfig
-from learner.kernels.linear import product
-from learner.policy.model import local
-from learner.process_environment import ENVIRONMENT
-from learner.tensors import inputs_of
-from learner.trainer import Trainer
+from squelch.actors.messages import StepReport
+from squelch.actors.records import Trajectory, Turn
+from squelch.learner import process_group
+from squelch.learner.batching import collate, to_rows
+from squelch.learner.config import LearnerConfig
+from squelch.learner.kernels.linear import product
+from squelch.learner.policy.model import local
+from squelch.learner.process_environment import ENVIRONMENT
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Trainer
 
 VOCABULARY = 192
 SYSTEM, PROMPT, FED = 43, 69, 24

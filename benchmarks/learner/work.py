@@ -16,22 +16,22 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks import common
 from benchmarks.learner.random_work import Groups, random_groups, trajectory
-from cluster import config as runs
-from envs.contract import Demonstrator, require
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.registry import make
-from learner.config import LoraSettings
-from learner.kernels.gated import use_gated_blocks
-from learner.kernels.head import log_probabilities
-from learner.kernels.layout import Layout
-from learner.kernels.linear import use_fast_products
-from learner.policy.model import Policy, shard
-from learner.trainer import Trainer
-from learner.warmup.demonstrations import Transcript, encode
-from learner.warmup.tiny import write_tokenizer
-from learner.warmup.tiny_model import new_model
-from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
+from squelch.cluster import config as runs
+from squelch.envs.contract import Demonstrator, require
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.registry import make
+from squelch.learner.config import LoraSettings
+from squelch.learner.kernels.gated import use_gated_blocks
+from squelch.learner.kernels.head import log_probabilities
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.linear import use_fast_products
+from squelch.learner.policy.model import Policy, shard
+from squelch.learner.trainer import Trainer
+from squelch.learner.warmup.demonstrations import Transcript, encode
+from squelch.learner.warmup.tiny import write_tokenizer
+from squelch.learner.warmup.tiny_model import new_model
+from squelch.learner.warmup.tiny_recipe import TinyRecipe, recipe_for
 
 LAYERS = {"width": 128, "layers": 4, "hidden": 384, "heads": 4}
 

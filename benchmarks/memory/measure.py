@@ -19,8 +19,8 @@ import subprocess
 import sys
 from typing import Any
 
-from actors.process.allocator import ALLOCATOR
 from benchmarks.common import arguments, print_figures
+from squelch.actors.process.allocator import ALLOCATOR
 
 GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
 """The C library returns freed memory at once; with a run's own settings it keeps some of it."""

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.config import RolloutConfig, ScorerConfig
-from actors.messages import GenerationRequest
-from actors.model_size import ModelSize, model_size
 from benchmarks.gpu.common import GIB, SMOLLM, alone, shape_of, write_model
+from squelch.actors.config import RolloutConfig, ScorerConfig
+from squelch.actors.messages import GenerationRequest
+from squelch.actors.model_size import ModelSize, model_size
 
 GROUPS, GROUP_SIZE, PROMPT, ANSWER = 4, 8, 100, 48
 """Work like that of Countdown; lengths in tokens."""
@@ -46,10 +46,10 @@ def figures(before: float, measured: float, net_estimate: float, allowance: floa
 def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     """Two training steps of a learner rank."""
     from benchmarks.learner.random_work import random_groups
-    from cluster.commands.plan import RANK_RUNTIME_GIB
-    from learner import memory
-    from learner.config import LearnerConfig
-    from learner.trainer import Trainer
+    from squelch.cluster.commands.plan import RANK_RUNTIME_GIB
+    from squelch.learner import memory
+    from squelch.learner.config import LearnerConfig
+    from squelch.learner.trainer import Trainer
 
     alone("cpu")
     config = LearnerConfig.model_validate(RANK | settings)
@@ -67,10 +67,10 @@ def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
 
 def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     """Eight prompts with eight reasonings each, scored by the actor's own model."""
-    from actors.scorer import memory
-    from actors.scorer.actor import load_model
-    from actors.scorer.cross_scoring import CrossScorer
     from benchmarks.cross_scoring.work import random_rows
+    from squelch.actors.scorer import memory
+    from squelch.actors.scorer.actor import load_model
+    from squelch.actors.scorer.cross_scoring import CrossScorer
 
     config = ScorerConfig.model_validate(settings)
     gc.collect()
@@ -93,9 +93,9 @@ def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     """32 sequences that fill their context, by vLLM behind the rollout worker's adapter."""
     from transformers import AutoConfig
 
-    from actors.rollout import memory
-    from actors.rollout.engine import VllmEngine
-    from learner.memory import skeleton
+    from squelch.actors.rollout import memory
+    from squelch.actors.rollout.engine import VllmEngine
+    from squelch.learner.memory import skeleton
 
     config = RolloutConfig.model_validate(ENGINE | settings)
     size = size_of(skeleton(AutoConfig.from_pretrained(folder)))

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import t_quantile
-from actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error
-from actors.filter.scores import sample_variance
 from benchmarks.common import markdown_table, print_figures
 from benchmarks.noise.lake import draw_plans, exact, plan_returns, replays
 from benchmarks.noise.policies import NUM_LAKES, POLICIES, lakes, options_at
+from squelch.actors.diagnosis.uncertainty import t_quantile
+from squelch.actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error
+from squelch.actors.filter.scores import sample_variance
 
 PAGE = Path(__file__).parents[2] / "docs" / "policy-variance.md"
 NOISE = (0.2, 0.5, 0.8, 1.0)

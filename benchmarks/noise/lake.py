@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.grid_worlds.frozen_lake import FrozenLakeOptions, Lake, moves, outcomes
+from squelch.envs.grid_worlds.frozen_lake import FrozenLakeOptions, Lake, moves, outcomes
 
 HORIZON = 10
 """Actions of an episode: five turns of two."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.noise.lake import HORIZON, Tabular
-from envs.grid_worlds.frozen_lake import FrozenLakeOptions, Lake, generate, moves
+from squelch.envs.grid_worlds.frozen_lake import FrozenLakeOptions, Lake, generate, moves
 
 NUM_LAKES = 8
 Make = Callable[[Lake], Tabular]

@@ -30,18 +30,18 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import is_of_step, read_metrics
-from actors.archive.writer import Archive
-from actors.metrics.exporter import Recorder
 from benchmarks.common import print_figures
 from benchmarks.overlap.stand_ins import PacedParties, Times
-from cluster.config import RunConfig, load
-from cluster.control.parties import Parties
-from cluster.fleet.fleet import Fleet, party_names
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.persistence.state import LoopState
-from cluster.metrics import REGISTRY
-from cluster.runs.timing.intervals import clip_intervals, union_seconds
+from squelch.actors.archive.reader import is_of_step, read_metrics
+from squelch.actors.archive.writer import Archive
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.control.parties import Parties
+from squelch.cluster.fleet.fleet import Fleet, party_names
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 BOUNDS = (0, 1, 2)
 STAND_INS = Times(generate_s=1.0, train_s=0.8, publish_s=0.1, load_s=0.05)
@@ -136,8 +136,8 @@ def compare(steps: int, folder: Path, overrides: Sequence[str], make: Make) -> d
 def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     """The same on real parties, in one Ray cluster; the delay is measured first."""
     from benchmarks.overlap.paced import SlowParties
-    from cluster.fleet.bootstrap import connect, disconnect
-    from cluster.loop.initial_policy import prepare_model
+    from squelch.cluster.fleet.bootstrap import connect, disconnect
+    from squelch.cluster.loop.initial_policy import prepare_model
 
     overrides = [*REAL, *overrides]
     trial = settings(0, steps, folder / "trial", overrides)

@@ -9,13 +9,13 @@ from typing import Any
 
 import ray
 
-from actors.config import RolloutConfig
-from actors.messages import Completion
-from actors.process.shipping import Folder
-from actors.process.spans import Span
-from actors.rollout.worker import RolloutWorker
-from cluster.config import RunConfig
-from cluster.fleet.ray_parties import RayParties, RayWorker
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Completion
+from squelch.actors.process.shipping import Folder
+from squelch.actors.process.spans import Span
+from squelch.actors.rollout.worker import RolloutWorker
+from squelch.cluster.config import RunConfig
+from squelch.cluster.fleet.ray_parties import RayParties, RayWorker
 
 
 class SlowWorker(RolloutWorker):

@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from actors.archive.rows import packed, unpacked
-from actors.messages import StepReport, UpdateReport, WeightBundle
-from actors.process.progress import IDLE, Progress
-from actors.process.spans import Span, Spans
-from actors.records import GroupSummary, Ticket
 from benchmarks.control_plane.hosts import FilterHost, Host
 from benchmarks.control_plane.stand_ins import Groupless, NoCluster, SleepingLearner
-from cluster.config import RunConfig
-from cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.actors.archive.rows import packed, unpacked
+from squelch.actors.messages import StepReport, UpdateReport, WeightBundle
+from squelch.actors.process.progress import IDLE, Progress
+from squelch.actors.process.spans import Span, Spans
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils import logging
 
-from actors.records import Trajectory, Turn
 from benchmarks import common
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.trl import REPOSITORY, peer_python
-from learner import process_group
-from learner.batching import collate, to_rows
-from learner.config import LearnerConfig, ObjectiveConfig
-from learner.tensors import inputs_of
-from learner.trainer import Trainer
+from squelch.actors.records import Trajectory, Turn
+from squelch.learner import process_group
+from squelch.learner.batching import collate, to_rows
+from squelch.learner.config import LearnerConfig, ObjectiveConfig
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Trainer
 
 GROUP_SIZE, PROMPT, ANSWERS, NOISE = 8, 40, (8, 65), 0.3
 BOUND = 1e-4

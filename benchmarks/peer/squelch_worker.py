@@ -22,15 +22,15 @@ import torch
 import transformers
 import vllm
 
-from actors.archive.rows import packed, to_table
-from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, UpdateReport
-from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
-from actors.rollout.worker import Engine
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Channel, Work
-from learner.actor import LearnerGroup
-from learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
+from squelch.actors.archive.rows import packed, to_table
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Completion, GenerationRequest, UpdateReport
+from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
+from squelch.actors.rollout.worker import Engine
+from squelch.learner.actor import LearnerGroup
+from squelch.learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
 
 COLLECT_S = 300.0
 TIMEOUT_S = 120.0

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.common import print_figures
 from benchmarks.paired import ratio
 from benchmarks.sandbox import block_worker, lateness
-from envs.sandbox import Pool
-from envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
+from squelch.envs.sandbox import Pool
+from squelch.envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
 
 HERE = Path(__file__).resolve().parents[2]
 COSTS = {f"s a program, {callers} callers": f"programs_per_second_{callers}" for callers in block_worker.CALLERS}

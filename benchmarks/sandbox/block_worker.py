@@ -14,8 +14,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from envs.sandbox import Limits, Pool, Question
-from envs.sandbox.backends import Backend, choose
+from squelch.envs.sandbox import Limits, Pool, Question
+from squelch.envs.sandbox.backends import Backend, choose
 
 PATIENT = Limits(wall_s=30, total_s=60)
 CALLERS = (1, 2, 3)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from envs.sandbox import Limits, Pool, Question
+from squelch.envs.sandbox import Limits, Pool, Question
 from tests.envs.sandbox.corpus import Hostile, corpus
 
 LIMIT_S = 0.4

@@ -30,11 +30,11 @@ from typing import Any, Protocol
 
 from benchmarks.common import print_figures
 from benchmarks.studies.kept import Kept, below, condense, told, write
-from cluster.config import RunConfig, load
-from cluster.errors import UserError
-from cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
-from cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
-from cluster.terminal import say
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
+from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
+from squelch.cluster.terminal import say
 
 START_S = 60.0
 """Seconds from the start of a cell's process to its first step, and from its last step to its end."""

@@ -33,10 +33,10 @@ import yaml
 from benchmarks.common import markdown_table, print_figures
 from benchmarks.studies import collapse_figure
 from benchmarks.studies.collapse_runs import COLUMNS, ENDS, Run, arm_rows, by_arm, find_runs, missing
-from cluster.errors import UserError
-from cluster.figures.style import standalone
-from cluster.sweep.plan import Arm, make_plan, read_seeds
-from cluster.sweep.table import INTERVAL, text
+from squelch.cluster.errors import UserError
+from squelch.cluster.figures.style import standalone
+from squelch.cluster.sweep.plan import Arm, make_plan, read_seeds
+from squelch.cluster.sweep.table import INTERVAL, text
 
 ENTROPY, KL = "learner.objective.entropy_coefficient", "learner.objective.kl.coefficient"
 FILTERS: Mapping[str, Mapping[str, Any]] = {
@@ -68,7 +68,7 @@ def study_arms() -> list[Arm]:
 
 def run_study(environments: Sequence[str], seeds: list[int], others: list[int], parallel: int, runs_dir: str) -> int:
     """Sweeps the environments one after another; returns the largest exit code. An interrupted sweep ends the study."""
-    from cluster.sweep.cells import execute
+    from squelch.cluster.sweep.cells import execute
 
     arms = study_arms()
     by_label = {arm.label: seeds if arm.label in MAIN else others for arm in arms}

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from actors.archive.reader import read_metrics
-from actors.diagnosis.grounding import spearman
-from cluster.sweep.plan import is_finished
-from cluster.sweep.table import t_interval
+from squelch.actors.archive.reader import read_metrics
+from squelch.actors.diagnosis.grounding import spearman
+from squelch.cluster.sweep.plan import is_finished
+from squelch.cluster.sweep.table import t_interval
 
 Series = dict[int, float]
 SCORED = {"mi": "first_turn/mi_est", "entropy": "first_turn/conditional_entropy", "judge": "judge/right"}

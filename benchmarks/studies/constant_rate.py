@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.claims.plan import CRITIC, ENTROPY, NONE, STEP_S, TOP_P, Settings
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import SUCCESS, Kept, apart, caveats, last_success, read, read_all
-from cluster.sweep.table import t_interval, text
+from squelch.cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "constant_rate"
 RATES = (2e-4, 1e-4, 5e-5)

@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from actors.archive.reader import stream_groups
-from actors.diagnosis.grounding import spearman
-from cluster.control.gaming import kept_variance
-from cluster.errors import UserError
-from cluster.runs.ending import EndCause, ending_of
-from cluster.runs.folder import RunFolder
-from cluster.sweep.plan import PLACEMENT
+from squelch.actors.archive.reader import stream_groups
+from squelch.actors.diagnosis.grounding import spearman
+from squelch.cluster.control.gaming import kept_variance
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.ending import EndCause, ending_of
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.sweep.plan import PLACEMENT
 
 T = TypeVar("T")
 Table = Mapping[str, Sequence[float | None]]

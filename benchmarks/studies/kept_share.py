@@ -40,7 +40,7 @@ from benchmarks.studies.kept import (
     read_all,
     validated_by_seed,
 )
-from cluster.sweep.table import t_interval, text
+from squelch.cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "kept_share"
 TOLERANCES = {"frozenlake": 0.05, "countdown": 0.05, "sokoban": 0.08}

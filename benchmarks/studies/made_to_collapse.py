@@ -49,15 +49,15 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis import alarm, probe_alarm
-from actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
-from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.alarm import REWARD_SHARE, Series, reward_fall
 from benchmarks.renoising import renoised
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import RECORDED, Kept, caveats, read_all
-from cluster.errors import UserError
-from cluster.sweep.table import INTERVAL, t_interval
+from squelch.actors.diagnosis import alarm, probe_alarm
+from squelch.actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.cluster.errors import UserError
+from squelch.cluster.sweep.table import INTERVAL, t_interval
 
 STEPS, STEP_S = 120, 3.0
 GENTLE_STEP_S = 4.7

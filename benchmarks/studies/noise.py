@@ -48,7 +48,7 @@ from benchmarks.studies.kept import (
     read_all,
     validated_by_seed,
 )
-from cluster.sweep.table import INTERVAL, t_interval, text
+from squelch.cluster.sweep.table import INTERVAL, t_interval, text
 
 PAGE = Path(__file__).parents[2] / "docs" / "noise.md"
 TOLERANCE = 0.03

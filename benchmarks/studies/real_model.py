@@ -45,14 +45,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.archive.reader import read_groups
-from actors.archive.rows import from_table
 from benchmarks.common import markdown_table
 from benchmarks.studies.cells import Report, Study, StudyCell, command
 from benchmarks.studies.kept import finished, how_it_ended, parsed
-from cluster.inspector.texts import Pieces
-from cluster.sweep.plan import Arm
-from cluster.sweep.table import t_interval, text
+from squelch.actors.archive.reader import read_groups
+from squelch.actors.archive.rows import from_table
+from squelch.cluster.inspector.texts import Pieces
+from squelch.cluster.sweep.plan import Arm
+from squelch.cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "real_model"
 PAGE = Path(__file__).parents[2] / "docs" / "real-model-study.md"

@@ -52,9 +52,9 @@ from benchmarks.studies.kept import (
 )
 from benchmarks.studies.kept import start as first_success
 from benchmarks.studies.made_to_collapse import GENTLE, GENTLE_STEP_S, OFTEN, STEP_S
-from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
-from cluster.sweep.table import t_interval, text
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.sweep.table import t_interval, text
 
 SEEDS = (0, 1, 2)
 COLLAPSE_STEPS, RESCUE_STEPS = 60, 40

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.errors import UserError, bad_files_are_the_users
-from envs.untrusted.files import is_file
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.envs.untrusted.files import is_file
 
 if TYPE_CHECKING:
-    from actors.archive.store import Store
+    from squelch.actors.archive.store import Store
 
 JOB_SERVER = "http://127.0.0.1:8265"
 
@@ -73,15 +73,15 @@ def place_of(place: str) -> Path | Store:
     """The folder of a run, or the run in a store as it grows. UserError if there is no run."""
     if not in_store(place):
         return run_folder(Path(place))
-    from cluster.runs.in_store.manifest import find_run
-    from cluster.runs.in_store.reading import Followed
+    from squelch.cluster.runs.in_store.manifest import find_run
+    from squelch.cluster.runs.in_store.reading import Followed
 
     return Followed(find_run(place))
 
 
 def described_place(place: str) -> Path | Store:
     """As `place_of`, of a run whose `config.yaml` can be read. UserError that names it if it is damaged."""
-    from cluster.runs.folder import RunFolder
+    from squelch.cluster.runs.folder import RunFolder
 
     found = place_of(place)
     RunFolder(found).settings()

@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import UserError
-from cluster.terminal import say
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import say
 
 if TYPE_CHECKING:
-    from cluster.config import RunConfig
-    from cluster.settings import Setting
+    from squelch.cluster.config import RunConfig
+    from squelch.cluster.settings import Setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the recipe, some of its settings, or the names of all recipes."""
-    from cluster.config import dump, load, recipe_names
+    from squelch.cluster.config import dump, load, recipe_names
 
     if options.list:
         say("\n".join(recipe_names()))
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
 
 def explained(config: RunConfig, words: list[str]) -> list[str]:
     """A paragraph for each setting whose key contains one of the words. UserError if a word matches no key."""
-    from cluster.config import flat
-    from cluster.settings import every_setting
+    from squelch.cluster.config import flat
+    from squelch.cluster.settings import every_setting
 
     settings, values = every_setting(config.environment.name), flat(config.model_dump(mode="json"))
     for word in words:

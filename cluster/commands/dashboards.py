@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.grafana import boards
-from cluster.grafana.address import address
-from cluster.terminal import one_line, say
+from squelch.cluster.grafana import boards
+from squelch.cluster.grafana.address import address
+from squelch.cluster.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from cluster.grafana.prometheus import Prometheus
+    from squelch.cluster.grafana.prometheus import Prometheus
 
 EPILOG = """\
 environment:
@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from cluster.grafana.push import FOLDER, Push
-    from cluster.grafana.server import URL, Server
+    from squelch.cluster.grafana.push import FOLDER, Push
+    from squelch.cluster.grafana.server import URL, Server
 
     server = Server(options.url or URL, options.plain_http)
     say(f"Grafana {one_line(server.version())} at {server.url}")
@@ -89,7 +89,7 @@ def _push(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from cluster.grafana.files import MOUNT, export
+    from squelch.cluster.grafana.files import MOUNT, export
 
     changed = export(options.folder, options.prometheus, options.mount or MOUNT, options.overwrite)
     for path in changed:
@@ -100,7 +100,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from cluster.grafana.prometheus import Prometheus
+    from squelch.cluster.grafana.prometheus import Prometheus
 
     schema = options.schema or os.environ.get(SCHEMA)
     prometheus = Prometheus(options.prometheus) if options.prometheus else None
@@ -120,7 +120,7 @@ def _check_one(
     options: argparse.Namespace,
 ) -> int:
     """Prints what is found about one dashboard; returns the number of faults."""
-    from cluster.grafana.check import answers, schema_errors
+    from squelch.cluster.grafana.check import answers, schema_errors
 
     board = boards.read_board(tree)
     said, faults, empty = [f"{len(list(boards.expressions(board)))} expressions"], list[str](), list[str]()

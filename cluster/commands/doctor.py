@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.fleet.processor import emulates_16_bits, vectors
-from cluster.package import DISTRIBUTION, checkout
-from cluster.terminal import say
+from squelch.cluster.fleet.processor import emulates_16_bits, vectors
+from squelch.cluster.package import DISTRIBUTION, checkout
+from squelch.cluster.terminal import say
 
 if TYPE_CHECKING:
-    from envs.sandbox import Pool
-    from envs.sandbox.image import Image
+    from squelch.envs.sandbox import Pool
+    from squelch.envs.sandbox.image import Image
 
 CHECKED = (
     "torch",
@@ -172,8 +172,8 @@ def _programs() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    from envs.sandbox import Limits, Pool
-    from envs.sandbox.backends import MEND, probe_all
+    from squelch.envs.sandbox import Limits, Pool
+    from squelch.envs.sandbox.backends import MEND, probe_all
 
     choice = probe_all()
     if choice.backend is None:
@@ -191,7 +191,7 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _image(image: Image) -> Finding:
-    from envs.sandbox import manifest
+    from squelch.envs.sandbox import manifest
 
     damage = manifest.damage(image.place, contents=True)
     if damage:
@@ -201,7 +201,7 @@ def _image(image: Image) -> Finding:
 
 
 def _proof(pool: Pool) -> Finding:
-    from envs.sandbox.proof import prove
+    from squelch.envs.sandbox.proof import prove
 
     try:
         proof = prove(pool)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.commands.arguments import add_job_server
-from cluster.errors import UserError
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import add_job_server
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import say
 
 ACTIONS = ("status", "logs", "stop", "list")
 
@@ -29,6 +29,6 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"squelch job {options.action} needs the id of a job; `squelch job list` shows them")
     if options.follow and options.action != "logs":
         raise UserError("--follow goes with `squelch job logs`")
-    from cluster.fleet.jobs import act
+    from squelch.cluster.fleet.jobs import act
 
     return act(options.address, options.action, options.job_id, options.follow, say)

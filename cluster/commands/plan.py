@@ -15,18 +15,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.commands.arguments import add_recipe, positive, run_folder
-from cluster.errors import UserError
-from cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
-from cluster.terminal import say, say_json
+from squelch.cluster.commands.arguments import add_recipe, positive, run_folder
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
+from squelch.cluster.terminal import say, say_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from actors.config import RolloutConfig
-    from actors.model_size import ModelSize
-    from actors.rollout.memory import EngineEstimate
-    from cluster.config import RunConfig
+    from squelch.actors.config import RolloutConfig
+    from squelch.actors.model_size import ModelSize
+    from squelch.actors.rollout.memory import EngineEstimate
+    from squelch.cluster.config import RunConfig
 
 GIB, MIB = 2**30, 2**20
 DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the plan."""
-    from cluster.config import load
+    from squelch.cluster.config import load
 
     config = load(options.recipe, options.overrides)
     moved = options.device_gib is not None and not any(
@@ -149,8 +149,8 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
     """The model's configuration; None for the tiny policy, which has none before it is built."""
     if config.model.path == "tiny":
         return None
-    from actors.model_folder import model_config
-    from learner.shapes import LLAMA_SHAPES, PACKAGED, QWEN2_SHAPES, published
+    from squelch.actors.model_folder import model_config
+    from squelch.learner.shapes import LLAMA_SHAPES, PACKAGED, QWEN2_SHAPES, published
 
     path = Path(config.model.path)
     name = path.name.partition("@")[0]  # OWNER/NAME@REVISION of the hub
@@ -166,8 +166,8 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
 
 
 def _size(shape: PreTrainedConfig) -> ModelSize:
-    from actors.model_size import model_size
-    from learner.memory import skeleton
+    from squelch.actors.model_size import model_size
+    from squelch.learner.memory import skeleton
 
     return model_size(shape, sum(parameter.numel() for parameter in skeleton(shape).parameters()))
 
@@ -187,7 +187,7 @@ def _share(device: float | None, num_gpus: float) -> float | None:
 
 
 def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float | None]) -> Iterator[Need]:
-    from learner import memory
+    from squelch.learner import memory
 
     learner, held = config.learner, config.held_gradients
     needed = memory.estimate(shape, learner, learner.ranks, held)
@@ -202,7 +202,7 @@ def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float
 
 
 def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
-    from actors.rollout import memory
+    from squelch.actors.rollout import memory
 
     rollout, needed = config.rollout, memory.estimate(size, config.rollout)
     wanted, has = min(rollout.max_num_seqs, _sequences(config)), int((device or 0) * GIB)
@@ -242,7 +242,7 @@ def _sequences(config: RunConfig) -> int:
 
 
 def _scorer(config: RunConfig, size: ModelSize, device: float | None) -> Need:
-    from actors.scorer import memory
+    from squelch.actors.scorer import memory
 
     needed, has = memory.estimate(size, config.scorer), _share(device, config.scorer.num_gpus)
     advice = "" if has is None else memory.advice(size, config.scorer, int(has * GIB))
@@ -251,8 +251,8 @@ def _scorer(config: RunConfig, size: ModelSize, device: float | None) -> Need:
 
 def _store_advice(config: RunConfig, size: ModelSize) -> str | None:
     """What to set if the object store of a cluster on this machine does not hold the published weights."""
-    from actors.model_size import BYTES
-    from cluster.fleet.object_store import VERSIONS, needed_mib
+    from squelch.actors.model_size import BYTES
+    from squelch.cluster.fleet.object_store import VERSIONS, needed_mib
 
     needed, chosen = needed_mib(size.parameters * BYTES[config.rollout.dtype]), config.cluster.object_store_mib
     if config.cluster.address or chosen is None or needed <= chosen:
@@ -280,7 +280,7 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
 
 def _shared(config: RunConfig) -> str:
     """The shares of parties that share a GPU; empty if each has its own."""
-    from cluster.fleet.demand import needs
+    from squelch.cluster.fleet.demand import needs
 
     asked = {need.key: need for need in needs(config) if need.total("GPU") > 0}
     if all(need.resources["GPU"] >= 1 for need in asked.values()):
@@ -309,7 +309,7 @@ def _timing(config: RunConfig, size: ModelSize | None, runs: Sequence[Path], dev
 
 
 def _measured(config: RunConfig, runs: Sequence[Path]) -> tuple[StepModel, str]:
-    from cluster.runs.folder import RunFolder
+    from squelch.cluster.runs.folder import RunFolder
 
     found: list[Observed] = []
     sizes = set()
@@ -341,7 +341,7 @@ def _measured(config: RunConfig, runs: Sequence[Path]) -> tuple[StepModel, str]:
 
 
 def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[StepModel, str]:
-    from cluster.runs.timing.counted_step import PRODUCTS, READING, counted, device_of
+    from squelch.cluster.runs.timing.counted_step import PRODUCTS, READING, counted, device_of
 
     kind = device_of(device or 80.0)
     origin = (

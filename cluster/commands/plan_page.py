@@ -1,6 +1,6 @@
 """Generates docs/memory.md: what every recipe's parties need on devices of several sizes, and what to set.
 
-    python -m cluster.commands.plan_page
+    python -m squelch.cluster.commands.plan_page
 
 The figures are those of `squelch plan RECIPE`.
 """
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
-from cluster.commands.plan import DEVICES_GIB, TINY_GIB, Need, needs_of
-from cluster.config import load, recipe_names
+from squelch.cluster.commands.plan import DEVICES_GIB, TINY_GIB, Need, needs_of
+from squelch.cluster.config import load, recipe_names
 
 SETTING = re.compile(r"[a-z_]+\.[a-z_]+=[a-z0-9.]*[a-z0-9]")
 """A setting in the text of an advice."""
-PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory.md"
 
 HEAD = """\
 # Memory of every recipe
 
-`python -m cluster.commands.plan_page` generates this page; do not edit it. It shows what `squelch plan RECIPE`
+`python -m squelch.cluster.commands.plan_page` generates this page; do not edit it. It shows what `squelch plan RECIPE`
 estimates from the shapes of the model, with the recipe's own settings. `squelch plan RECIPE --device-gib N` does the
 same for a device of another size and for changed settings, and says of which parts a figure consists.
 `python -m benchmarks.memory` prints the estimates of one model beside peaks that it measures on a CPU

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.commands.arguments import add_job_server, add_recipe
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import add_job_server, add_recipe
+from squelch.cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Checks the recipe on this machine, then submits it."""
-    from cluster.config import load
+    from squelch.cluster.config import load
 
     config = load(options.recipe, options.overrides)
-    from cluster.fleet.job_files import chosen
-    from cluster.fleet.jobs import Job, settled, submit
+    from squelch.cluster.fleet.job_files import chosen
+    from squelch.cluster.fleet.jobs import Job, settled, submit
 
     job = Job(
         recipe=options.recipe,

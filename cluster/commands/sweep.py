@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.commands.arguments import add_recipe
-from cluster.errors import UserError
+from squelch.cluster.commands.arguments import add_recipe
+from squelch.cluster.errors import UserError
 
 HELP = """\
 Runs a recipe once for every combination of the grid and every seed. Each cell is a normal run in runs/NAME/CELL with
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plans the cells, runs them, prints the table."""
-    from cluster.sweep.cells import execute
-    from cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
+    from squelch.cluster.sweep.cells import execute
+    from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
 
     if options.parallel < 1:
         raise UserError(f"--parallel {options.parallel}: must be at least 1")

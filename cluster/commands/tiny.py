@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cluster.commands.arguments import natural
-from cluster.errors import UserError
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import natural
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
     """Builds the policy and prints its size and loss."""
     from safetensors import SafetensorError
 
-    from envs.config import EnvironmentConfig
-    from learner.warmup.tiny import build_tiny
+    from squelch.envs.config import EnvironmentConfig
+    from squelch.learner.warmup.tiny import build_tiny
 
     try:
         report = build_tiny(options.directory, EnvironmentConfig(name=options.env), options.seed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.commands.arguments import add_recipe
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import add_recipe
+from squelch.cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,16 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains; returns the exit code. The recipe is read before Ray is imported, so that a wrong key fails at once."""
-    from cluster.config import load
-    from cluster.package import require_versions
+    from squelch.cluster.config import load
+    from squelch.cluster.package import require_versions
 
     if options.submitted_by:
         require_versions(options.submitted_by)
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
-    from cluster.commands.existing_runs.report import after_the_run
-    from cluster.loop.run import train
+    from squelch.cluster.commands.existing_runs.report import after_the_run
+    from squelch.cluster.loop.run import train
 
     def report() -> None:
         if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import UserError
-from cluster.terminal import say
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import say
 
 NATURAL = ("environment.prompt=natural", "sampling.max_tokens_per_turn=160", "rollout.max_model_len=2048")
 """Where no recipe says it: the words for a language model, and room for the demonstrations of each of the seven
@@ -41,13 +41,13 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("tiny: the tiny policy has a warm-up of its own, `squelch tiny OUT --env NAME`")
     if options.out.exists():
         raise UserError(f"{options.out} exists; give a new folder")
-    from cluster.config import read_recipe, validated
+    from squelch.cluster.config import read_recipe, validated
 
     tree: dict[str, Any] = read_recipe(options.recipe) if options.recipe else {}
     config = validated(tree, _overrides(options, tree), options.recipe or "of the warm-up")
-    from cluster.fleet.bootstrap import check_model
-    from cluster.loop.initial_policy import check_source, find_model, warmed_up
-    from cluster.runs.logs import quiet
+    from squelch.cluster.fleet.bootstrap import check_model
+    from squelch.cluster.loop.initial_policy import check_source, find_model, warmed_up
+    from squelch.cluster.runs.logs import quiet
 
     warmup = config.model.warmup
     if warmup is None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.records import Task, Ticket
-from envs.config import EnvironmentConfig
+from squelch.actors.records import Task, Ticket
+from squelch.envs.config import EnvironmentConfig
 
 
 class Admission:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actors.config import FilterConfig
-from actors.filter.floors import Ranked, added_by_floors, may_add
-from actors.filter.measure import GroupStatistics, measure
-from actors.filter.selection import best_first, explain, pick, without_rounding
-from actors.filter.tickets import ticket_order
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.statistics import split_halves
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
+from squelch.actors.filter.measure import GroupStatistics, measure
+from squelch.actors.filter.selection import best_first, explain, pick, without_rounding
+from squelch.actors.filter.tickets import ticket_order
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.statistics import split_halves
 
 
 @dataclass(frozen=True)

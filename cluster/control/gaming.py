@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.config import FilterConfig
-from actors.filter.rules import RULES
-from actors.filter.scores import STATISTICS
-from cluster.runs.gain import gain_interval
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.scores import STATISTICS
+from squelch.cluster.runs.gain import gain_interval
 
 SURE = 3.0
 FEWEST = 6

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from cluster.control.party_errors import PartyError
+from squelch.cluster.control.party_errors import PartyError
 
 P = TypeVar("P")
 T = TypeVar("T")

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from actors.filter.decisions import StepDecision
-    from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
-    from actors.process.progress import Progress
-    from actors.process.spans import Span
-    from actors.records import GroupSummary, Ticket
-    from cluster.control.scaling import Answer, Kind, Request
-    from learner.batching import Row
-    from learner.decomposition.alignment import HalfGram
-    from learner.decomposition.statistics import Decomposition
+    from squelch.actors.filter.decisions import StepDecision
+    from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+    from squelch.actors.process.progress import Progress
+    from squelch.actors.process.spans import Span
+    from squelch.actors.records import GroupSummary, Ticket
+    from squelch.cluster.control.scaling import Answer, Kind, Request
+    from squelch.learner.batching import Row
+    from squelch.learner.decomposition.alignment import HalfGram
+    from squelch.learner.decomposition.statistics import Decomposition
 
 LEARNER = "learner"
 """The learner's name, in events and in what `Parties.leaving` returns."""

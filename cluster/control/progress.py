@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.process.progress import Progress
+from squelch.actors.process.progress import Progress
 
 FACTOR = 10.0
 

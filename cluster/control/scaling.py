@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from cluster.config import RunConfig
-from cluster.control.membership import Member, MemberState
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.membership import Member, MemberState
 
 P = TypeVar("P")
 LEAVING_ORDER = (MemberState.STARTING, MemberState.STALE, MemberState.SUSPECT, MemberState.HEALTHY)

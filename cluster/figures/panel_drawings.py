@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from cluster.figures import draw
-from cluster.figures.style import (
+from squelch.cluster.figures import draw
+from squelch.cluster.figures.style import (
     BASELINE,
     BLUE,
     FONT_PT,
@@ -28,8 +28,8 @@ from cluster.figures.style import (
     RED,
     VERMILLION,
 )
-from cluster.grafana.boards import Panel, State
-from envs.untrusted.files import shortened
+from squelch.cluster.grafana.boards import Panel, State
+from squelch.envs.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

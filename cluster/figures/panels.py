@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.figures import draw
-from cluster.figures.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
-from cluster.figures.style import FONT_PT, WIDTH, render
-from cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row
-from envs.untrusted.files import shortened
+from squelch.cluster.figures import draw
+from squelch.cluster.figures.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
+from squelch.cluster.figures.style import FONT_PT, WIDTH, render
+from squelch.cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row
+from squelch.envs.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cluster.grafana.prometheus import Prometheus, Series, Span
+    from squelch.cluster.grafana.prometheus import Prometheus, Series, Span
 
 CELL_HEIGHT, ROW_TITLE, TITLE, MARGIN, KEY = 0.25, 0.42, 0.3, 0.08, 0.3
 """Inches: of one row of Grafana's grid, of a row's title, of a panel's title, around the page, of the key of marks."""

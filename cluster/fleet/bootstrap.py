@@ -15,28 +15,28 @@ import ray
 from pydantic import ValidationError
 from ray.exceptions import RayError
 
-from actors.config import ScorerConfig
-from actors.diagnosis.fixed_probe import MIN_TASKS
-from actors.diagnosis.uncertainty import MIN_INTERVAL
-from actors.process.preparation import HOOK
-from actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
-from cluster.config import RunConfig, read_settings
-from cluster.errors import UserError
-from cluster.first_task import first_task
-from cluster.fleet import local_ray
-from cluster.fleet.demand import needed
-from cluster.fleet.object_store import check_joined, local_mib
-from cluster.fleet.placement import make_room
-from cluster.fleet.processor import emulated
-from cluster.package import checkout
-from envs.contract import Demonstrator, MissingCapabilityError, require
-from envs.format import phrases
-from envs.registry import environment_class
+from squelch.actors.config import ScorerConfig
+from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
+from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
+from squelch.actors.process.preparation import HOOK
+from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
+from squelch.cluster.config import RunConfig, read_settings
+from squelch.cluster.errors import UserError
+from squelch.cluster.first_task import first_task
+from squelch.cluster.fleet import local_ray
+from squelch.cluster.fleet.demand import needed
+from squelch.cluster.fleet.object_store import check_joined, local_mib
+from squelch.cluster.fleet.placement import make_room
+from squelch.cluster.fleet.processor import emulated
+from squelch.cluster.package import checkout
+from squelch.envs.contract import Demonstrator, MissingCapabilityError, require
+from squelch.envs.format import phrases
+from squelch.envs.registry import environment_class
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.play.codec import ChatCodec
+    from squelch.actors.play.codec import ChatCodec
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
@@ -136,8 +136,8 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None]) -> Path:
     """Returns the folder of the tiny policy, which is built unless the cache holds it."""
     check_demonstrator(config.environment.name, "set model.path to the folder of a trained model instead")
     # imports transformers, which no other model needs here
-    from learner.warmup.tiny import build_digest, build_tiny
-    from learner.warmup.tiny_recipe import recipe_for
+    from squelch.learner.warmup.tiny import build_digest, build_tiny
+    from squelch.learner.warmup.tiny_recipe import recipe_for
 
     recipe = recipe_for(config.environment.name)
     digest = build_digest(config.environment, config.model.tiny_seed, recipe)
@@ -152,8 +152,8 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None]) -> Path:
 
 def weight_bytes(model_dir: Path, config: RunConfig) -> int:
     """Bytes of one published version of a model folder's weights."""
-    from actors.model_folder import weight_headers
-    from actors.model_size import BYTES
+    from squelch.actors.model_folder import weight_headers
+    from squelch.actors.model_size import BYTES
 
     return BYTES[config.rollout.dtype] * sum(math.prod(header.shape) for header in weight_headers(model_dir).values())
 
@@ -209,7 +209,7 @@ def _with_scorer(config: RunConfig, scorer: ScorerConfig) -> RunConfig:
 
 
 def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
-    from actors.play.codec import ChatCodec  # imports transformers
+    from squelch.actors.play.codec import ChatCodec  # imports transformers
 
     learner = config.learner
     passes = 3 + learner.activation_checkpointing + (learner.objective.kl.coefficient > 0)
@@ -243,7 +243,7 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank
             has too little memory.
     """
-    from actors.model_folder import check_model_folder, read_config  # imports transformers
+    from squelch.actors.model_folder import check_model_folder, read_config  # imports transformers
 
     try:
         check_model_folder(folder)
@@ -263,8 +263,8 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
 def _check_memory(folder: Path, config: RunConfig) -> str:
     """The learner's memory needs in words, computed from shapes. UserError if a rank has too little memory."""
-    from actors.model_folder import model_config
-    from learner import memory
+    from squelch.actors.model_folder import model_config
+    from squelch.learner import memory
 
     try:
         shape, held = model_config(folder), config.held_gradients
@@ -275,8 +275,8 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
 
 def _check_speech(folder: Path, config: RunConfig) -> None:
     """Raises ValueError unless architecture, chat template, tokenizer and context suit the run."""
-    from actors.model_folder import read_config  # imports transformers
-    from actors.play.codec import ChatCodec
+    from squelch.actors.model_folder import read_config  # imports transformers
+    from squelch.actors.play.codec import ChatCodec
 
     positions = read_config(folder).get("max_position_embeddings")
     codec = ChatCodec(folder)

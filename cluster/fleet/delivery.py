@@ -28,13 +28,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from actors.config import RolloutConfig
-from actors.messages import Backend, GroupSeat, UpdateReport, WeightBundle
-from cluster.config import Transfer
-from cluster.control.membership import Member
-from cluster.control.parties import Learner, Worker
-from cluster.control.party_errors import Died
-from cluster.fleet.waiting import outcomes
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Backend, GroupSeat, UpdateReport, WeightBundle
+from squelch.cluster.config import Transfer
+from squelch.cluster.control.membership import Member
+from squelch.cluster.control.parties import Learner, Worker
+from squelch.cluster.control.party_errors import Died
+from squelch.cluster.fleet.waiting import outcomes
 
 log = logging.getLogger(__name__)
 GRACE_S = 5.0

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.labels import admits, spelled
-from cluster.config import RunConfig
-from cluster.control.scaling import Kind, start_counts
+from squelch.actors.labels import admits, spelled
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.scaling import Kind, start_counts
 
 KINDS = ("CPU", "GPU")
 ROUNDING = 1e-6

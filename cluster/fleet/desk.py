@@ -33,10 +33,10 @@ from ray._private.authentication.authentication_token_setup import enable_token_
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 
-from cluster.control.scaling import Answer, Request
-from cluster.errors import UserError
-from cluster.fleet import local_ray
-from cluster.fleet.bootstrap import probe
+from squelch.cluster.control.scaling import Answer, Request
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import local_ray
+from squelch.cluster.fleet.bootstrap import probe
 
 NAME = "squelch-desk"
 ANSWER_S = 60.0

@@ -28,18 +28,18 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from actors.messages import UpdateReport, WeightBundle
-from cluster.config import RunConfig
-from cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
-from cluster.control.membership import MemberState as State
-from cluster.control.parties import Filter, Learner, Parties, Party, Player, Scorer, Worker
-from cluster.control.party_errors import Died, Failed, PartyError, reason_of
-from cluster.control.restarts import RestartBudget
-from cluster.control.scaling import Kind, start_names
-from cluster.fleet.delivery import Delivery
-from cluster.fleet.resizing import Resizing
-from cluster.fleet.waiting import bounded, outcomes, within
-from cluster.own_thread import OwnThread
+from squelch.actors.messages import UpdateReport, WeightBundle
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.parties import Filter, Learner, Parties, Party, Player, Scorer, Worker
+from squelch.cluster.control.party_errors import Died, Failed, PartyError, reason_of
+from squelch.cluster.control.restarts import RestartBudget
+from squelch.cluster.control.scaling import Kind, start_names
+from squelch.cluster.fleet.delivery import Delivery
+from squelch.cluster.fleet.resizing import Resizing
+from squelch.cluster.fleet.waiting import bounded, outcomes, within
+from squelch.cluster.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound=Party)

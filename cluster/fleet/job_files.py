@@ -25,10 +25,10 @@ import yaml
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
-from cluster.config import read_recipe
-from cluster.errors import UserError
-from cluster.package import DISTRIBUTION, checkout
-from envs.untrusted.files import reason, size_text
+from squelch.cluster.config import read_recipe
+from squelch.cluster.errors import UserError
+from squelch.cluster.package import DISTRIBUTION, checkout
+from squelch.envs.untrusted.files import reason, size_text
 
 log = logging.getLogger(__name__)
 EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]

@@ -36,12 +36,12 @@ import requests
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from cluster.config import RunConfig
-from cluster.errors import UserError
-from cluster.fleet.job_files import NOTHING, Code, pack
-from cluster.package import versions
-from cluster.terminal import aligned
-from envs.untrusted.files import reason
+from squelch.cluster.config import RunConfig
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.job_files import NOTHING, Code, pack
+from squelch.cluster.package import versions
+from squelch.cluster.terminal import aligned
+from squelch.envs.untrusted.files import reason
 
 ACCEPT_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 20.0
@@ -158,7 +158,7 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
 def entrypoint(job: Job, recipe: str) -> str:
     """The shell command of the job."""
     flags = [*(["--resume"] if job.resume else []), "--submitted-by", versions()]
-    words = shlex.join(["-m", "cluster.cli", "train", recipe, *job.overrides, "--address", "auto", *flags])
+    words = shlex.join(["-m", "squelch.cluster.cli", "train", recipe, *job.overrides, "--address", "auto", *flags])
     if job.packages:  # Ray has put the environment that it made on PATH
         return f"exec python {words}"
     return f'{INTERPRETER}; exec "${{python:-python}}" {words}'

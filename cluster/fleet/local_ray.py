@@ -30,10 +30,10 @@ from typing import Any
 import ray
 from ray._private import ray_constants, services
 
-from actors.process.disk import write_whole
-from actors.process.preparation import START_FOLDER
-from cluster.errors import UserError
-from cluster.package import checkout
+from squelch.actors.process.disk import write_whole
+from squelch.actors.process.preparation import START_FOLDER
+from squelch.cluster.errors import UserError
+from squelch.cluster.package import checkout
 
 LOOPBACK_ONLY = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 """Variable whose value 0 makes a process of Ray take 127.0.0.1 for the address of its node. Ray has it for systems

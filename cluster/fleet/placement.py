@@ -37,11 +37,11 @@ from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.process.shipping import own_node
-from cluster.config import RunConfig
-from cluster.control.scaling import Kind
-from cluster.errors import UserError
-from cluster.fleet.demand import KINDS, Need, Node, needs, shortfall
+from squelch.actors.process.shipping import own_node
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.scaling import Kind
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.demand import KINDS, Need, Node, needs, shortfall
 
 SETTLE_S = 1.0
 """Seconds in which Ray reserves a bundle for which there is room."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.config import RunConfig
+    from squelch.cluster.config import RunConfig
 
 
 PRODUCTS = frozenset({"avx512_bf16", "amx_bf16"})

@@ -22,33 +22,33 @@ import ray
 from ray._private.state import actors, state
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors.archive.rows import packed, unpacked
-from actors.filter.decisions import StepDecision
-from actors.filter.service import FilterService
-from actors.labels import admits
-from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
-from actors.play.actor import EnvironmentActor
-from actors.process.allocator import ALLOCATOR
-from actors.process.log import log_variable
-from actors.process.progress import Progress
-from actors.process.ray_errors import DEAD, cause_of_death
-from actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
-from actors.process.spans import Span
-from actors.records import GroupSummary, Ticket
-from actors.rollout.worker import RolloutWorker
-from actors.scorer.actor import ScorerActor
-from cluster.config import RunConfig
-from cluster.control.parties import LEARNER, Payload, Worker
-from cluster.control.party_errors import Died, Failed, Refused
-from cluster.control.scaling import Answer, Kind, Request
-from cluster.fleet import desk
-from cluster.fleet.demand import ROUNDING
-from cluster.fleet.placement import Placement, Reservation, alive_nodes, may_grow
-from envs.retrieval.index import opened
-from learner.actor import LearnerGroup, RankLost
-from learner.batching import Row
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.statistics import Decomposition
+from squelch.actors.archive.rows import packed, unpacked
+from squelch.actors.filter.decisions import StepDecision
+from squelch.actors.filter.service import FilterService
+from squelch.actors.labels import admits
+from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.play.actor import EnvironmentActor
+from squelch.actors.process.allocator import ALLOCATOR
+from squelch.actors.process.log import log_variable
+from squelch.actors.process.progress import Progress
+from squelch.actors.process.ray_errors import DEAD, cause_of_death
+from squelch.actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
+from squelch.actors.process.spans import Span
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.actors.rollout.worker import RolloutWorker
+from squelch.actors.scorer.actor import ScorerActor
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import LEARNER, Payload, Worker
+from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.scaling import Answer, Kind, Request
+from squelch.cluster.fleet import desk
+from squelch.cluster.fleet.demand import ROUNDING
+from squelch.cluster.fleet.placement import Placement, Reservation, alive_nodes, may_grow
+from squelch.envs.retrieval.index import opened
+from squelch.learner.actor import LearnerGroup, RankLost
+from squelch.learner.batching import Row
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
 Handle = Any  # a Ray actor handle; Ray exports no public type for it

@@ -26,15 +26,15 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cluster.control.membership import FINAL, Member, Membership
-from cluster.control.membership import MemberState as State
-from cluster.control.parties import Worker
-from cluster.control.party_errors import PartyError
-from cluster.control.scaling import WORDS, By, Kind, Request, free_names, leavers, start_counts
-from cluster.fleet.waiting import bounded
+from squelch.cluster.control.membership import FINAL, Member, Membership
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.parties import Worker
+from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.scaling import WORDS, By, Kind, Request, free_names, leavers, start_counts
+from squelch.cluster.fleet.waiting import bounded
 
 if TYPE_CHECKING:
-    from cluster.fleet.fleet import Fleet
+    from squelch.cluster.fleet.fleet import Fleet
 
 log = logging.getLogger(__name__)
 STOP_S = 30.0

@@ -21,13 +21,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from actors.process.progress import Progress
-from cluster.control.membership import Member
-from cluster.control.membership import MemberState as State
-from cluster.control.parties import Scorer, Single
-from cluster.control.party_errors import PartyError, reason_of
-from cluster.control.progress import Patience, ProgressWatch
-from cluster.fleet.fleet import Fleet
+from squelch.actors.process.progress import Progress
+from squelch.cluster.control.membership import Member
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.parties import Scorer, Single
+from squelch.cluster.control.party_errors import PartyError, reason_of
+from squelch.cluster.control.progress import Patience, ProgressWatch
+from squelch.cluster.fleet.fleet import Fleet
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

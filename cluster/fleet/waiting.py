@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
-from cluster.control.party_errors import PartyError
+from squelch.cluster.control.party_errors import PartyError
 
 T = TypeVar("T")
 

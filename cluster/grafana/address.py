@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
-from cluster.errors import UserError
-from envs.untrusted.files import brief
+from squelch.cluster.errors import UserError
+from squelch.envs.untrusted.files import brief
 
 
 def address(url: str, flag: str) -> SplitResult:

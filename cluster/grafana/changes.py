@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cluster.grafana.boards import Tree
-from envs.untrusted.files import brief
+from squelch.cluster.grafana.boards import Tree
+from squelch.envs.untrusted.files import brief
 
 MESSAGE = "squelch dashboards push "
 OWN = ("id", "version")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from jsonschema import validators
 
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.grafana.boards import Board, Expression, Tree, expressions
-from cluster.grafana.prometheus import MAX_COMPLAINT, Prometheus
-from envs.untrusted.files import brief, read_bytes, shortened
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.grafana.boards import Board, Expression, Tree, expressions
+from squelch.cluster.grafana.prometheus import MAX_COMPLAINT, Prometheus
+from squelch.envs.untrusted.files import brief, read_bytes, shortened
 
 MAX_SCHEMA = 16 * 2**20
 

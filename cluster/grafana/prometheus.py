@@ -19,10 +19,10 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout
 
-from cluster.errors import UserError
-from cluster.grafana.boards import Chosen
-from envs.untrusted.files import shortened
-from envs.untrusted.secrets import bearer
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.boards import Chosen
+from squelch.envs.untrusted.files import shortened
+from squelch.envs.untrusted.secrets import bearer
 
 TIMEOUT_S = 10.0
 TOKEN = "PROMETHEUS_TOKEN"

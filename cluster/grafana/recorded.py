@@ -34,13 +34,13 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from urllib3.exceptions import HTTPError
 
-from actors.metrics.exporter import TOKEN, StoreCollector
-from actors.metrics.series import MetricStore
-from actors.process.interfaces import interface_addresses, is_loopback
-from cluster.errors import UserError
-from cluster.grafana.prometheus import MAX_ANSWER, Prometheus
-from cluster.metrics import REGISTRY
-from envs.untrusted.secrets import token_in
+from squelch.actors.metrics.exporter import TOKEN, StoreCollector
+from squelch.actors.metrics.series import MetricStore
+from squelch.actors.process.interfaces import interface_addresses, is_loopback
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.prometheus import MAX_ANSWER, Prometheus
+from squelch.cluster.metrics import REGISTRY
+from squelch.envs.untrusted.secrets import token_in
 
 ANSWER_TIMEOUT_S, STORE_TIMEOUT_S, READY_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 120.0, 30.0, 10.0
 INTERVAL_S = 5.0

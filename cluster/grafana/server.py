@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
-from actors.process.interfaces import is_loopback
-from cluster.errors import UserError
-from cluster.grafana.address import address
-from cluster.grafana.boards import Tree
-from cluster.grafana.changes import Found
-from cluster.package import needs_extra
-from envs.untrusted.files import shortened
-from envs.untrusted.secrets import token_in
+from squelch.actors.process.interfaces import is_loopback
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.address import address
+from squelch.cluster.grafana.boards import Tree
+from squelch.cluster.grafana.changes import Found
+from squelch.cluster.package import needs_extra
+from squelch.envs.untrusted.files import shortened
+from squelch.envs.untrusted.secrets import token_in
 
 if TYPE_CHECKING:
     from grafana_client import GrafanaApi

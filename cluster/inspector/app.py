@@ -16,14 +16,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp
 
-from cluster.errors import UserError
-from cluster.grafana.prometheus import Prometheus
-from cluster.inspector import words
-from cluster.inspector.guard import Access, Guard
-from cluster.inspector.pages import Pages, address, group_path
-from cluster.inspector.texts import shown
-from cluster.runs.folder import RunFolder
-from envs.untrusted.files import Unreadable
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.prometheus import Prometheus
+from squelch.cluster.inspector import words
+from squelch.cluster.inspector.guard import Access, Guard
+from squelch.cluster.inspector.pages import Pages, address, group_path
+from squelch.cluster.inspector.texts import shown
+from squelch.cluster.runs.folder import RunFolder
+from squelch.envs.untrusted.files import Unreadable
 
 HERE = Path(__file__).parent
 _FORMATS = (words.number, words.compact, words.whole, words.percent, words.levels, words.spread)

@@ -19,11 +19,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from cluster.errors import UserError
-from cluster.figures.panels import Answered, ask, one_panel
-from cluster.grafana.boards import Board, Panel, shipped
-from cluster.grafana.prometheus import Prometheus, Span
-from envs.untrusted.files import brief
+from squelch.cluster.errors import UserError
+from squelch.cluster.figures.panels import Answered, ask, one_panel
+from squelch.cluster.grafana.boards import Board, Panel, shipped
+from squelch.cluster.grafana.prometheus import Prometheus, Span
+from squelch.envs.untrusted.files import brief
 
 REFRESH_S = 15.0
 MOST_DRAWINGS = 200

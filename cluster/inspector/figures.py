@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import METRICS
-from cluster.errors import bad_files_are_the_users
-from cluster.runs.folder import RunFolder
-from cluster.runs.following import LineFollower
-from cluster.runs.shapes import check_metrics
-from cluster.runs.status import RECENT_STEPS, RunStatus, status_of
-from cluster.runs.words import clipped
+from squelch.actors.archive.reader import METRICS
+from squelch.cluster.errors import bad_files_are_the_users
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.following import LineFollower
+from squelch.cluster.runs.shapes import check_metrics
+from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, status_of
+from squelch.cluster.runs.words import clipped
 
 MOST_POINTS = 2_000
 """Points of a curve; a longer run shows the mean of neighbouring steps."""

@@ -14,19 +14,19 @@ from functools import lru_cache
 import numpy as np
 from markupsafe import Markup
 
-from actors.archive.scores import ScoreMatrix, TurnPlace
-from actors.diagnosis.templates import Template, gaps, ranked
-from actors.records import Trajectory
-from cluster.errors import UserError
-from cluster.inspector.texts import Pieces, shown, tokens_html
-from cluster.inspector.trajectories import (
+from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
+from squelch.actors.diagnosis.templates import Template, gaps, ranked
+from squelch.actors.records import Trajectory
+from squelch.cluster.errors import UserError
+from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
+from squelch.cluster.inspector.trajectories import (
     Board,
     board_of,
     by_index,
     readable,
     reasoning_log_probs,
 )
-from cluster.runs.folder import RunFolder
+from squelch.cluster.runs.folder import RunFolder
 
 MOST_TEMPLATES = 60
 

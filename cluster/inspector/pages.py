@@ -16,21 +16,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.templating import Jinja2Templates
 
-from cluster.errors import UserError
-from cluster.figures.style import dark_css, dark_rules
-from cluster.grafana.prometheus import Prometheus
-from cluster.inspector import matrices
-from cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
-from cluster.inspector.figures import CHARTS, Figures
-from cluster.inspector.groups import GroupIndex, Query
-from cluster.inspector.search import search
-from cluster.inspector.texts import SHARES, Pieces
-from cluster.inspector.trajectories import group_view
-from cluster.inspector.words import FILTERS, strip_of
-from cluster.runs.folder import RunFolder
-from cluster.runs.timing.perfetto import trace_events
-from cluster.runs.timing.timeline import Timeline
-from envs.untrusted.files import brief
+from squelch.cluster.errors import UserError
+from squelch.cluster.figures.style import dark_css, dark_rules
+from squelch.cluster.grafana.prometheus import Prometheus
+from squelch.cluster.inspector import matrices
+from squelch.cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
+from squelch.cluster.inspector.figures import CHARTS, Figures
+from squelch.cluster.inspector.groups import GroupIndex, Query
+from squelch.cluster.inspector.search import search
+from squelch.cluster.inspector.texts import SHARES, Pieces
+from squelch.cluster.inspector.trajectories import group_view
+from squelch.cluster.inspector.words import FILTERS, strip_of
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.timing.perfetto import trace_events
+from squelch.cluster.runs.timing.timeline import Timeline
+from squelch.envs.untrusted.files import brief
 
 SHOWS = ("posterior", "gap")
 STEPS_SHOWN = 6

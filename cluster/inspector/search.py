@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from actors.archive.rows import list_column
-from cluster.inspector.texts import Pieces
-from cluster.runs.folder import RunFolder
+from squelch.actors.archive.rows import list_column
+from squelch.cluster.inspector.texts import Pieces
+from squelch.cluster.runs.folder import RunFolder
 
 MOST_HITS = 50
 BUDGET_S = 1.0

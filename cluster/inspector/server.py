@@ -11,13 +11,13 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from actors.process.interfaces import is_loopback
-from cluster.errors import UserError
-from cluster.grafana.prometheus import Prometheus
-from cluster.inspector.app import application
-from cluster.inspector.guard import LOOPBACK_NAMES, Access
-from cluster.runs.folder import RunFolder
-from envs.untrusted.files import reason
+from squelch.actors.process.interfaces import is_loopback
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.prometheus import Prometheus
+from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access
+from squelch.cluster.runs.folder import RunFolder
+from squelch.envs.untrusted.files import reason
 
 OWN = "own"
 """The word for a Prometheus that the inspector starts itself."""
@@ -62,7 +62,7 @@ def _prometheus(
     """The Prometheus that is given, or one of our own while the context lasts."""
     if given != OWN:
         return nullcontext(None if given is None else Prometheus(given))
-    from cluster.grafana.recorded import prometheus_over
+    from squelch.cluster.grafana.recorded import prometheus_over
 
     live = folder.driven() is not False and folder.current_summary() is None
     return prometheus_over(folder.metrics(), folder.settings(), folder.name, live, say)

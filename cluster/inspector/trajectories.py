@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
 
-from actors.archive.rows import from_table
-from actors.diagnosis.grounding import judge_of
-from actors.records import Trajectory, Turn
-from cluster.inspector.texts import Pieces, shown, tokens_html
-from envs.grid_worlds.claims import GridJudge
-from envs.registry import ENVIRONMENTS
+from squelch.actors.archive.rows import from_table
+from squelch.actors.diagnosis.grounding import judge_of
+from squelch.actors.records import Trajectory, Turn
+from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
+from squelch.envs.grid_worlds.claims import GridJudge
+from squelch.envs.registry import ENVIRONMENTS
 
 MOST_TOKENS = 1_500
 """Sampled tokens of a trajectory that are shown before the reader asks for all of them."""

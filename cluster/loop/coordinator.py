@@ -38,36 +38,36 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from actors.filter.decisions import StepDecision, loss_scale
-from actors.filter.windows import make_window
-from actors.messages import StepReport
-from actors.records import Ticket
-from cluster.config import RunConfig
-from cluster.control.admission import Admission, TicketSource
-from cluster.control.early_stop import EarlyStop
-from cluster.control.gaming import Gaming, kept_variance, prefers_variance
-from cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
-from cluster.control.parties import Archive, MetricsSink
-from cluster.control.party_errors import Failed, reason_of
-from cluster.control.scaling import Kind
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.supervision import Supervisor, Watchdog
-from cluster.loop.filtering import Filtering
-from cluster.loop.learner_side.decomposing import Decomposing
-from cluster.loop.learner_side.learning import Learning, PlayAgain, learner_figures
-from cluster.loop.learner_side.steering import Steering
-from cluster.loop.persistence.archiving import Archiving
-from cluster.loop.persistence.checkpointing import Checkpointing
-from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import ANEW, LoopState, pack_ticket
-from cluster.loop.scaling import Scaling
-from cluster.loop.scoring import Scoring
-from cluster.loop.tickets.playing import Play, PlayedGroup, failed_text
-from cluster.loop.tickets.probing import Probing
-from cluster.loop.tickets.validation import Validation
-from cluster.loop.tickets.window import Window
-from cluster.runs.ending import EndCause, Ending
-from cluster.runs.summary import Outcome
+from squelch.actors.filter.decisions import StepDecision, loss_scale
+from squelch.actors.filter.windows import make_window
+from squelch.actors.messages import StepReport
+from squelch.actors.records import Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import Admission, TicketSource
+from squelch.cluster.control.early_stop import EarlyStop
+from squelch.cluster.control.gaming import Gaming, kept_variance, prefers_variance
+from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
+from squelch.cluster.control.parties import Archive, MetricsSink
+from squelch.cluster.control.party_errors import Failed, reason_of
+from squelch.cluster.control.scaling import Kind
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.supervision import Supervisor, Watchdog
+from squelch.cluster.loop.filtering import Filtering
+from squelch.cluster.loop.learner_side.decomposing import Decomposing
+from squelch.cluster.loop.learner_side.learning import Learning, PlayAgain, learner_figures
+from squelch.cluster.loop.learner_side.steering import Steering
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.checkpointing import Checkpointing
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.state import ANEW, LoopState, pack_ticket
+from squelch.cluster.loop.scaling import Scaling
+from squelch.cluster.loop.scoring import Scoring
+from squelch.cluster.loop.tickets.playing import Play, PlayedGroup, failed_text
+from squelch.cluster.loop.tickets.probing import Probing
+from squelch.cluster.loop.tickets.validation import Validation
+from squelch.cluster.loop.tickets.window import Window
+from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.summary import Outcome
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import wilson_interval
-from actors.failures import Failure
-from actors.model_folder import check_model_folder
-from cluster.config import RunConfig
-from cluster.errors import UserError
-from cluster.fleet.bootstrap import connect, disconnect
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.ray_parties import RayParties
-from cluster.fleet.supervision import Supervisor, Watchdog
-from cluster.loop.initial_policy import prepare_model
-from cluster.loop.persistence.state import checkpoints, read_state
-from cluster.loop.tickets.playing import Play, causes, failed_text, failures
-from cluster.loop.tickets.validation import fixed_tickets
-from cluster.runs.folder import RunFolder
-from cluster.runs.logs import log_folder, quiet
-from cluster.terminal import say_json
-from learner.checkpoint.manifest import EXPORT
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.actors.failures import Failure
+from squelch.actors.model_folder import check_model_folder
+from squelch.cluster.config import RunConfig
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.bootstrap import connect, disconnect
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.fleet.supervision import Supervisor, Watchdog
+from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.cluster.loop.persistence.state import checkpoints, read_state
+from squelch.cluster.loop.tickets.playing import Play, causes, failed_text, failures
+from squelch.cluster.loop.tickets.validation import fixed_tickets
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.logs import log_folder, quiet
+from squelch.cluster.terminal import say_json
+from squelch.learner.checkpoint.manifest import EXPORT
 
 
 def evaluate(

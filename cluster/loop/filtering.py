@@ -16,12 +16,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from actors.filter.decisions import StepDecision
-from cluster.control.party_errors import Died, Refused
-from cluster.errors import UserError
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.waiting import bounded
-from cluster.loop.tickets.playing import PlayedGroup
+from squelch.actors.filter.decisions import StepDecision
+from squelch.cluster.control.party_errors import Died, Refused
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.waiting import bounded
+from squelch.cluster.loop.tickets.playing import PlayedGroup
 
 FILTER_TIMEOUT_S = 60.0
 T = TypeVar("T")

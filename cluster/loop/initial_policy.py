@@ -24,15 +24,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.diagnosis.grounding import judge_of
-from actors.pretrained.gguf_file import STAMP, intact
-from actors.pretrained.source import resolved
-from actors.process.folders import file_digest
-from actors.text.shipped_templates import with_template
-from cluster.config import RunConfig
-from cluster.control.party_errors import Failed, PartyError
-from cluster.errors import UserError
-from cluster.fleet.bootstrap import (
+from squelch.actors.diagnosis.grounding import judge_of
+from squelch.actors.pretrained.gguf_file import STAMP, intact
+from squelch.actors.pretrained.source import resolved
+from squelch.actors.process.folders import file_digest
+from squelch.actors.text.shipped_templates import with_template
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.party_errors import Failed, PartyError
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
     check_demonstrator,
     check_model,
@@ -40,15 +40,15 @@ from cluster.fleet.bootstrap import (
     disconnect,
     weight_bytes,
 )
-from cluster.fleet.ray_parties import RayParties
-from cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
-from cluster.runs.logs import log_folder, write_trace
-from envs.file_lock import held
-from envs.untrusted.files import MIB, Unreadable, read_bytes, require_regular
-from envs.untrusted.text import parse_object
-from learner.warmup.demonstrations import transcripts
-from learner.warmup.settings import WarmupConfig
-from learner.warmup.tiny import NUM_FINGERPRINT
+from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
+from squelch.cluster.runs.logs import log_folder, write_trace
+from squelch.envs.file_lock import held
+from squelch.envs.untrusted.files import MIB, Unreadable, read_bytes, require_regular
+from squelch.envs.untrusted.text import parse_object
+from squelch.learner.warmup.demonstrations import transcripts
+from squelch.learner.warmup.settings import WarmupConfig
+from squelch.learner.warmup.tiny import NUM_FINGERPRINT
 
 Say = Callable[[str], None]
 WAIT_S = 4 * 3600.0
@@ -105,8 +105,8 @@ def warmed_up(config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, 
 def _warm_up(
     config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, work: Path, plays: bool, say: Say
 ) -> None:
-    from actors.play.codec import ChatCodec
-    from learner.warmup.corpus import Limits, make_corpus
+    from squelch.actors.play.codec import ChatCodec
+    from squelch.learner.warmup.corpus import Limits, make_corpus
 
     longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
     limits = Limits(longest, "rollout.max_model_len", config.sampling.max_tokens_per_turn if plays else longest)

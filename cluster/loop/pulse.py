@@ -16,11 +16,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.config import RunConfig
-from cluster.control.ledger import Ledger
-from cluster.control.membership import MemberState
-from cluster.fleet.fleet import Fleet
-from cluster.own_thread import OwnThread
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.control.membership import MemberState
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.own_thread import OwnThread
 
 BEAT_S = 5.0
 DISK_S = 0.05

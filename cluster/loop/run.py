@@ -33,34 +33,34 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from actors.archive.store import ArchiveError
-from actors.archive.writer import Archive
-from actors.metrics.exporter import Recorder
-from actors.metrics.loggers import Loggers, open_loggers, require_packages
-from actors.model_folder import check_model_folder
-from actors.play.replaying import notes_on_replays
-from actors.process.disk import write_whole
-from actors.scorer.fixed_model import check_scorer_model
-from cluster.config import RunConfig, changes, dump, settings_of
-from cluster.control.party_errors import Failed, Refused
-from cluster.errors import UserError
-from cluster.first_task import first_task, notes_on_slow_calls
-from cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
-from cluster.fleet.fleet import Fleet, party_names
-from cluster.fleet.ray_parties import RayParties
-from cluster.idle_settings import idle_settings
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.initial_policy import prepare_model
-from cluster.loop.persistence.state import LoopState, check_folder, checkpoints, read_state
-from cluster.loop.persistence.uploading import Uploads, open_uploads, watched
-from cluster.loop.pulse import Pulse, beating, limits
-from cluster.metrics import REGISTRY
-from cluster.package import installed_version, needs_extra
-from cluster.runs.driver import Driver
-from cluster.runs.ending import EndCause, Ending
-from cluster.runs.logs import log_folder, quiet, write_trace
-from cluster.runs.summary import summarise_run, summary_lines, write_summary
-from learner.checkpoint.manifest import read_manifest
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.archive.writer import Archive
+from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
+from squelch.actors.model_folder import check_model_folder
+from squelch.actors.play.replaying import notes_on_replays
+from squelch.actors.process.disk import write_whole
+from squelch.actors.scorer.fixed_model import check_scorer_model
+from squelch.cluster.config import RunConfig, changes, dump, settings_of
+from squelch.cluster.control.party_errors import Failed, Refused
+from squelch.cluster.errors import UserError
+from squelch.cluster.first_task import first_task, notes_on_slow_calls
+from squelch.cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
+from squelch.cluster.fleet.fleet import Fleet, party_names
+from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.idle_settings import idle_settings
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.cluster.loop.persistence.state import LoopState, check_folder, checkpoints, read_state
+from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
+from squelch.cluster.loop.pulse import Pulse, beating, limits
+from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.package import installed_version, needs_extra
+from squelch.cluster.runs.driver import Driver
+from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.logs import log_folder, quiet, write_trace
+from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.learner.checkpoint.manifest import read_manifest
 
 EXIT_FAILED = 1
 

@@ -21,15 +21,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from cluster.config import RunConfig
-from cluster.control.autoscaling import Autoscaling, StepTimes
-from cluster.control.membership import MemberState as State
-from cluster.control.parties import LEARNER, Desk, Learner
-from cluster.control.party_errors import PartyError
-from cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.waiting import bounded
-from cluster.loop.persistence.state import LoopState
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.autoscaling import Autoscaling, StepTimes
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.parties import LEARNER, Desk, Learner
+from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.waiting import bounded
+from squelch.cluster.loop.persistence.state import LoopState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

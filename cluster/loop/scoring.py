@@ -17,20 +17,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from actors.archive.store import ArchiveError
-from actors.diagnosis.alarm import DependenceAlarm, scoring_of
-from actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
-from actors.diagnosis.regime import MUTE
-from actors.diagnosis.soundness import UNTRUE, Soundness
-from actors.messages import WeightBundle
-from actors.scorer.pace import ScoringPace
-from cluster.config import RunConfig
-from cluster.control.parties import Archive, Scorer
-from cluster.control.party_errors import Died, PartyError, Refused, reason_of
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.waiting import bounded
-from cluster.loop.persistence.state import checkpoints, newest_until
-from cluster.loop.tickets.playing import PlayedGroup
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.diagnosis.alarm import DependenceAlarm, scoring_of
+from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
+from squelch.actors.diagnosis.regime import MUTE
+from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
+from squelch.actors.messages import WeightBundle
+from squelch.actors.scorer.pace import ScoringPace
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import Archive, Scorer
+from squelch.cluster.control.party_errors import Died, PartyError, Refused, reason_of
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.waiting import bounded
+from squelch.cluster.loop.persistence.state import checkpoints, newest_until
+from squelch.cluster.loop.tickets.playing import PlayedGroup
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,29 +39,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from actors.archive.rows import from_table
-from actors.diagnosis.grounding import right
-from actors.process.disk import partial_path, put_in_place
-from actors.records import GroupSummary, Ticket
-from cluster.config import RunConfig
-from cluster.control.admission import validation_tickets
-from cluster.control.parties import LEARNER, Parties
-from cluster.errors import UserError
-from cluster.fleet.fleet import Fleet, UpdateFailed
-from cluster.fleet.supervision import Supervisor, Watchdog
-from cluster.fleet.waiting import within
-from cluster.loop.learner_side.ranks import Ranks
-from cluster.loop.persistence.state import checkpoint_dir, checkpoints
-from cluster.loop.tickets.playing import Play, failed_text, failures
-from learner.checkpoint.manifest import read_loop
-from learner.config import CriticConfig, ObjectiveConfig
-from learner.warmup.corpus import Corpus
-from learner.warmup.settings import WarmupConfig
+from squelch.actors.archive.rows import from_table
+from squelch.actors.diagnosis.grounding import right
+from squelch.actors.process.disk import partial_path, put_in_place
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.control.parties import LEARNER, Parties
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
+from squelch.cluster.fleet.supervision import Supervisor, Watchdog
+from squelch.cluster.fleet.waiting import within
+from squelch.cluster.loop.learner_side.ranks import Ranks
+from squelch.cluster.loop.persistence.state import checkpoint_dir, checkpoints
+from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
+from squelch.learner.checkpoint.manifest import read_loop
+from squelch.learner.config import CriticConfig, ObjectiveConfig
+from squelch.learner.warmup.corpus import Corpus
+from squelch.learner.warmup.settings import WarmupConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from envs.contract import Judge
+    from squelch.envs.contract import Judge
 
 FAILED_SHARE = 0.25
 """Share of a check's trajectories that may fail: beyond it the check says more of the party that is slow or down."""

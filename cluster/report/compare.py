@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.figures.style import BASELINE, PALETTE
-from cluster.report.runs import Arm, Study
+from squelch.cluster.figures.style import BASELINE, PALETTE
+from squelch.cluster.report.runs import Arm, Study
 
 TOGETHER = 4
 """Arms that share one panel; with more, each has a panel in which it is compared with the first."""

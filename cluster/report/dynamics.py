@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cluster.figures import draw
-from cluster.figures.style import INK
-from cluster.report.compare import Comparison, comparisons
-from cluster.report.points import Row, over_steps
-from cluster.report.runs import Study
+from squelch.cluster.figures import draw
+from squelch.cluster.figures.style import INK
+from squelch.cluster.report.compare import Comparison, comparisons
+from squelch.cluster.report.points import Row, over_steps
+from squelch.cluster.report.runs import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

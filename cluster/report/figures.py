@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.figures.style import render
-from cluster.report import dynamics, mechanism, outcomes
-from cluster.report.points import Row
-from cluster.report.runs import Study
+from squelch.cluster.figures.style import render
+from squelch.cluster.report import dynamics, mechanism, outcomes
+from squelch.cluster.report.points import Row
+from squelch.cluster.report.runs import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

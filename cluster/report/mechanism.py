@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cluster.figures import draw
-from cluster.figures.style import BASELINE, BLUE, FONT_PT, GREEN, INK, MUTED, OCHRE, VERMILLION
-from cluster.report.compare import arm_colours
-from cluster.report.points import Row, bin_width, mean_between, with_interval
-from cluster.report.runs import Arm, Study
+from squelch.cluster.figures import draw
+from squelch.cluster.figures.style import BASELINE, BLUE, FONT_PT, GREEN, INK, MUTED, OCHRE, VERMILLION
+from squelch.cluster.report.compare import arm_colours
+from squelch.cluster.report.points import Row, bin_width, mean_between, with_interval
+from squelch.cluster.report.runs import Arm, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.diagnosis.grounding import spearman
-from cluster.figures import draw
-from cluster.figures.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
-from cluster.report.points import Row, last_value, with_interval
-from cluster.report.runs import Arm, Run, Study, filter_label, label_of
+from squelch.actors.diagnosis.grounding import spearman
+from squelch.cluster.figures import draw
+from squelch.cluster.figures.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
+from squelch.cluster.report.points import Row, last_value, with_interval
+from squelch.cluster.report.runs import Arm, Run, Study, filter_label, label_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

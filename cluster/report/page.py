@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.process.disk import write_whole
-from cluster.figures.style import dark_css
-from cluster.report.figures import FIGURES, PaperFigure
-from cluster.report.points import Row, last_value, with_interval
-from cluster.report.runs import Study, differing
-from cluster.sweep.table import text
-from cluster.terminal import one_line
-from envs.untrusted.files import shortened
+from squelch.actors.process.disk import write_whole
+from squelch.cluster.figures.style import dark_css
+from squelch.cluster.report.figures import FIGURES, PaperFigure
+from squelch.cluster.report.points import Row, last_value, with_interval
+from squelch.cluster.report.runs import Study, differing
+from squelch.cluster.sweep.table import text
+from squelch.cluster.terminal import one_line
+from squelch.envs.untrusted.files import shortened
 
 LONGEST_CELL = 160
 AT_THE_END = {
@@ -67,7 +67,10 @@ def make_report(study: Study, data_folder: str) -> Report:
     missing = tuple(figure for figure, rows in found.items() if not rows)
     svgs = {figure: figure.svg(found[figure], study) for figure in drawn}
     pages = Environment(
-        loader=PackageLoader("cluster.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("squelch.cluster.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     arms = arm_rows(study)
     html = pages.get_template("report.html.j2").render(

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.report.runs import Arm, Run
-from cluster.sweep.table import t_interval
+from squelch.cluster.report.runs import Arm, Run
+from squelch.cluster.sweep.table import t_interval
 
 Row = dict[str, Any]
 MAX_POINTS = 60

@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from actors.archive.store import Store
-from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
-from cluster.terminal import one_line
-from envs.untrusted.files import shortened
+from squelch.actors.archive.store import Store
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.terminal import one_line
+from squelch.envs.untrusted.files import shortened
 
 NOT_OF_THE_ARM = (
     *("seed", "name", "runs_dir", "cluster", "recorder", "environment.train_seed", "environment.validation_seed"),

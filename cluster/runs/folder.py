@@ -26,18 +26,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.archive import reader
-from actors.archive.store import LocalStore, Stat, Store, as_store, reading
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.runs import driver
-from envs.untrusted.files import MIB, is_folder, read_bounded
-from envs.untrusted.text import MAX_RECIPE, parse_object
+from squelch.actors.archive import reader
+from squelch.actors.archive.store import LocalStore, Stat, Store, as_store, reading
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.runs import driver
+from squelch.envs.untrusted.files import MIB, is_folder, read_bounded
+from squelch.envs.untrusted.text import MAX_RECIPE, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from actors.archive.scores import ScoreMatrix
-    from cluster.config import RunConfig
+    from squelch.actors.archive.scores import ScoreMatrix
+    from squelch.cluster.config import RunConfig
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
 GRADIENTS, CHECKPOINTS = "gradients", "checkpoints"
@@ -68,20 +68,20 @@ class RunFolder:
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """The resolved configuration with dotted overrides applied."""
-        from cluster.config import validated
+        from squelch.cluster.config import validated
 
         return validated(self._resolved(), list(overrides), self.store.where(reader.CONFIG))
 
     def settings(self) -> dict[str, Any]:
         """The resolved configuration's values by dotted key, unchecked, so that a run of any version has them."""
-        from cluster.config import flat
+        from squelch.cluster.config import flat
 
         return flat(self._resolved())
 
     def _resolved(self) -> dict[str, Any]:
         """What `config.yaml` holds. UserError if it does not exist, or holds nothing: a run writes every setting, so an
         empty file would pass for a run with the defaults."""
-        from cluster.config import read_settings
+        from squelch.cluster.config import read_settings
 
         where = self.store.where(reader.CONFIG)
         if self._stat(reader.CONFIG) is None:
@@ -95,7 +95,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""
-        from cluster.runs.shapes import check_metrics
+        from squelch.cluster.runs.shapes import check_metrics
 
         with bad_files_are_the_users():
             lines = reader.read_metrics(self.store)
@@ -113,7 +113,7 @@ class RunFolder:
 
     def last_event(self) -> dict[str, Any] | None:
         """The span that ended last; None if there is none."""
-        from cluster.runs.shapes import checked_event
+        from squelch.cluster.runs.shapes import checked_event
 
         with bad_files_are_the_users():
             event = reader.last_event(self.store)
@@ -141,14 +141,14 @@ class RunFolder:
 
     def scored(self) -> list[int]:
         """The steps that have score matrices, ascending."""
-        from actors.archive.scores import scores_keys
+        from squelch.actors.archive.scores import scores_keys
 
         with bad_files_are_the_users():
             return list(scores_keys(self.store))
 
     def scores(self, step: int) -> dict[str, ScoreMatrix]:
         """The score matrices of a step by scope (`actors.archive.scores`)."""
-        from actors.archive.scores import read_scores
+        from squelch.actors.archive.scores import read_scores
 
         with bad_files_are_the_users():
             return read_scores(self.store, step)
@@ -174,7 +174,7 @@ class RunFolder:
         """The content of `summary.json`; None if the file does not exist."""
         if self._stat(SUMMARY) is None:
             return None
-        from cluster.runs.shapes import checked_summary
+        from squelch.cluster.runs.shapes import checked_summary
 
         with bad_files_are_the_users():
             return checked_summary(self._json(SUMMARY), self.store.where(SUMMARY))

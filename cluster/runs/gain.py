@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import Z95, wilson_interval
+from squelch.actors.diagnosis.uncertainty import Z95, wilson_interval
 
 
 def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:

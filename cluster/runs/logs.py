@@ -18,11 +18,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from actors.process.log import FORMAT, MaskedFormatter
-from cluster.errors import UserError
-from cluster.terminal import visible
-from envs.untrusted.files import Unreadable, reason, require_output
-from envs.untrusted.secrets import masked
+from squelch.actors.process.log import FORMAT, MaskedFormatter
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import visible
+from squelch.envs.untrusted.files import Unreadable, reason, require_output
+from squelch.envs.untrusted.secrets import masked
 
 FAILURE = "failure.log"
 ROOMS = {"actors", "cluster", "envs", "learner"}

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.runs.ending import EndCause
-from envs.untrusted.files import Unreadable, brief, shortened
+from squelch.cluster.runs.ending import EndCause
+from squelch.envs.untrusted.files import Unreadable, brief, shortened
 
 LARGEST = 1e300
 """No figure is larger, so that differences of two figures are finite."""

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.archive.reader import is_of_step
-from actors.diagnosis.alarm import alarm_text
-from actors.diagnosis.metrics import REGIMES
-from cluster.metrics import LEDGER_STATES, PARTS
-from cluster.runs.folder import RunFolder
-from cluster.runs.shapes import LARGEST
-from cluster.terminal import one_line
+from squelch.actors.archive.reader import is_of_step
+from squelch.actors.diagnosis.alarm import alarm_text
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.cluster.metrics import LEDGER_STATES, PARTS
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.shapes import LARGEST
+from squelch.cluster.terminal import one_line
 
 RECENT_STEPS = 20
 """Number of last steps from which the speed is computed."""

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from actors.archive.reader import read_groups, read_metrics
-from actors.archive.version import VERSION
-from actors.diagnosis.uncertainty import wilson_interval
-from actors.process.disk import write_whole
-from actors.scorer.pace import OUTCOMES
-from cluster.config import RunConfig
-from cluster.control.ledger import Ledger
-from cluster.runs.ending import Ending
-from cluster.runs.status import last_probe, last_scoring
-from cluster.runs.words import link_words, probe_words
+from squelch.actors.archive.reader import read_groups, read_metrics
+from squelch.actors.archive.version import VERSION
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.actors.process.disk import write_whole
+from squelch.actors.scorer.pace import OUTCOMES
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.runs.ending import Ending
+from squelch.cluster.runs.status import last_probe, last_scoring
+from squelch.cluster.runs.words import link_words, probe_words
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.runs.status import Line, RunStatus, dependence, duration
+from squelch.cluster.runs.status import Line, RunStatus, dependence, duration
 
 SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"

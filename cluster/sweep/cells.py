@@ -33,17 +33,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-from actors.process.disk import write_whole
-from cluster.config import RunConfig, dump
-from cluster.errors import UserError
-from cluster.loop.persistence.state import check_folder
-from cluster.package import variables
-from cluster.runs.ending import ending_of
-from cluster.runs.folder import SUMMARY, RunFolder
-from cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
-from cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
-from cluster.terminal import remark, say, say_json
-from envs.untrusted.files import require_output
+from squelch.actors.process.disk import write_whole
+from squelch.cluster.config import RunConfig, dump
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.persistence.state import check_folder
+from squelch.cluster.package import variables
+from squelch.cluster.runs.ending import ending_of
+from squelch.cluster.runs.folder import SUMMARY, RunFolder
+from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
+from squelch.cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
+from squelch.cluster.terminal import remark, say, say_json
+from squelch.envs.untrusted.files import require_output
 
 STOP_TIMEOUT_S = 900.0
 """Seconds that a cell may take to finish its step and write its checkpoint after it was asked to stop."""
@@ -245,7 +245,7 @@ class ProcessRunner:
             return Ended(code, last_words(log.read().decode(errors="replace")))
 
     async def _start(self, cell: Cell, lock: IO[str], log: IO[bytes]) -> asyncio.subprocess.Process:
-        command = ["-u", "-P", "-m", "cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
+        command = ["-u", "-P", "-m", "squelch.cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
@@ -295,9 +295,9 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
     Raises:
         UserError: a model cannot be used, or the cluster cannot be reached or is too small for `parallel` cells.
     """
-    from actors.scorer.fixed_model import check_scorer_model
-    from cluster.fleet.bootstrap import check_address
-    from cluster.loop.initial_policy import prepare_model
+    from squelch.actors.scorer.fixed_model import check_scorer_model
+    from squelch.cluster.fleet.bootstrap import check_address
+    from squelch.cluster.loop.initial_policy import prepare_model
 
     for config in configs[:1]:
         check_address(config)  # first, because a warm-up may take minutes
@@ -322,9 +322,9 @@ def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[s
     autoscaler can enlarge it: each cell asks that for its own part."""
     import ray
 
-    from cluster.fleet.bootstrap import connect, disconnect
-    from cluster.fleet.demand import KINDS, needed
-    from cluster.fleet.placement import may_grow
+    from squelch.cluster.fleet.bootstrap import connect, disconnect
+    from squelch.cluster.fleet.demand import KINDS, needed
+    from squelch.cluster.fleet.placement import may_grow
 
     try:
         largest = max(configs, key=lambda config: needed(config, "CPU"))

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.scorer.share import as_chosen
-from cluster.config import RunConfig, changes, flat, load, read_yaml
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.runs.ending import is_complete
-from cluster.runs.folder import RunFolder
-from envs.untrusted.files import brief, state
+from squelch.actors.scorer.share import as_chosen
+from squelch.cluster.config import RunConfig, changes, flat, load, read_yaml
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.runs.ending import is_complete
+from squelch.cluster.runs.folder import RunFolder
+from squelch.envs.untrusted.files import brief, state
 
 SEED_STRIDE = 1_000_003
 """Distance between the task seeds of neighbouring seeds; a prime, so that they differ in data sets of any size too."""

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.diagnosis.uncertainty import t_quantile
-from cluster.runs.folder import RunFolder
-from cluster.runs.status import last_scoring
-from cluster.sweep.plan import Arm, Plan
-from cluster.terminal import aligned
+from squelch.actors.diagnosis.uncertainty import t_quantile
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.status import last_scoring
+from squelch.cluster.sweep.plan import Arm, Plan
+from squelch.cluster.terminal import aligned
 
 Figures = dict[str, float | None]
 INTERVAL = "95% t-interval over seeds"

@@ -12,6 +12,6 @@ In a healthy run every query has a value, except in the case that its `empty_whe
 Prometheus.
 """
 
-from deploy.boards import reasoning, signal, system, training
+from squelch.deploy.boards import reasoning, signal, system, training
 
 BOARDS = (training.BOARD, signal.BOARD, reasoning.BOARD, system.BOARD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.boards.panel import Annotation, series
+from squelch.deploy.boards.panel import Annotation, series
 
 WINDOW = "$__rate_interval"
 """In which an event is looked for: a few scrapes, so that a mark is little longer than its event."""

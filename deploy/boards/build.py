@@ -21,8 +21,8 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 from grafana_foundation_sdk.models.xychart import SeriesMapping, XYSeriesConfig, XYShowMode
 
-from deploy.boards.annotations import ANNOTATIONS
-from deploy.boards.panel import Annotation, Board, Kind, Panel, Query
+from squelch.deploy.boards.annotations import ANNOTATIONS
+from squelch.deploy.boards.panel import Annotation, Board, Kind, Panel, Query
 
 TAG = "squelch"
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.metrics import REGISTRY
+from squelch.cluster.metrics import REGISTRY
 
 Kind = Literal["timeseries", "stat", "heatmap", "state-timeline", "xychart"]
 """Grafana's names of the panel types that `deploy.boards.build` knows."""

@@ -6,7 +6,7 @@ rollout worker. The names are not in our registry, so a test looks them up in th
 
 from __future__ import annotations
 
-from deploy.boards.panel import Panel, Query, Row
+from squelch.deploy.boards.panel import Panel, Query, Row
 
 NO_RAY = "Prometheus does not scrape Ray"
 NO_GPU = f"{NO_RAY}, or its nodes have no GPU"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.diagnosis.metrics import REGIMES
-from deploy.boards.panel import Board, Panel, Query, Row, series
-from deploy.boards.panel import panel_query as _q
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.deploy.boards.panel import Board, Panel, Query, Row, series
+from squelch.deploy.boards.panel import panel_query as _q
 
 SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"

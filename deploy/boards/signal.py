@@ -5,8 +5,8 @@ Pure: imports only the registry.
 
 from __future__ import annotations
 
-from deploy.boards.panel import Board, Panel, Query, Row, per_second, series
-from deploy.boards.panel import panel_query as _q
+from squelch.deploy.boards.panel import Board, Panel, Query, Row, per_second, series
+from squelch.deploy.boards.panel import panel_query as _q
 
 NO_KINDS = "the environment declares no kinds of tasks"
 NOTHING_STARVED = f"{NO_KINDS}, or none is starved"

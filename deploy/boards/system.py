@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.control.membership import MemberState
-from deploy.boards.panel import INSTANCE, Board, Panel, Query, Row, mean_of, one_of, series
-from deploy.boards.panel import panel_query as _q
-from deploy.boards.panel import per_second as _per_second
-from deploy.boards.ray_and_vllm import RAY, VLLM
+from squelch.cluster.control.membership import MemberState
+from squelch.deploy.boards.panel import INSTANCE, Board, Panel, Query, Row, mean_of, one_of, series
+from squelch.deploy.boards.panel import panel_query as _q
+from squelch.deploy.boards.panel import per_second as _per_second
+from squelch.deploy.boards.ray_and_vllm import RAY, VLLM
 
 STATES = tuple(state.value for state in MemberState)
 

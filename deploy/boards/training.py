@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deploy.boards.panel import Board, Panel, Query, Row, mean_of, series, stat
-from deploy.boards.panel import panel_query as _q
-from deploy.boards.panel import per_second as _per_second
+from squelch.deploy.boards.panel import Board, Panel, Query, Row, mean_of, series, stat
+from squelch.deploy.boards.panel import panel_query as _q
+from squelch.deploy.boards.panel import per_second as _per_second
 
 NO_CRITIC = "the algorithm has no critic"
 _STEP, _PLANNED = series("squelch_step"), series("squelch_planned_steps")

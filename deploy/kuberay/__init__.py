@@ -1,7 +1,7 @@
 """Squelch on Kubernetes with the KubeRay operator: plain manifests, and the checks that hold them.
 
     pods         templates of the pods: head, rollouts, learners
-    manifests    RayCluster and RayJob, written to `deploy/kubernetes/` by `python -m deploy.kuberay.manifests --write`
+    manifests    RayCluster and RayJob in `deploy/kubernetes/`; `python -m squelch.deploy.kuberay.manifests --write`
     schema       condenses KubeRay's definitions into `schema.json`, in which unknown keys are errors
     validation   the errors of a manifest: against `schema.json`, Kubernetes' own schemas and `policy.yaml`
 

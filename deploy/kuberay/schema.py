@@ -1,4 +1,4 @@
-"""Condenses KubeRay's definitions into `schema.json`: `python -m deploy.kuberay.schema --definitions FOLDER`.
+"""Condenses KubeRay's definitions into `schema.json`: `python -m squelch.deploy.kuberay.schema --definitions FOLDER`.
 
 KubeRay publishes the schema of its resources as CustomResourceDefinitions of 2.3 MB. They allow unknown keys, which
 Kubernetes then drops without a word. `schema.json` keeps the keys that the manifests use, with KubeRay's types, and is
@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from deploy.kuberay.manifests import HARDWARE, ray_cluster, ray_job
+from squelch.deploy.kuberay.manifests import HARDWARE, ray_cluster, ray_job
 
 KUBERAY = "v1.7"
 SCHEMA = Path(__file__).with_name("schema.json")
@@ -96,7 +96,7 @@ def _closed_object(node: dict[str, Any], used: list[dict[str, Any]], path: str) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes `schema.json`; returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.kuberay.schema", description="Writes schema.json.")
+    parser = argparse.ArgumentParser(prog="python -m squelch.deploy.kuberay.schema", description="Writes schema.json.")
     parser.add_argument("--definitions", type=Path, required=True, help="folder with KubeRay's definitions")
     SCHEMA.write_text(condensed(parser.parse_args(arguments).definitions), encoding="utf-8")
     return 0

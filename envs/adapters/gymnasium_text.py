@@ -19,10 +19,10 @@ import numpy as np
 from gymnasium.spaces import Discrete, Text
 from pydantic import Field
 
-from envs.contract import Environment
-from envs.settings import Settings
-from envs.splits import Split, no_task, split_of, task_key_of
-from envs.text import printable
+from squelch.envs.contract import Environment
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split, no_task, split_of, task_key_of
+from squelch.envs.text import printable
 
 MAX_OBSERVATION = 4000
 """Characters of an observation; the rest is cut."""

@@ -26,14 +26,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError
 
-from envs.contract import Environment
-from envs.settings import Settings
-from envs.splits import Split, no_task, split_of, task_key_of
-from envs.text import legible
-from envs.untrusted.files import Unreadable, brief, shortened
-from envs.untrusted.http import JsonClient, NoAnswer, longest_wait_s
-from envs.untrusted.secrets import bearer, masked
-from envs.untrusted.text import parse_object
+from squelch.envs.contract import Environment
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split, no_task, split_of, task_key_of
+from squelch.envs.text import legible
+from squelch.envs.untrusted.files import Unreadable, brief, shortened
+from squelch.envs.untrusted.http import JsonClient, NoAnswer, longest_wait_s
+from squelch.envs.untrusted.secrets import bearer, masked
+from squelch.envs.untrusted.text import parse_object
 
 CONTRACT = 1
 MAX_ACTION = 20_000

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import Field
 
-from envs.contract import Environment
-from envs.own_process.isolated import OwnProcess, ProcessOptions
-from envs.registry import constructed
-from envs.splits import Split
+from squelch.envs.contract import Environment
+from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
+from squelch.envs.registry import constructed
+from squelch.envs.splits import Split
 
 
 class AnyOptions(ProcessOptions):

@@ -25,14 +25,14 @@ from typing import Any
 
 from pydantic import Field
 
-from envs.adapters.evaluated_text import evaluates_text
-from envs.contract import Environment
-from envs.options import nearest
-from envs.own_process.isolated import OwnProcess, ProcessOptions
-from envs.settings import Settings
-from envs.splits import Split, no_task, split_of, task_key_of
-from envs.text import legible
-from envs.untrusted.files import reason
+from squelch.envs.adapters.evaluated_text import evaluates_text
+from squelch.envs.contract import Environment
+from squelch.envs.options import nearest
+from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split, no_task, split_of, task_key_of
+from squelch.envs.text import legible
+from squelch.envs.untrusted.files import reason
 
 MAX_QUESTION = 16_000
 """Characters; longer questions are not drawn."""

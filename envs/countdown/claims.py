@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from envs.countdown.expressions import numbers_in, parse_expression, read_expression, value_of
-from envs.wording import Wording
+from squelch.envs.countdown.expressions import numbers_in, parse_expression, read_expression, value_of
+from squelch.envs.wording import Wording
 
 _SPOKEN = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")

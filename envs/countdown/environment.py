@@ -23,21 +23,21 @@ from typing import Any, Literal
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
-from envs.base import TextEnv
-from envs.contract import ClosedVocabulary, Demonstrator, Judged
-from envs.countdown.claims import CountdownJudge
-from envs.countdown.expressions import (
+from squelch.envs.base import TextEnv
+from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
+from squelch.envs.countdown.claims import CountdownJudge
+from squelch.envs.countdown.expressions import (
     MAX_LENGTH,
     parse_expression,
     read_expression,
     uses_numbers,
     value_of,
 )
-from envs.countdown.words import WORDS
-from envs.settings import Settings
-from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.text import PRINTABLE
-from envs.wording import (
+from squelch.envs.countdown.words import WORDS
+from squelch.envs.settings import Settings
+from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
+from squelch.envs.text import PRINTABLE
+from squelch.envs.wording import (
     DEFAULT_QUALITY,
     DemonstrationQuality,
     Rng,

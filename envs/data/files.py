@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from envs.untrusted.files import is_folder, require_regular, state
+from squelch.envs.untrusted.files import is_folder, require_regular, state
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

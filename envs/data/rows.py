@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from envs.data.files import Source, UnknownSplitError, find_files
-from envs.splits import Split, split_of, task_key_of
-from envs.untrusted.files import Unreadable, brief, decoding, open_file, require_regular, shortened, size_text
-from envs.untrusted.parquet import DAMAGED, open_parquet, read_row_group
-from envs.untrusted.text import MAX_LINE, parse_object
+from squelch.envs.data.files import Source, UnknownSplitError, find_files
+from squelch.envs.splits import Split, split_of, task_key_of
+from squelch.envs.untrusted.files import Unreadable, brief, decoding, open_file, require_regular, shortened, size_text
+from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, read_row_group
+from squelch.envs.untrusted.text import MAX_LINE, parse_object
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first file
     import pyarrow as pa

@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from envs.base import TextEnv
-from envs.contract import Demonstrator
-from envs.data.rows import shuffled
-from envs.deep_coder.human_eval import DATA as HUMAN_EVAL
-from envs.deep_coder.human_eval import problems, read_human_eval
-from envs.deep_coder.published import published, read_problem
-from envs.deep_coder.tasks import (
+from squelch.envs.base import TextEnv
+from squelch.envs.contract import Demonstrator
+from squelch.envs.data.rows import shuffled
+from squelch.envs.deep_coder.human_eval import DATA as HUMAN_EVAL
+from squelch.envs.deep_coder.human_eval import problems, read_human_eval
+from squelch.envs.deep_coder.published import published, read_problem
+from squelch.envs.deep_coder.tasks import (
     DIFFICULTIES,
     Difficulty,
     Plan,
@@ -38,13 +38,13 @@ from envs.deep_coder.tasks import (
     program,
     words,
 )
-from envs.deep_coder.words import WORDS
-from envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
-from envs.sandbox.own_time import STRETCH
-from envs.settings import Settings
-from envs.splits import MAX_DRAWS, Split, no_task, split_of
-from envs.text import printable
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.envs.deep_coder.words import WORDS
+from squelch.envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
+from squelch.envs.sandbox.own_time import STRETCH
+from squelch.envs.settings import Settings
+from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of
+from squelch.envs.text import printable
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_PROGRAM = 20_000
 MAX_TEXT = 16_000

@@ -26,13 +26,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from envs.deep_coder.published import PRELUDE, kept_tests
-from envs.deep_coder.tasks import Problem
-from envs.sandbox import Limits, Pool, Question, Test
-from envs.sandbox.interpreter import read_value
-from envs.splits import Split, split_of, task_key_of
-from envs.untrusted.files import MIB, Unreadable, decoding, open_file, read_bounded
-from envs.untrusted.text import parse_object
+from squelch.envs.deep_coder.published import PRELUDE, kept_tests
+from squelch.envs.deep_coder.tasks import Problem
+from squelch.envs.sandbox import Limits, Pool, Question, Test
+from squelch.envs.sandbox.interpreter import read_value
+from squelch.envs.splits import Split, split_of, task_key_of
+from squelch.envs.untrusted.files import MIB, Unreadable, decoding, open_file, read_bounded
+from squelch.envs.untrusted.text import parse_object
 
 DATA = "human-eval"
 """The value of the option `data`."""

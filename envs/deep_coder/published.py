@@ -26,12 +26,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from envs.data.rows import Part, split_rows
-from envs.deep_coder.tasks import Problem
-from envs.sandbox import Question, Test
-from envs.splits import Split, task_key_of
-from envs.untrusted.files import Unreadable, brief
-from envs.untrusted.text import parse_json
+from squelch.envs.data.rows import Part, split_rows
+from squelch.envs.deep_coder.tasks import Problem
+from squelch.envs.sandbox import Question, Test
+from squelch.envs.splits import Split, task_key_of
+from squelch.envs.untrusted.files import Unreadable, brief
+from squelch.envs.untrusted.text import parse_json
 
 LARGEST_TEST = 4_000_000
 PRELUDE = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envs.sandbox import Question, Test
-from envs.splits import task_key_of
-from envs.wording import Rng, choose
+from squelch.envs.sandbox import Question, Test
+from squelch.envs.splits import task_key_of
+from squelch.envs.wording import Rng, choose
 
 Difficulty = Literal["easy", "medium", "hard"]
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")

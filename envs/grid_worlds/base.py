@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 
 from gymnasium.spaces import Text
 
-from envs.base import TextEnv
-from envs.contract import ClosedVocabulary, Demonstrator, Judged
-from envs.grid_worlds.board import facts_of, last_board, places, shown
-from envs.grid_worlds.claims import GridJudge, Nouns
-from envs.settings import Settings
-from envs.wording import (
+from squelch.envs.base import TextEnv
+from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
+from squelch.envs.grid_worlds.board import facts_of, last_board, places, shown
+from squelch.envs.grid_worlds.claims import GridJudge, Nouns
+from squelch.envs.settings import Settings
+from squelch.envs.wording import (
     DEFAULT_QUALITY,
     SHORT_PLAN_RATE,
     Cell,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from envs.wording import Cell, Wording
+from squelch.envs.wording import Cell, Wording
 
 
 def shown(plain: str, wording: Wording) -> str:

@@ -28,8 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from envs.grid_worlds.board import facts_of, last_board, without_rows
-from envs.wording import Cell, Wording
+from squelch.envs.grid_worlds.board import facts_of, last_board, without_rows
+from squelch.envs.wording import Cell, Wording
 
 Facts = Mapping[str, frozenset[Cell]]
 Nouns = Mapping[str, tuple[str, ...]]

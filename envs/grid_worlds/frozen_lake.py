@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from envs.grid_worlds.base import GridEnv, GridOptions
-from envs.grid_worlds.words import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
-from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.wording import Cell, Rng, choose, draw_distinct
+from squelch.envs.grid_worlds.base import GridEnv, GridOptions
+from squelch.envs.grid_worlds.words import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
+from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
+from squelch.envs.wording import Cell, Rng, choose, draw_distinct
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
 ACTION_PAYS = 0.02  # two of them are below 0.05: the message of a turn of two actions shows 0.0, as without them

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from envs.grid_worlds.base import GridEnv, GridOptions
-from envs.grid_worlds.words import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
-from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.wording import Cell, Rng, choose, draw_distinct
+from squelch.envs.grid_worlds.base import GridEnv, GridOptions
+from squelch.envs.grid_worlds.words import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
+from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
+from squelch.envs.wording import Cell, Rng, choose, draw_distinct
 
 ACTION_REWARD, BOX_REWARD, DONE_REWARD = -0.1, 1.0, 10.0  # appendix B.1
 MAX_STATES = 200_000  # states that one search may visit

@@ -18,16 +18,16 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from envs.base import TextEnv
-from envs.contract import Demonstrator
-from envs.data.rows import Part, shuffled, split_rows
-from envs.meta_math_qa import answers
-from envs.meta_math_qa.problems import generate
-from envs.meta_math_qa.words import WORDS
-from envs.settings import Settings
-from envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from envs.text import printable
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
+from squelch.envs.base import TextEnv
+from squelch.envs.contract import Demonstrator
+from squelch.envs.data.rows import Part, shuffled, split_rows
+from squelch.envs.meta_math_qa import answers
+from squelch.envs.meta_math_qa.problems import generate
+from squelch.envs.meta_math_qa.words import WORDS
+from squelch.envs.settings import Settings
+from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
+from squelch.envs.text import printable
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
 
 ANSWER_MARK = "The answer is:"
 MAX_WORKED = 400

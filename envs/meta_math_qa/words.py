@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from envs.wording import Example, PromptName, Wording
+from squelch.envs.wording import Example, PromptName, Wording
 
 WORDS: Mapping[PromptName, Wording] = {
     "tiny": Wording(

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from envs.untrusted.rewards import finite_reward
+from squelch.envs.untrusted.rewards import finite_reward
 
 if TYPE_CHECKING:
-    from envs.contract import Environment
+    from squelch.envs.contract import Environment
 
 MAX_SLICE_S = 0.05
 """Seconds after which `Replay.advance` returns, so that one call is bounded like one step of the environment."""

@@ -14,7 +14,7 @@ import random
 
 from pydantic import Field
 
-from envs.settings import Settings
+from squelch.envs.settings import Settings
 
 
 class RewardNoise(Settings):

@@ -28,11 +28,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field, TypeAdapter
 
-from envs.contract import Environment
-from envs.own_process.process import CallError, ProcessLost, Session, Target, TimedOut, shared_process
-from envs.settings import Settings
-from envs.splits import Split
-from envs.wording import Wording
+from squelch.envs.contract import Environment
+from squelch.envs.own_process.process import CallError, ProcessLost, Session, Target, TimedOut, shared_process
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split
+from squelch.envs.wording import Wording
 
 GIB = 2**30
 _CONSTRUCTED = itertools.count()

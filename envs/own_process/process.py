@@ -36,8 +36,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from envs.untrusted.files import MIB, shortened, size_text
-from envs.wording import PromptName
+from squelch.envs.untrusted.files import MIB, shortened, size_text
+from squelch.envs.wording import PromptName
 
 START_S = 60.0
 """Seconds for the start of the process, up to its first answer, besides the time of the call."""

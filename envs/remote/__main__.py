@@ -1,6 +1,6 @@
 """Serves one of Squelch's environments, or your own class, over HTTP (`envs.remote.server`).
 
-    python -m envs.remote FrozenLake --options '{"slip_rate": 0.1}' --port 8801
+    python -m squelch.envs.remote FrozenLake --options '{"slip_rate": 0.1}' --port 8801
 
 Beyond loopback a token is needed: put it into the variable SQUELCH_ENVIRONMENT_TOKEN on both ends.
 """
@@ -12,12 +12,12 @@ import os
 import sys
 from typing import Any, get_args
 
-from envs.contract import Environment
-from envs.registry import make
-from envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
-from envs.splits import SPLITS, Split
-from envs.untrusted.text import parse_object
-from envs.wording import PromptName
+from squelch.envs.contract import Environment
+from squelch.envs.registry import make
+from squelch.envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
+from squelch.envs.splits import SPLITS, Split
+from squelch.envs.untrusted.text import parse_object
+from squelch.envs.wording import PromptName
 
 
 class ServedEnvironment:
@@ -79,7 +79,7 @@ def server_of(
 
 def main() -> int:
     """Serves until it is stopped; 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="python -m envs.remote", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m squelch.envs.remote", description=__doc__.splitlines()[0])
     parser.add_argument("environment", help="its name, or package.module:Class")
     parser.add_argument("--options", default="{}", help="its options as a JSON object")
     parser.add_argument("--prompt", choices=get_args(PromptName), default="tiny", help="style of its messages")
@@ -93,7 +93,7 @@ def main() -> int:
         server = server_of(given.environment, options, token, given.timeout_s, given.prompt)
         server.serve(given.host, given.port)
     except ValueError as error:
-        sys.stderr.write(f"envs.remote: {error}\n")
+        sys.stderr.write(f"squelch.envs.remote: {error}\n")
         return 2
     return 0
 

@@ -4,7 +4,7 @@ OpenEnv's packages cannot be installed beside Squelch's. In a virtual environmen
 include Starlette and uvicorn) and no Squelch, run this file from Squelch's checkout, or with `server.py` beside it:
 
     python -m venv openenv && openenv/bin/pip install openenv
-    PYTHONPATH=SQUELCH openenv/bin/python -m envs.remote.openenv_bridge \\
+    PYTHONPATH=SQUELCH openenv/bin/python -m squelch.envs.remote.openenv_bridge \\
         envs.remote.openenv_example:ReversedWord envs.remote.openenv_example:Say --field text \\
         --rules "Say the word backwards . The action is the word ." --port 8802
     squelch train http model.path=MODEL environment.options.url=http://127.0.0.1:8802
@@ -27,7 +27,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
+from squelch.envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
 
 HIDDEN = {"done", "reward", "metadata"}
 """Fields of an observation that are no part of what the policy reads."""
@@ -101,7 +101,7 @@ def found(path: str) -> Any:
 
 def main() -> int:
     """Serves until it is stopped; 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="python -m envs.remote.openenv_bridge")
+    parser = argparse.ArgumentParser(prog="python -m squelch.envs.remote.openenv_bridge")
     parser.add_argument("environment", help="package.module:Class of the environment")
     parser.add_argument("action", help="package.module:Class of its actions")
     parser.add_argument("--field", help="the action's field that holds the policy's text; by default the text is JSON")

@@ -1,7 +1,7 @@
 """The HTTP contract of remote environments, version 1, and its reference server.
 
 This file needs Starlette and uvicorn, and no other part of Squelch: copy it, or import it, to serve an environment that
-cannot be installed beside Squelch. `python -m envs.remote` serves Squelch's own environments with it, and
+cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squelch's own environments with it, and
 `envs/remote/openenv_bridge.py` those of OpenEnv. Every call is `POST /v1/NAME` with a JSON object:
 
 | call | request | answer |

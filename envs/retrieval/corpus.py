@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from envs.data.files import find_files
-from envs.data.rows import read_rows
-from envs.retrieval.index import Index, Passage, file_identity, open_index
+from squelch.envs.data.files import find_files
+from squelch.envs.data.rows import read_rows
+from squelch.envs.retrieval.index import Index, Passage, file_identity, open_index
 
 CORPUS_SPLIT = "train"
 """Name of the only split of data sets without splits."""

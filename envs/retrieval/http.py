@@ -13,10 +13,10 @@ import json
 
 from pydantic import BaseModel, ValidationError
 
-from envs.retrieval.found import Found, RetrieverError
-from envs.untrusted.files import brief, shortened
-from envs.untrusted.http import JsonClient, NoAnswer
-from envs.untrusted.secrets import masked
+from squelch.envs.retrieval.found import Found, RetrieverError
+from squelch.envs.untrusted.files import brief, shortened
+from squelch.envs.untrusted.http import JsonClient, NoAnswer
+from squelch.envs.untrusted.secrets import masked
 
 OVERLOADED = (429, 500, 502, 503, 504)
 MAX_COMPLAINT = 500

@@ -46,9 +46,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from platformdirs import user_cache_path
 
-from envs.file_lock import held
-from envs.retrieval.found import Found
-from envs.untrusted.files import brief, reason
+from squelch.envs.file_lock import held
+from squelch.envs.retrieval.found import Found
+from squelch.envs.untrusted.files import brief, reason
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index
     import pyarrow as pa

@@ -23,12 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envs.sandbox import own_time
-from envs.sandbox.identity import NOBODY, Identity, identities
-from envs.sandbox.image import Image, find
-from envs.sandbox.interpreter import Interpreter, Late, Lost, Reply, read_value
-from envs.sandbox.limits import ERROR_BYTES, SCRATCH_BYTES, SCRATCH_INODES, Limits
-from envs.sandbox.starters import FILTER, Command, Direct, Launcher, Starter
+from squelch.envs.sandbox import own_time
+from squelch.envs.sandbox.identity import NOBODY, Identity, identities
+from squelch.envs.sandbox.image import Image, find
+from squelch.envs.sandbox.interpreter import Interpreter, Late, Lost, Reply, read_value
+from squelch.envs.sandbox.limits import ERROR_BYTES, SCRATCH_BYTES, SCRATCH_INODES, Limits
+from squelch.envs.sandbox.starters import FILTER, Command, Direct, Launcher, Starter
 
 log = logging.getLogger(__name__)
 START_S = 20.0

@@ -28,8 +28,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.sandbox import manifest, seccomp
-from envs.sandbox.identity import Identity
+from squelch.envs.sandbox import manifest, seccomp
+from squelch.envs.sandbox.identity import Identity
 
 log = logging.getLogger(__name__)
 HARNESS = Path(__file__).with_name("harness.py")

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.sandbox.own_time import OwnTime
-from envs.sandbox.starters import END_S, Starter, readable
+from squelch.envs.sandbox.own_time import OwnTime
+from squelch.envs.sandbox.starters import END_S, Starter, readable
 
 NO_VALUE = 0xFFFFFFFF
 CREDENTIALS = struct.Struct("3i")

@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from envs.sandbox.backends import START_S, Backend, choose, kernel_limits
-from envs.sandbox.cgroup import MemoryGroups
-from envs.sandbox.image import Watch
-from envs.sandbox.interpreter import Interpreter, Late, Lost, Reply
-from envs.sandbox.limits import ERROR_BYTES, Limits, SandboxConfig
+from squelch.envs.sandbox.backends import START_S, Backend, choose, kernel_limits
+from squelch.envs.sandbox.cgroup import MemoryGroups
+from squelch.envs.sandbox.image import Watch
+from squelch.envs.sandbox.interpreter import Interpreter, Late, Lost, Reply
+from squelch.envs.sandbox.limits import ERROR_BYTES, Limits, SandboxConfig
 
 Outcome = Literal["finished", "failed", "killed", "late", "flood", "lost", "unbegun"]
 ATTEMPTS = 3

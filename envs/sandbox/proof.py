@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envs.sandbox.limits import Limits
-from envs.sandbox.pool import Pool, Question, Run
-from envs.sandbox.verdicts import Test, judge
+from squelch.envs.sandbox.limits import Limits
+from squelch.envs.sandbox.pool import Pool, Question, Run
+from squelch.envs.sandbox.verdicts import Test, judge
 
 LIMITS = Limits(wall_s=5, total_s=20, cpu_s=5)
 SHORT = LIMITS.model_copy(update={"wall_s": 0.5})

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from envs.sandbox.identity import THIS_USER, Identity
+from squelch.envs.sandbox.identity import THIS_USER, Identity
 
 ANSWER_S = 20.0
 END_S = 5.0  # seconds in which a killed process must end

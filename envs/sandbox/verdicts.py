@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.sandbox.interpreter import read_value
-from envs.sandbox.limits import Limits
-from envs.sandbox.pool import Pool, Question, Run
+from squelch.envs.sandbox.interpreter import read_value
+from squelch.envs.sandbox.limits import Limits
+from squelch.envs.sandbox.pool import Pool, Question, Run
 
 TOLERANCE = 1e-6  # absolute and relative, if the expected number is written with a point or exponent
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", flags=re.ASCII)

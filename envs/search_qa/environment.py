@@ -17,20 +17,20 @@ from typing import Any
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
-from envs.base import TextEnv
-from envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
-from envs.contract import Demonstrator
-from envs.retrieval import Found, HttpRetriever, Retriever, open_index
-from envs.retrieval.corpus import open_corpus
-from envs.search_qa.hotpot import HotpotQuestions, open_contexts
-from envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
-from envs.search_qa.words import WORDS
-from envs.search_qa.world import MIN_PASSAGES, World, generate
-from envs.settings import Settings
-from envs.splits import Split
-from envs.text import PRINTABLE, printable
-from envs.untrusted.http import longest_wait_s
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.envs.base import TextEnv
+from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
+from squelch.envs.contract import Demonstrator
+from squelch.envs.retrieval import Found, HttpRetriever, Retriever, open_index
+from squelch.envs.retrieval.corpus import open_corpus
+from squelch.envs.search_qa.hotpot import HotpotQuestions, open_contexts
+from squelch.envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
+from squelch.envs.search_qa.words import WORDS
+from squelch.envs.search_qa.world import MIN_PASSAGES, World, generate
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split
+from squelch.envs.text import PRINTABLE, printable
+from squelch.envs.untrusted.http import longest_wait_s
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_QUESTION = 600
 MAX_DEMONSTRATED_SEARCHES = 3  # a demonstration answers after them, whatever it has found

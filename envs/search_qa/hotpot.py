@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from envs.data.files import UnknownSplitError, find_files
-from envs.data.rows import Part, Rows, read_rows, split_rows
-from envs.retrieval import Index, Passage, open_index
-from envs.retrieval.index import file_identity
-from envs.search_qa.questions import Question
-from envs.splits import Split, task_key_of
+from squelch.envs.data.files import UnknownSplitError, find_files
+from squelch.envs.data.rows import Part, Rows, read_rows, split_rows
+from squelch.envs.retrieval import Index, Passage, open_index
+from squelch.envs.retrieval.index import file_identity
+from squelch.envs.search_qa.questions import Question
+from squelch.envs.splits import Split, task_key_of
 
 PUBLISHED_SPLITS = ("train", "validation")
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Literal, cast
 
-from envs.retrieval import Passage
-from envs.search_qa.questions import Question
-from envs.splits import MAX_DRAWS, Split, split_of, task_key_of
-from envs.wording import choose
+from squelch.envs.retrieval import Passage
+from squelch.envs.search_qa.questions import Question
+from squelch.envs.splits import MAX_DRAWS, Split, split_of, task_key_of
+from squelch.envs.wording import choose
 
 Kind = Literal["person", "work", "company", "city", "country"]
 SHARES: dict[Kind, float] = {"work": 0.3, "company": 0.12, "city": 0.15, "country": 0.03}  # the rest are people

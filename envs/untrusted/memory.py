@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from envs.untrusted.files import MIB, Unreadable
+from squelch.envs.untrusted.files import MIB, Unreadable
 
 MOST_BYTES = 1024 * MIB
 _DATA_FIELD = 5

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from envs.untrusted.files import MIB, Unreadable, decoding, shortened, size_text
+from squelch.envs.untrusted.files import MIB, Unreadable, decoding, shortened, size_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,14 +21,14 @@ from typing import Any, Literal
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
-from envs.base import TextEnv
-from envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
-from envs.contract import Demonstrator
-from envs.settings import Settings
-from envs.splits import Split
-from envs.text import PRINTABLE, printable
-from envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
-from envs.web_shop.pages import (
+from squelch.envs.base import TextEnv
+from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
+from squelch.envs.contract import Demonstrator
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split
+from squelch.envs.text import PRINTABLE, printable
+from squelch.envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
+from squelch.envs.web_shop.pages import (
     BACK,
     BOUGHT,
     BUY,
@@ -44,10 +44,10 @@ from envs.web_shop.pages import (
     shown_title,
     text_page,
 )
-from envs.web_shop.products import Catalogue, Goal, Product, best_choice, purchase_reward
-from envs.web_shop.published import PublishedShop
-from envs.web_shop.words import WORDS
-from envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.envs.web_shop.products import Catalogue, Goal, Product, best_choice, purchase_reward
+from squelch.envs.web_shop.published import PublishedShop
+from squelch.envs.web_shop.words import WORDS
+from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_INSTRUCTION = 800
 

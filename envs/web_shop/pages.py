@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from envs.text import printable
-from envs.web_shop.products import Product
+from squelch.envs.text import printable
+from squelch.envs.web_shop.products import Product
 
 NEXT, PREVIOUS, BACK, BUY = "next >", "< prev", "back to search", "buy now"
 TEXTS = ("description", "features")

@@ -26,9 +26,9 @@ from typing import Protocol
 
 from rapidfuzz import fuzz, utils
 
-from envs.retrieval import Index
-from envs.retrieval.index import words_of
-from envs.splits import Split
+from squelch.envs.retrieval import Index
+from squelch.envs.retrieval.index import words_of
+from squelch.envs.splits import Split
 
 SAME_WORDS = 85
 """Token-set ratio above which two phrases mean the same (the released code's)."""

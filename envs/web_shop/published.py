@@ -23,14 +23,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
-from envs.data.rows import Rows, read_rows
-from envs.retrieval import Index, Passage, open_index
-from envs.retrieval.index import file_identity
-from envs.splits import Split, split_of, task_key_of
-from envs.untrusted.files import MIB, brief, read_bytes, require_regular, shortened, state
-from envs.untrusted.text import parse_json
-from envs.web_shop.made_up import price_limit
-from envs.web_shop.products import NO_LIMIT, Goal, Product
+from squelch.envs.data.rows import Rows, read_rows
+from squelch.envs.retrieval import Index, Passage, open_index
+from squelch.envs.retrieval.index import file_identity
+from squelch.envs.splits import Split, split_of, task_key_of
+from squelch.envs.untrusted.files import MIB, brief, read_bytes, require_regular, shortened, state
+from squelch.envs.untrusted.text import parse_json
+from squelch.envs.web_shop.made_up import price_limit
+from squelch.envs.web_shop.products import NO_LIMIT, Goal, Product
 
 Asin = str
 T = TypeVar("T")

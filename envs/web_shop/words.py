@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from envs.wording import Example, PromptName, Wording
+from squelch.envs.wording import Example, PromptName, Wording
 
 _RESULT = ("{argument} looks right", "i open {argument}", "{argument} may be it")
 WORDS: Mapping[PromptName, Wording] = {

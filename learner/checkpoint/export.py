@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from learner.checkpoint.shards import numbered
-from learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
-from learner.policy.model import Policy
-from learner.publish import gathered, published
+from squelch.learner.checkpoint.shards import numbered
+from squelch.learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
+from squelch.learner.policy.model import Policy
+from squelch.learner.publish import gathered, published
 
 EXPORT_BYTES = 4 << 30
 """Largest size of one safetensors file of the export; larger models get several files, as Hugging Face's own do."""

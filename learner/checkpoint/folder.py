@@ -43,11 +43,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from actors.process.disk import partial_path, put_in_place
-from learner.checkpoint import shards
-from learner.checkpoint.export import export
-from learner.checkpoint.manifest import EXPORT, FORMAT, LOOP, MANIFEST, SHARDED, Manifest, read_loop, read_manifest
-from learner.checkpoint.state import (
+from squelch.actors.process.disk import partial_path, put_in_place
+from squelch.learner.checkpoint import shards
+from squelch.learner.checkpoint.export import export
+from squelch.learner.checkpoint.manifest import (
+    EXPORT,
+    FORMAT,
+    LOOP,
+    MANIFEST,
+    SHARDED,
+    Manifest,
+    read_loop,
+    read_manifest,
+)
+from squelch.learner.checkpoint.state import (
     PARAMETER,
     POLICY,
     Trained,
@@ -59,8 +68,8 @@ from learner.checkpoint.state import (
     require_same_stepped,
     restore_parameters,
 )
-from learner.checkpoint.together import WRITE_ERRORS, if_every_rank_can, on_every_rank, on_rank_zero
-from learner.policy.model import Policy
+from squelch.learner.checkpoint.together import WRITE_ERRORS, if_every_rank_can, on_every_rank, on_rank_zero
+from squelch.learner.policy.model import Policy
 
 Others = Mapping[str, tuple[nn.Module, Optimizer]]
 """Trained modules besides the policy, by name: each module under FSDP2, with its AdamW."""

@@ -36,9 +36,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from actors.process.disk import sync
-from actors.tensor_files import TensorHeader, read_header
-from envs.untrusted.files import Unreadable, brief, decoding, is_folder
+from squelch.actors.process.disk import sync
+from squelch.actors.tensor_files import TensorHeader, read_header
+from squelch.envs.untrusted.files import Unreadable, brief, decoding, is_folder
 
 PART_BYTES = 1 << 30
 MAX_FILES = 100_000

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from envs.untrusted.files import brief
-from learner.checkpoint.manifest import EXPORT, Manifest, Module
-from learner.checkpoint.shards import STEP, Piece, held
-from learner.policy.model import Policy
-from learner.publish import entries
+from squelch.envs.untrusted.files import brief
+from squelch.learner.checkpoint.manifest import EXPORT, Manifest, Module
+from squelch.learner.checkpoint.shards import STEP, Piece, held
+from squelch.learner.policy.model import Policy
+from squelch.learner.publish import entries
 
 POLICY = "policy"
 PARAMETER = "parameter"

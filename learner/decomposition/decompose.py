@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.records import Trajectory
-from learner import batching
-from learner.batching import Groups, Row
-from learner.config import KLConfig, ObjectiveConfig
-from learner.decomposition.statistics import (
+from squelch.actors.records import Trajectory
+from squelch.learner import batching
+from squelch.learner.batching import Groups, Row
+from squelch.learner.config import KLConfig, ObjectiveConfig
+from squelch.learner.decomposition.statistics import (
     BUCKETS,
     Decomposition,
     GroupFigures,
@@ -37,9 +37,9 @@ from learner.decomposition.statistics import (
     split_halves,
     summarise_bucket,
 )
-from learner.objective.advantages import RELATIVE_ZERO
-from learner.objective.components import ADVANTAGES, AGGREGATIONS, StepSize
-from learner.trainer import Trainer
+from squelch.learner.objective.advantages import RELATIVE_ZERO
+from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, StepSize
+from squelch.learner.trainer import Trainer
 
 Shards = list[Tensor]
 """One gradient: this rank's shard for every trained parameter."""

@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.records import Trajectory
-from learner import batching
-from learner.batching import Groups, Row
-from learner.config import ObjectiveConfig
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.decompose import score_objective
-from learner.decomposition.sketches import WIDTH, Sketcher
-from learner.decomposition.statistics import half_weights, split_halves
-from learner.objective.advantages import RELATIVE_ZERO
-from learner.objective.components import ADVANTAGES
-from learner.policy.model import local
-from learner.trainer import Trainer
+from squelch.actors.records import Trajectory
+from squelch.learner import batching
+from squelch.learner.batching import Groups, Row
+from squelch.learner.config import ObjectiveConfig
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.decompose import score_objective
+from squelch.learner.decomposition.sketches import WIDTH, Sketcher
+from squelch.learner.decomposition.statistics import half_weights, split_halves
+from squelch.learner.objective.advantages import RELATIVE_ZERO
+from squelch.learner.objective.components import ADVANTAGES
+from squelch.learner.policy.model import local
+from squelch.learner.trainer import Trainer
 
 
 def half_gram(trainer: Trainer, groups: Groups, width: int = WIDTH) -> HalfGram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
 
 BUCKETS = ("1", "2", "3", "4", "5", "6")
 

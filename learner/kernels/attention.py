@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from learner.kernels.block_attention import Plan
-from learner.kernels.compiled import compiled
-from learner.kernels.layout import Layout
-from learner.kernels.plain import row_attention
+from squelch.learner.kernels.block_attention import Plan
+from squelch.learner.kernels.compiled import compiled
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.plain import row_attention
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.kernels.operators import softmax_backward_
-from learner.kernels.packing import Forest, Span
+from squelch.learner.kernels.operators import softmax_backward_
+from squelch.learner.kernels.packing import Forest, Span
 
 KEY_COST = 16
 """Cost of one more key in a block, in query-key pairs."""

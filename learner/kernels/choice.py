@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from learner.kernels import attention, head, plain
-from learner.kernels.gated import use_gated_blocks
-from learner.kernels.linear import use_fast_products
+from squelch.learner.kernels import attention, head, plain
+from squelch.learner.kernels.gated import use_gated_blocks
+from squelch.learner.kernels.linear import use_fast_products
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import SiLUActivation
 
-from learner.kernels.linear import Linear, outer, product, serves
-from learner.kernels.operators import has_onednn_linear, silu_backward
+from squelch.learner.kernels.linear import Linear, outer, product, serves
+from squelch.learner.kernels.operators import has_onednn_linear, silu_backward
 
 TILE = 2048
 NAMES = ("gate_proj", "up_proj", "down_proj")

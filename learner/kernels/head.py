@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learner.kernels.compiled import compiled
-from learner.kernels.linear import outer, product
+from squelch.learner.kernels.compiled import compiled
+from squelch.learner.kernels.linear import outer, product
 
 TILE_VOCABULARY, LEAST_VOCABULARY = 8192, 1024
 """The most and, if the vocabulary has as many, the fewest of its entries in a tile."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.kernels.block_attention import Block, blocks
-from learner.kernels.packing import Forest
+from squelch.learner.kernels.block_attention import Block, blocks
+from squelch.learner.kernels.packing import Forest
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.kernels.operators import has_onednn_linear, onednn_linear
+from squelch.learner.kernels.operators import has_onednn_linear, onednn_linear
 
 DEPTH = 1024
 """Number of tokens per product in the gradient of a weight; oneDNN is fastest at this size."""

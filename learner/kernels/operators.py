@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from actors.process.private_operators import private_operator
+from squelch.actors.process.private_operators import private_operator
 
 
 @cache

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.shared_prefix import common_lengths, in_order
+from squelch.actors.shared_prefix import common_lengths, in_order
 
 MIN_SAVED = 16
 """Smallest number of tokens that a shared segment must save."""

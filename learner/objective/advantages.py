@@ -11,9 +11,9 @@ Invariants:
 
 import numpy as np
 
-from actors.records import Trajectory
-from learner.config import ObjectiveConfig, OverlongConfig
-from learner.objective.components import ADVANTAGES, centred
+from squelch.actors.records import Trajectory
+from squelch.learner.config import ObjectiveConfig, OverlongConfig
+from squelch.learner.objective.components import ADVANTAGES, centred
 
 RELATIVE_ZERO = 1e-10
 """A std of at most this share of the largest absolute value (or of 1, if larger) counts as rounding error."""

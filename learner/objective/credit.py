@@ -15,12 +15,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from learner.batching import Row
-from learner.config import ObjectiveConfig
-from learner.objective.advantages import group_advantages_with_costs
-from learner.objective.gae import Moments, explained_variance, gae, whiten
-from learner.objective.objectives import kl_estimate
-from learner.tensors import Batch
+from squelch.learner.batching import Row
+from squelch.learner.config import ObjectiveConfig
+from squelch.learner.objective.advantages import group_advantages_with_costs
+from squelch.learner.objective.gae import Moments, explained_variance, gae, whiten
+from squelch.learner.objective.objectives import kl_estimate
+from squelch.learner.tensors import Batch
 
 Steps = list[list[Batch]]
 """This rank's micro-batches of each optimizer step."""

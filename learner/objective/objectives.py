@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.config import KLConfig, ObjectiveConfig
-from learner.objective.components import AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize
+from squelch.learner.config import KLConfig, ObjectiveConfig
+from squelch.learner.objective.components import AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize
 
 SUM_NAMES = (
     "loss",

@@ -30,13 +30,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from actors.model_folder import load_model_folder
-from actors.process.compile_cache import own_compile_cache
-from learner.config import LearnerConfig, LoraSettings
-from learner.kernels.choice import KERNELS
-from learner.kernels.layout import Layout
-from learner.kernels.packing import MIN_SAVED, pack
-from learner.policy.lora import add_adapters
+from squelch.actors.model_folder import load_model_folder
+from squelch.actors.process.compile_cache import own_compile_cache
+from squelch.learner.config import LearnerConfig, LoraSettings
+from squelch.learner.kernels.choice import KERNELS
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.packing import MIN_SAVED, pack
+from squelch.learner.policy.lora import add_adapters
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
 

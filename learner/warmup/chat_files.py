@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actors.play.codec import Message
-from envs.format import THINK_OPEN
-from envs.untrusted.files import Unreadable, brief, decoding, open_file
-from envs.untrusted.memory import memory_of_at_most
-from envs.untrusted.text import lines_of, parse_object
-from learner.warmup.demonstrations import Transcript
+from squelch.actors.play.codec import Message
+from squelch.envs.format import THINK_OPEN
+from squelch.envs.untrusted.files import Unreadable, brief, decoding, open_file
+from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.envs.untrusted.text import lines_of, parse_object
+from squelch.learner.warmup.demonstrations import Transcript
 
 COLUMN = "messages"
 ROLES = ("system", "user", "assistant")
@@ -55,7 +55,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    from envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
+    from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
 
     with open_file(path) as raw:
         file = open_parquet(raw, str(path))

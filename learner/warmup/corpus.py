@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.play.codec import ChatCodec
-from envs.config import EnvironmentConfig
-from envs.untrusted.files import brief
-from learner.batching import Row
-from learner.warmup.chat_files import read_transcripts
-from learner.warmup.demonstrations import Demonstration, Transcript, encode, transcripts
-from learner.warmup.settings import WarmupConfig
-from learner.warmup.tiny import first_demonstration
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.untrusted.files import brief
+from squelch.learner.batching import Row
+from squelch.learner.warmup.chat_files import read_transcripts
+from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, transcripts
+from squelch.learner.warmup.settings import WarmupConfig
+from squelch.learner.warmup.tiny import first_demonstration
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.play.codec import ChatCodec, Message
-from envs.config import EnvironmentConfig
-from envs.contract import Demonstrator, Environment, require
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.registry import make
-from envs.splits import Split
-from envs.wording import DemonstrationQuality
+from squelch.actors.play.codec import ChatCodec, Message
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.contract import Demonstrator, Environment, require
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.registry import make
+from squelch.envs.splits import Split
+from squelch.envs.wording import DemonstrationQuality
 
 _NOISE_SALT = 7_919
 """Added to the seed of the demonstrator's generator, so that its draws are not those of the task's own generator."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from envs.settings import Settings
-from envs.wording import DemonstrationQuality
+from squelch.envs.settings import Settings
+from squelch.envs.wording import DemonstrationQuality
 
 
 class WarmupQuality(DemonstrationQuality):

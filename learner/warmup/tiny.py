@@ -28,16 +28,16 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from actors.play.codec import ChatCodec
-from envs.config import EnvironmentConfig
-from envs.format import phrases, reads_words
-from envs.registry import environment_class, resolved
-from envs.untrusted.files import MIB, read_bytes
-from envs.untrusted.text import parse_object
-from envs.wording import DemonstrationQuality
-from learner.warmup.demonstrations import Demonstration, encode, transcripts
-from learner.warmup.tiny_recipe import TinyRecipe, recipe_for
-from learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, save_tokenizer, vocabulary
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.format import phrases, reads_words
+from squelch.envs.registry import environment_class, resolved
+from squelch.envs.untrusted.files import MIB, read_bytes
+from squelch.envs.untrusted.text import parse_object
+from squelch.envs.wording import DemonstrationQuality
+from squelch.learner.warmup.demonstrations import Demonstration, encode, transcripts
+from squelch.learner.warmup.tiny_recipe import TinyRecipe, recipe_for
+from squelch.learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, save_tokenizer, vocabulary
 
 STAMP = "squelch_tiny.json"
 DEMONSTRATION_SEED = 2_000_000_000
@@ -168,8 +168,8 @@ def _build(
 ) -> TinyReport:
     """Build all files in the folder `building`; the report names `target` as the directory."""
     # Both import torch, which the start of a run whose policy is built already does not need.
-    from learner.warmup.tiny_model import new_model, write_configs
-    from learner.warmup.training import warm_up
+    from squelch.learner.warmup.tiny_model import new_model, write_configs
+    from squelch.learner.warmup.training import warm_up
 
     start = time.perf_counter()
     codec = write_tokenizer(building, environment, seed, recipe)

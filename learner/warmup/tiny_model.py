@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from actors.play.codec import ChatCodec
-from learner.warmup.tiny_recipe import TinyRecipe
+from squelch.actors.play.codec import ChatCodec
+from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
 
 def new_model(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> Qwen2ForCausalLM:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from envs.format import reads_words
-from envs.registry import environment_class
-from envs.settings import Settings
-from envs.wording import DemonstrationQuality
+from squelch.envs.format import reads_words
+from squelch.envs.registry import environment_class
+from squelch.envs.settings import Settings
+from squelch.envs.wording import DemonstrationQuality
 
 
 class TinyRecipe(Settings):

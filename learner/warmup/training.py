@@ -19,10 +19,10 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache, Qwen2ForCausalLM
 
-from actors.shared_prefix import common_length
-from learner.warmup.demonstrations import Demonstration
-from learner.warmup.muon import Muon
-from learner.warmup.tiny_recipe import TinyRecipe
+from squelch.actors.shared_prefix import common_length
+from squelch.learner.warmup.demonstrations import Demonstration
+from squelch.learner.warmup.muon import Muon
+from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.content import Picture, content_key, turn_keys
+from squelch.actors.content import Picture, content_key, turn_keys
 
 PICTURES = st.lists(st.builds(Picture.of, st.integers(0, 3), st.just("image/png"), st.binary(max_size=3)), max_size=3)
 PROMPTS = st.tuples(

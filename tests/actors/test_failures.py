@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.failures import Failure, FailureCause, failure_of_text
+from squelch.actors.failures import Failure, FailureCause, failure_of_text
 
 
 @given(st.sampled_from([c for c in FailureCause if c is not FailureCause.OTHER]), st.text())

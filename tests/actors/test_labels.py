@@ -2,9 +2,9 @@
 
 import pytest
 
-from actors.labels import admits
-from cluster.config import load
-from cluster.errors import UserError
+from squelch.actors.labels import admits
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
 
 LABELS = {"role": "learner", "ray.io/node-id": "f00"}
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.config import RolloutConfig
-from actors.model_folder import INDEX, WEIGHTS, check_model_folder, load_model_folder
-from actors.rollout.engine import VllmEngine
+from squelch.actors.config import RolloutConfig
+from squelch.actors.model_folder import INDEX, WEIGHTS, check_model_folder, load_model_folder
+from squelch.actors.rollout.engine import VllmEngine
 from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_model
 

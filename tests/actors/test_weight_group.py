@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import GroupSeat, TensorEntry
-from actors.weight_group import ALIGNMENT, WeightGroup, buckets, num_bytes
+from squelch.actors.messages import GroupSeat, TensorEntry
+from squelch.actors.weight_group import ALIGNMENT, WeightGroup, buckets, num_bytes
 
 JOIN_S = 60.0
 TABLE = (
@@ -71,7 +71,7 @@ def receiver(pipe: Connection) -> None:
 class Receiver:
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["actors.weight_group"])
+        context.set_forkserver_preload(["squelch.actors.weight_group"])
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=receiver, args=(theirs,), daemon=True)
         self.process.start()
@@ -163,7 +163,7 @@ def test_a_member_that_dies_or_never_comes_ends_the_wait_of_the_others(
 def test_a_member_that_takes_its_seat_and_never_receives_is_waited_for_once_and_not_for_each_bucket(
     receivers: Callable[[int], list[Receiver]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.weight_group.BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr("squelch.actors.weight_group.BUCKET_BYTES", 1 << 20)
     table = [TensorEntry(f"p{i}", "float32", (1 << 20,)) for i in range(6)]
     (member,) = receivers(1)
     group = formed([member], 1, timeout_s=4.0)

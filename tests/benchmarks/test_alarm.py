@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.archive.writer import Archive
 from benchmarks import alarm
 from benchmarks.alarm import (
     Series,
@@ -21,6 +20,7 @@ from benchmarks.alarm import (
     reward_fall,
 )
 from benchmarks.renoising import BLOCK
+from squelch.actors.archive.writer import Archive
 
 
 def series(values: list[float], success: list[float] | None = None) -> Series:

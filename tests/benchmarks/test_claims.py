@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.diagnosis.grounding import spearman
 from benchmarks.claims import statistics as of
 from benchmarks.claims.page import PAGE, markdown
 from benchmarks.claims.plan import STUDY
@@ -28,6 +27,7 @@ from benchmarks.claims.verdict import Claim, Region, above, below, verdict, with
 from benchmarks.studies import made_to_collapse, noise
 from benchmarks.studies.kept import Kept, alike, changes_learning, read_all
 from benchmarks.studies.kept_share import RESULTS
+from squelch.actors.diagnosis.grounding import spearman
 
 SUCCESS = "validation/success"
 

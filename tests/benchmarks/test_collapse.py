@@ -10,7 +10,7 @@ import yaml
 from benchmarks.studies import collapse
 from benchmarks.studies.collapse_figure import csv_of, figures, read_rows, rows
 from benchmarks.studies.collapse_runs import arm_rows, by_arm, find_runs, missing
-from cluster.sweep.plan import make_plan
+from squelch.cluster.sweep.plan import make_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 

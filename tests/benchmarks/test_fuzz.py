@@ -8,7 +8,7 @@ from benchmarks.fuzz.in_process_worker import content, run
 from benchmarks.fuzz.measure import figures
 from benchmarks.fuzz.readers import TARGETS
 from benchmarks.fuzz.target import NAME, Target
-from envs.untrusted.files import Unreadable
+from squelch.envs.untrusted.files import Unreadable
 
 INPUTS = 15
 

@@ -13,7 +13,7 @@ from benchmarks import gaming
 from benchmarks.claims.plan import STUDY
 from benchmarks.gaming import RAISED, SERIES, Course, committed, course_of, gamed, measure, with_other_noise
 from benchmarks.studies.kept import Kept, write
-from cluster.errors import UserError
+from squelch.cluster.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs"
 TASKS = 256

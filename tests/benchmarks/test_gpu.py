@@ -21,8 +21,8 @@ from benchmarks.gpu import attention, part_worker, scoring, step
 from benchmarks.gpu import measure as gpu
 from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Place, shape_of
 from benchmarks.gpu.parts import PARTS, Part
-from learner import memory, process_group
-from learner.config import LearnerConfig
+from squelch.learner import memory, process_group
+from squelch.learner.config import LearnerConfig
 
 ROOT = Path(gpu.__file__).parents[2]
 ALLOWED = ("torch", "transformers", "numpy")
@@ -201,14 +201,14 @@ STAND_IN = """
 import json, sys
 from benchmarks.gpu import settings_stand_in
 sys.modules["pydantic"] = settings_stand_in.module()
-from learner.config import LearnerConfig
+from squelch.learner.config import LearnerConfig
 print(json.dumps(LearnerConfig(algorithm="ppo", lora={"rank": 4}, minibatches=2).model_dump()))
 for wrong in ({"fp32_head": True}, {"no_such_key": 1}):
     try:
         LearnerConfig(**wrong)
     except ValueError as error:
         print(error)
-from learner.checkpoint.manifest import Manifest
+from squelch.learner.checkpoint.manifest import Manifest
 module = {"parameters": {"head": [2, 3]}, "stepped": ["head"]}
 read = Manifest.model_validate(
     {"format": 2, "optimizer_steps": 1, "algorithm": "ppo", "identity": {}, "modules": {"policy": module}}

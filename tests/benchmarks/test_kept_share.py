@@ -27,8 +27,8 @@ from benchmarks.studies.kept_share import (
     judged,
     validated,
 )
-from cluster.config import load
-from cluster.sweep.table import text
+from squelch.cluster.config import load
+from squelch.cluster.sweep.table import text
 
 BESIDE = ("sokoban",)
 """Environments of which some cells ran two at a time, so that their seconds do not compare."""

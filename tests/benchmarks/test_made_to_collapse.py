@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.diagnosis.uncertainty import wilson_interval
 from benchmarks.studies import made_to_collapse
 from benchmarks.studies.cells import run_of
 from benchmarks.studies.kept import Kept, read_all
@@ -21,7 +20,8 @@ from benchmarks.studies.made_to_collapse import (
     main,
     measure,
 )
-from cluster.errors import UserError
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.cluster.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 

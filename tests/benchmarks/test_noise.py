@@ -10,8 +10,8 @@ import pytest
 from benchmarks.noise.__main__ import study
 from benchmarks.noise.lake import HORIZON, Tabular, draw_plans, exact, plan_returns, transitions
 from benchmarks.noise.policies import POLICIES, lakes, options_at
-from envs.grid_worlds.frozen_lake import FrozenLake
-from envs.noise.replay import Replay
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.noise.replay import Replay
 
 LAKE = lakes(1)[0]
 OPTIONS = options_at(0.5)

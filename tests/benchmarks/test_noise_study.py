@@ -13,7 +13,7 @@ from benchmarks.studies import noise
 from benchmarks.studies.cells import run_of
 from benchmarks.studies.kept import Kept, last_success
 from benchmarks.studies.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, validated, verdict
-from cluster.sweep.table import text
+from squelch.cluster.sweep.table import text
 
 
 def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> Kept:

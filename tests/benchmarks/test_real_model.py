@@ -177,7 +177,7 @@ def test_a_finished_run_in_a_cells_folder_is_condensed_by_the_study(tmp_path, mo
     async def nothing(*_) -> None: ...
 
     monkeypatch.setattr(cells, "_within", nothing)
-    monkeypatch.setattr("cluster.sweep.cells.is_finished", lambda folder: True)
+    monkeypatch.setattr("squelch.cluster.sweep.cells.is_finished", lambda folder: True)
     assert cells.run(own, [cell], str(tmp_path), None, ["learner.dtype=bfloat16"]) == 0
     assert kept_of == [cell.name]
     assert json.loads(own.file(cell).read_text())["set"] == ["learner.dtype=bfloat16"]

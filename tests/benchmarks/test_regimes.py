@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.diagnosis.metrics import REGIMES
 from benchmarks.regimes import Course, called_untrue, committed, in_words
 from benchmarks.studies.kept import Kept
+from squelch.actors.diagnosis.metrics import REGIMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 ROWS = {

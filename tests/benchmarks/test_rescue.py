@@ -10,8 +10,8 @@ from benchmarks.studies import rescue
 from benchmarks.studies.cells import NothingToStart, run_of
 from benchmarks.studies.kept import Kept
 from benchmarks.studies.rescue import BEGINNINGS, SEEDS, STUDY, Collapsed, best, compared, last, main, measure, named
-from cluster.config import load
-from cluster.sweep.table import text
+from squelch.cluster.config import load
+from squelch.cluster.sweep.table import text
 
 
 def kept(arm: str, seed: int, success: float, part: str = "rescue") -> Kept:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive.writer import Archive
 from benchmarks.claims.statistics import Pool
 from benchmarks.studies import cells
 from benchmarks.studies.cells import Report, Start, Study, StudyCell, command, run_of
 from benchmarks.studies.kept import changes_learning, condense, early_ends, read, read_all
-from cluster.config import dump
-from cluster.errors import UserError
-from cluster.sweep.cells import Ended, ProcessRunner
-from cluster.sweep.plan import Cell
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.config import dump
+from squelch.cluster.errors import UserError
+from squelch.cluster.sweep.cells import Ended, ProcessRunner
+from squelch.cluster.sweep.plan import Cell
 from tests.actors.archive.small_groups import archive_step
 
 STEPS = 20

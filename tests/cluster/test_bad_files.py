@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.schema import ARCHIVE_SCHEMA
-from actors.archive.writer import Archive
-from actors.process.disk import write_whole
-from cluster.cli import main
-from cluster.commands.other_trainers.filter import read_windows
-from cluster.commands.other_trainers.score_files import read_rows
-from cluster.config import load
-from cluster.errors import UserError
-from cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
-from envs.untrusted.files import Unreadable
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+from squelch.actors.archive.writer import Archive
+from squelch.actors.process.disk import write_whole
+from squelch.cluster.cli import main
+from squelch.cluster.commands.other_trainers.filter import read_windows
+from squelch.cluster.commands.other_trainers.score_files import read_rows
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
+from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
+from squelch.envs.untrusted.files import Unreadable
 from tests.actors.archive.small_groups import archive_step
 from tests.envs.untrusted.kinds import KINDS, called
 from tests.envs.untrusted.test_text import BOMB
@@ -196,7 +196,7 @@ def test_an_archive_with_impossible_values_is_named(tmp_path: Path, capsys, colu
 
 
 def test_turns_outside_of_their_tokens_and_nulls_within_them_are_named(tmp_path: Path) -> None:
-    from cluster.runs.folder import RunFolder
+    from squelch.cluster.runs.folder import RunFolder
 
     path = archived(tmp_path)
     turns = pq.read_table(path / "groups" / "step-000001.parquet")["turns"].to_pylist()
@@ -257,7 +257,7 @@ def test_prompt_ids_that_are_no_numbers_or_texts_are_named(tmp_path: Path, capsy
 
 
 def test_the_password_of_a_retriever_is_in_no_error_of_the_configuration() -> None:
-    from cluster.terminal import visible
+    from squelch.cluster.terminal import visible
 
     with pytest.raises(UserError) as caught:
         load("frozenlake", ["environment.options={retriever_url: 'http://u:hunter22@h/'}"])

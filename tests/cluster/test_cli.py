@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.cli import main, parse
-from cluster.config import dump, load, recipe_names
+from squelch.cluster.cli import main, parse
+from squelch.cluster.config import dump, load, recipe_names
 from tests.learner.checkpoint.hostile import write_older
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def test_every_command_explains_itself(capsys):
         assert caught.value.code == 0 and len(capsys.readouterr().out) > 100
 
 
-HEAVY = {"torch", "ray", "vllm", "transformers", "gymnasium", "envs.base"}
+HEAVY = {"torch", "ray", "vllm", "transformers", "gymnasium", "squelch.envs.base"}
 
 
 def fast_command(name: str, folder: Path) -> list[str]:
@@ -133,7 +133,7 @@ def fast_command(name: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["filter", "mi", "status"])
 def test_a_fast_command_loads_no_heavy_package(name, tmp_path):
-    code = "import sys; from cluster.cli import main; code = main(sys.argv[1:]); print(code, *sys.modules)"
+    code = "import sys; from squelch.cluster.cli import main; code = main(sys.argv[1:]); print(code, *sys.modules)"
     words = [sys.executable, "-c", code, *fast_command(name, tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     code, *loaded = done.stdout.splitlines()[-1].split(" ")
@@ -142,7 +142,8 @@ def test_a_fast_command_loads_no_heavy_package(name, tmp_path):
 
 
 def test_the_driver_of_a_run_and_the_check_of_a_built_tiny_policy_load_no_torch():
-    code = "import sys; import cluster.commands.train, cluster.loop.run, learner.warmup.tiny; print(*sys.modules)"
+    modules = "squelch.cluster.commands.train, squelch.cluster.loop.run, squelch.learner.warmup.tiny"
+    code = f"import sys; import {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "ray" in done.stdout.split() and "torch" not in done.stdout.split()
 

@@ -4,8 +4,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from cluster.config import RunConfig, dump, load, recipe_names
-from cluster.errors import UserError
+from squelch.cluster.config import RunConfig, dump, load, recipe_names
+from squelch.cluster.errors import UserError
 
 NEEDS = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.cli import main
-from cluster.config import load
-from cluster.first_task import first_task, made
-from cluster.loop.run import _with_environment
-from envs.config import EnvironmentConfig
-from envs.grid_worlds.frozen_lake import FrozenLake
-from envs.registry import constructed
+from squelch.cluster.cli import main
+from squelch.cluster.config import load
+from squelch.cluster.first_task import first_task, made
+from squelch.cluster.loop.run import _with_environment
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.registry import constructed
 
 RELEASE = threading.Event()
 LAKE = EnvironmentConfig(name="FrozenLake")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import flat, load, recipe_names
-from cluster.idle_settings import CASES, idle_settings
-from cluster.loop.run import create_run
+from squelch.cluster.config import flat, load, recipe_names
+from squelch.cluster.idle_settings import CASES, idle_settings
+from squelch.cluster.loop.run import create_run
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster.commands.config import explained
-from cluster.config import RunConfig, flat, load
-from cluster.errors import UserError
-from cluster.settings import PAGE, of_environment, of_run, page
-from envs.registry import ADAPTERS, environment_names
-from envs.settings import Settings
+from squelch.cluster.commands.config import explained
+from squelch.cluster.config import RunConfig, flat, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.settings import PAGE, of_environment, of_run, page
+from squelch.envs.registry import ADAPTERS, environment_names
+from squelch.envs.settings import Settings
 
 NAMES = [*environment_names(), *sorted(ADAPTERS)]
 
 
 def test_the_page_is_the_one_of_the_present_settings() -> None:
-    assert PAGE.read_text() == page(), "python -m cluster.settings writes it"
+    assert PAGE.read_text() == page(), "python -m squelch.cluster.settings writes it"
 
 
 def test_every_setting_says_what_it_means_and_what_it_may_be() -> None:
@@ -61,7 +61,7 @@ class Foreign:
 
 
 def test_an_option_of_a_type_that_no_setting_has_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.settings.environment_class", lambda name: Foreign)
+    monkeypatch.setattr("squelch.cluster.settings.environment_class", lambda name: Foreign)
     (one,) = of_environment("their.module:Foreign").settings
     assert (one.default, one.values, one.meaning) == ('"tasks"', "Path", "Folder of the tasks.")
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli import _show_bug, main
-from cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
+from squelch.cluster.cli import _show_bug, main
+from squelch.cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ def test_a_bug_that_quotes_a_file_is_shown_visibly(capsys: pytest.CaptureFixture
 def test_help_is_printed_to_any_stdout_or_an_error_says_why_not(stdout: object, code: int) -> None:
     """The help of `filter` has characters that ASCII lacks."""
     target = open(stdout, "w") if isinstance(stdout, str) else stdout  # noqa: SIM115  (closed with the test's process)
-    words = [sys.executable, "-m", "cluster.cli", "filter", "--help"]
+    words = [sys.executable, "-m", "squelch.cluster.cli", "filter", "--help"]
     done = subprocess.run(
         words,
         cwd=ROOT,
@@ -93,7 +93,7 @@ def test_help_is_printed_to_any_stdout_or_an_error_says_why_not(stdout: object, 
 
 def command(tmp_path: Path, **streams: object) -> subprocess.CompletedProcess[str]:
     np.savez(tmp_path / "r.npz", rewards=np.array([[0.0, 1.0], [1.0, 1.0]]))
-    words = [sys.executable, "-m", "cluster.cli", "filter", str(tmp_path / "r.npz")]
+    words = [sys.executable, "-m", "squelch.cluster.cli", "filter", str(tmp_path / "r.npz")]
     return subprocess.run(words, cwd=ROOT, text=True, timeout=60, check=False, stderr=subprocess.PIPE, **streams)
 
 

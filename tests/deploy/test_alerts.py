@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.config import RecorderConfig
-from actors.metrics.exporter import Recorder
-from cluster.metrics import REGISTRY
-from deploy.alert_rules import RULES, RUNBOOK
-from deploy.generated import ROOT
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.metrics import REGISTRY
+from squelch.deploy.alert_rules import RULES, RUNBOOK
+from squelch.deploy.generated import ROOT
 from tests.prometheus import alerts, need_prometheus, running_alertmanager, running_prometheus, until
 
 DEPLOY = ROOT / "deploy"

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cluster.grafana.boards import shipped
-from deploy import board_pictures
+from squelch.cluster.grafana.boards import shipped
+from squelch.deploy import board_pictures
 from tests.cluster.report.synthetic import Made, write_run
 from tests.prometheus import need_prometheus
 

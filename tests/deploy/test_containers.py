@@ -12,9 +12,9 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import validators
 
-from deploy.alert_rules import JOB
-from deploy.generated import ROOT
-from deploy.kuberay.pods import HEALTH_CHECKS
+from squelch.deploy.alert_rules import JOB
+from squelch.deploy.generated import ROOT
+from squelch.deploy.kuberay.pods import HEALTH_CHECKS
 from tests.prometheus import need_prometheus
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))

@@ -12,25 +12,25 @@ from typing import Any, get_args
 import pytest
 from jsonschema import validators
 
-from actors.config import RecorderConfig
-from actors.diagnosis.metrics import REGIMES
-from actors.metrics.exporter import Recorder
-from cluster.cli import main
-from cluster.config import load
-from cluster.control.ledger import Ledger
-from cluster.control.membership import WORKER_MOVES, Membership
-from cluster.grafana.boards import shipped
-from cluster.grafana.prometheus import Span
-from cluster.grafana.recorded import prometheus_over
-from cluster.loop.pulse import Pulse, limits
-from cluster.metrics import REGISTRY
-from deploy import dashboards
-from deploy.alert_rules import RULES
-from deploy.boards import BOARDS
-from deploy.boards.build import BUILDERS
-from deploy.boards.panel import Kind, selector
-from deploy.filter_tables import with_tables
-from deploy.generated import ROOT, stale
+from squelch.actors.config import RecorderConfig
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.cli import main
+from squelch.cluster.config import load
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.control.membership import WORKER_MOVES, Membership
+from squelch.cluster.grafana.boards import shipped
+from squelch.cluster.grafana.prometheus import Span
+from squelch.cluster.grafana.recorded import prometheus_over
+from squelch.cluster.loop.pulse import Pulse, limits
+from squelch.cluster.metrics import REGISTRY
+from squelch.deploy import dashboards
+from squelch.deploy.alert_rules import RULES
+from squelch.deploy.boards import BOARDS
+from squelch.deploy.boards.build import BUILDERS
+from squelch.deploy.boards.panel import Kind, selector
+from squelch.deploy.filter_tables import with_tables
+from squelch.deploy.generated import ROOT, stale
 from tests.prometheus import (
     alerts,
     dashboard_queries,
@@ -61,7 +61,7 @@ def one_step(step: int) -> dict[str, float]:
 
 
 def test_the_committed_files_are_what_the_code_generates() -> None:
-    assert stale(dashboards.artefacts()) == [], "run: python -m deploy.dashboards --write"
+    assert stale(dashboards.artefacts()) == [], "run: python -m squelch.deploy.dashboards --write"
 
 
 def test_a_page_without_the_marks_of_a_table_is_refused_by_name() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import generated
+from squelch.deploy import generated
 
 TEXTS = {Path("deploy/a.json"): "{}\n", Path("docs/b.md"): "# B\n"}
 
@@ -21,6 +21,6 @@ def test_a_file_that_differs_is_found_named_and_mended(tmp_path: Path) -> None:
 def test_check_exits_with_one_and_names_the_file_that_differs(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path("docs/glossary.md")
     as_it_is = {page: (generated.ROOT / page).read_text()}
-    assert generated.command("deploy.some", lambda: as_it_is, ["--check"]) == 0
-    assert generated.command("deploy.some", lambda: {page: "something else"}, ["--check"]) == 1
+    assert generated.command("squelch.deploy.some", lambda: as_it_is, ["--check"]) == 0
+    assert generated.command("squelch.deploy.some", lambda: {page: "something else"}, ["--check"]) == 1
     assert capsys.readouterr().out == f"differs from the code: {page}\n"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import RunConfig, load
-from cluster.fleet import jobs
-from deploy.generated import ROOT, stale
-from deploy.kuberay import manifests, pods, schema, validation
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.fleet import jobs
+from squelch.deploy.generated import ROOT, stale
+from squelch.deploy.kuberay import manifests, pods, schema, validation
 
 DEFINITIONS = "SQUELCH_KUBERAY_DEFINITIONS"
 FOLDER = ROOT / manifests.FOLDER
@@ -49,7 +49,7 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
 
 
 def test_the_committed_manifests_are_what_the_code_generates() -> None:
-    assert stale(manifests.manifests()) == [], "run: python -m deploy.kuberay.manifests --write"
+    assert stale(manifests.manifests()) == [], "run: python -m squelch.deploy.kuberay.manifests --write"
 
 
 def test_a_stopped_job_has_the_time_to_write_a_checkpoint_that_a_submitted_one_has() -> None:
@@ -256,7 +256,7 @@ def test_the_schema_is_what_kuberays_definitions_give() -> None:
     folder = os.environ.get(DEFINITIONS)
     if not folder:
         pytest.skip(f"{DEFINITIONS} names no folder with KubeRay's definitions (deploy/kuberay/schema.py)")
-    assert schema.SCHEMA.read_text() == schema.condensed(Path(folder)), "run: python -m deploy.kuberay.schema"
+    assert schema.SCHEMA.read_text() == schema.condensed(Path(folder)), "run: python -m squelch.deploy.kuberay.schema"
 
 
 def test_a_key_that_kuberay_lacks_cannot_enter_the_schema() -> None:

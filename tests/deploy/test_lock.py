@@ -11,8 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from actors.pretrained.source import PACKAGED
-from deploy.lock import CONSTRAINTS, LEFT_OUT, LOCK, ROOT, lines
+from squelch.actors.pretrained.source import PACKAGED
+from squelch.deploy.lock import CONSTRAINTS, LEFT_OUT, LOCK, ROOT, lines
 
 ENTRY = re.compile(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
 TEXT = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]

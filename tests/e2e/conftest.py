@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.fleet import local_ray
+from squelch.cluster.fleet import local_ray
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run
 from tests.exposure import sockets
 from tests.prometheus import rules_without_input, running_prometheus, unfilled_queries

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.fleet.local_ray import NOTICES_FAILURES
+from squelch.cluster.fleet.local_ray import NOTICES_FAILURES
 from tests.prometheus import until
 
 RAY = str(Path(sys.executable).with_name("ray"))

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from cluster.config import load
-from cluster.fleet.bootstrap import connect, disconnect
-from cluster.fleet.ray_parties import RayParties
+from squelch.cluster.config import load
+from squelch.cluster.fleet.bootstrap import connect, disconnect
+from squelch.cluster.fleet.ray_parties import RayParties
 
 
 def main(model: Path, *overrides: str) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from actors.archive.reader import is_of_step, read_groups, read_metrics
-from actors.archive.rows import from_table
-from actors.records import Trajectory
-from cluster.config import load
-from learner.publish import gathered
-from learner.trainer import Trainer
+from squelch.actors.archive.reader import is_of_step, read_groups, read_metrics
+from squelch.actors.archive.rows import from_table
+from squelch.actors.records import Trajectory
+from squelch.cluster.config import load
+from squelch.learner.publish import gathered
+from squelch.learner.trainer import Trainer
 from tests.learner.ranks import run_ranks
 
 

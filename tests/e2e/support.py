@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from actors.archive.reader import is_of_step, read_metrics
+from squelch.actors.archive.reader import is_of_step, read_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ class Run:
         self.deadline = time.monotonic() + timeout_s
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-u", "-m", "cluster.cli", *words],
+            [*prefix, sys.executable, "-u", "-m", "squelch.cluster.cli", *words],
             cwd=REPOSITORY,
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,

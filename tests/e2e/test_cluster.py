@@ -19,8 +19,8 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from actors.archive.bucket import open_store
-from actors.archive.reader import read_events, read_index
+from squelch.actors.archive.bucket import open_store
+from squelch.actors.archive.reader import read_events, read_index
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 from tests.prometheus import until

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from actors.archive.reader import read_events, read_groups, read_metrics
-from cluster.loop.persistence.state import checkpoints
-from learner.checkpoint.manifest import read_loop
+from squelch.actors.archive.reader import read_events, read_groups, read_metrics
+from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

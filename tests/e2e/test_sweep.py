@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from actors.archive.reader import read_groups
-from cluster.config import load
-from cluster.loop.persistence.state import checkpoints
+from squelch.actors.archive.reader import read_groups
+from squelch.cluster.config import load
+from squelch.cluster.loop.persistence.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 

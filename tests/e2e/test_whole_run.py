@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from actors.archive.reader import read_events, read_groups, read_metrics
-from cluster.cli import main
-from cluster.fleet import local_ray
-from cluster.loop.persistence.state import checkpoints
+from squelch.actors.archive.reader import read_events, read_groups, read_metrics
+from squelch.cluster.cli import main
+from squelch.cluster.fleet import local_ray
+from squelch.cluster.loop.persistence.state import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
 from tests.exposure import exposed, writable_by_others

@@ -2,8 +2,8 @@
 
 import random
 
-from envs.base import TextEnv
-from envs.wording import DemonstrationQuality
+from squelch.envs.base import TextEnv
+from squelch.envs.wording import DemonstrationQuality
 
 PERFECT = DemonstrationQuality(grounded=1, wrong_coordinates=0, random_plan=0)
 

@@ -9,14 +9,14 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from benchmarks.environments.hostile_text import hostile_actions
-from envs.base import TextEnv
-from envs.config import EnvironmentConfig, FormatConfig
-from envs.episode import Episode
-from envs.format import parse, phrases, reads_words, well_formed
-from envs.registry import environment_class, environment_names, make, resolved
-from envs.splits import split_of, task_seeds
-from envs.text import printable
-from envs.wording import DemonstrationQuality
+from squelch.envs.base import TextEnv
+from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import parse, phrases, reads_words, well_formed
+from squelch.envs.registry import environment_class, environment_names, make, resolved
+from squelch.envs.splits import split_of, task_seeds
+from squelch.envs.text import printable
+from squelch.envs.wording import DemonstrationQuality
 
 NAMES = environment_names()
 GRIDS = ["FrozenLake", "Sokoban"]
@@ -243,7 +243,7 @@ def test_a_wrong_option_is_refused_with_what_would_be_right(name, options, messa
 
 
 def test_options_that_admit_no_task_are_refused_at_the_first_task(monkeypatch):
-    monkeypatch.setattr("envs.grid_worlds.frozen_lake.MAX_DRAWS", 200)
+    monkeypatch.setattr("squelch.envs.grid_worlds.frozen_lake.MAX_DRAWS", 200)
     env = make("FrozenLake", options={"size": 3, "min_distance": 30, "max_distance": 40, "min_holes": 0})
     with pytest.raises(ValueError, match=r"FrozenLake found no task in .* draws .*loosen the limits"):
         env.reset(seed=0)

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cluster.config import load
-from cluster.errors import UserError
-from cluster.loop.initial_policy import prepare_model
-from envs.base import TextEnv
-from envs.config import EnvironmentConfig, FormatConfig
-from envs.contract import (
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.envs.base import TextEnv
+from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.contract import (
     ClosedVocabulary,
     Demonstrator,
     Environment,
@@ -20,12 +20,12 @@ from envs.contract import (
     lacking,
     require,
 )
-from envs.episode import Episode
-from envs.format import phrases, reads_words, well_formed
-from envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, resolved
-from envs.splits import split_of, task_key_of
-from envs.wording import Wording
-from learner.warmup.tiny import build_tiny
+from squelch.envs.episode import Episode
+from squelch.envs.format import phrases, reads_words, well_formed
+from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, resolved
+from squelch.envs.splits import split_of, task_key_of
+from squelch.envs.wording import Wording
+from squelch.learner.warmup.tiny import build_tiny
 
 
 class Doubling(Environment):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.countdown.environment import (
+from squelch.envs.countdown.environment import (
     MAX_LENGTH,
     MAX_VALUE,
     Countdown,

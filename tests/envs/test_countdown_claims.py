@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.countdown.claims import Sum
-from envs.countdown.environment import Countdown, puzzle_text
-from envs.countdown.words import WORDS
+from squelch.envs.countdown.claims import Sum
+from squelch.envs.countdown.environment import Countdown, puzzle_text
+from squelch.envs.countdown.words import WORDS
 
 JUDGE = Countdown.judge()
 PUZZLE = JUDGE.facts("Numbers: 6, 9, 12\nTarget: 7")

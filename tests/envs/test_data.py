@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from envs.data import rows as data
-from envs.data.files import CONVERTED, UnknownSplitError, pick_files, place_of
-from envs.data.rows import read_rows, split_rows
+from squelch.envs.data import rows as data
+from squelch.envs.data.files import CONVERTED, UnknownSplitError, pick_files, place_of
+from squelch.envs.data.rows import read_rows, split_rows
 
 
 class Context(BaseModel):

@@ -14,16 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.environments.hostile_text import hostile_actions
-from envs.config import FormatConfig
-from envs.deep_coder.environment import DeepCoder, DeepCoderOptions, generated
-from envs.deep_coder.published import PublishedProblem, read_problem
-from envs.deep_coder.tasks import DIFFICULTIES, Difficulty, Plan, Problem, draw_plan, key_of, near_miss, problem, words
-from envs.episode import Episode
-from envs.registry import make
-from envs.sandbox import SandboxConfig, judge, shared_pool
-from envs.sandbox.backends import choose
-from envs.splits import split_of
-from envs.wording import DemonstrationQuality
+from squelch.envs.config import FormatConfig
+from squelch.envs.deep_coder.environment import DeepCoder, DeepCoderOptions, generated
+from squelch.envs.deep_coder.published import PublishedProblem, read_problem
+from squelch.envs.deep_coder.tasks import (
+    DIFFICULTIES,
+    Difficulty,
+    Plan,
+    Problem,
+    draw_plan,
+    key_of,
+    near_miss,
+    problem,
+    words,
+)
+from squelch.envs.episode import Episode
+from squelch.envs.registry import make
+from squelch.envs.sandbox import SandboxConfig, judge, shared_pool
+from squelch.envs.sandbox.backends import choose
+from squelch.envs.splits import split_of
+from squelch.envs.wording import DemonstrationQuality
 
 try:
     choose(allow_unsafe=False)
@@ -64,7 +74,7 @@ def test_reference_solutions_pass_every_test(difficulty: Difficulty) -> None:
 
 @pytest.mark.slow
 def test_every_operation_means_in_code_what_it_means_in_the_tests() -> None:
-    from envs.deep_coder.tasks import CHANGES, GATHERINGS, TESTS_OF_A_NUMBER, Gathering, Step
+    from squelch.envs.deep_coder.tasks import CHANGES, GATHERINGS, TESTS_OF_A_NUMBER, Gathering, Step
 
     plans: list[tuple[Plan, Difficulty]] = [
         ((Step(name, CHANGES[name].numbers[-1]), Step("add", 5)), "easy") for name in CHANGES
@@ -327,7 +337,7 @@ def test_without_isolation_nothing_is_played_unless_asked_for(
     def broken(image: Any, identity: Any) -> Any:
         raise FileNotFoundError("bwrap is not installed")
 
-    monkeypatch.setattr("envs.sandbox.backends.STRONGEST_FIRST", (broken,))
+    monkeypatch.setattr("squelch.envs.sandbox.backends.STRONGEST_FIRST", (broken,))
     with pytest.raises(ValueError, match=r"nothing here isolates .*apt-get install bubblewrap.*allow_unsafe"):
         make("DeepCoder", "train", {"sandbox": {"warm": 3}})
     env = make(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.environments.episodes import BEGIN, END, NATURAL, episode_text, write_episodes
-from envs.registry import environment_names
+from squelch.envs.registry import environment_names
 
 DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.config import FormatConfig
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.registry import make
+from squelch.envs.config import FormatConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.registry import make
 
 CONFIG = FormatConfig(max_turns=5, max_actions_per_turn=2)
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.environments.hostile_text import TAGS, hostile_texts
-from envs.config import FormatConfig
-from envs.format import parse, reward_text, system_message, turn_message, well_formed
-from envs.registry import make
+from squelch.envs.config import FormatConfig
+from squelch.envs.format import parse, reward_text, system_message, turn_message, well_formed
+from squelch.envs.registry import make
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 CONFIG = FormatConfig()

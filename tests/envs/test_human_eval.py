@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from benchmarks.human_eval import mutants
-from envs.config import FormatConfig
-from envs.deep_coder import human_eval
-from envs.deep_coder.human_eval import HumanEvalProblem, problems, read_human_eval
-from envs.deep_coder.tasks import Problem
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.registry import make
-from envs.sandbox import Limits, Pool, SandboxConfig, judge, shared_pool
-from envs.sandbox.backends import choose
-from envs.splits import split_of
-from envs.untrusted.files import Unreadable
+from squelch.envs.config import FormatConfig
+from squelch.envs.deep_coder import human_eval
+from squelch.envs.deep_coder.human_eval import HumanEvalProblem, problems, read_human_eval
+from squelch.envs.deep_coder.tasks import Problem
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.registry import make
+from squelch.envs.sandbox import Limits, Pool, SandboxConfig, judge, shared_pool
+from squelch.envs.sandbox.backends import choose
+from squelch.envs.splits import split_of
+from squelch.envs.untrusted.files import Unreadable
 
 try:
     choose(allow_unsafe=False)

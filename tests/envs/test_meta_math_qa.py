@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from envs.config import EnvironmentConfig
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.meta_math_qa.answers import Judge, plain, verdict
-from envs.meta_math_qa.environment import MetaMathQA, MetaMathQAOptions, answers, generated, shuffled
-from envs.meta_math_qa.problems import SCHEMAS, Draw, generate
-from envs.registry import make, resolved
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.meta_math_qa.answers import Judge, plain, verdict
+from squelch.envs.meta_math_qa.environment import MetaMathQA, MetaMathQAOptions, answers, generated, shuffled
+from squelch.envs.meta_math_qa.problems import SCHEMAS, Draw, generate
+from squelch.envs.registry import make, resolved
 
 HOSTILE_PARTS = (
     *("1", "9", "72", "0.5", "99", "x", "y", "n", "+", "-", "*", "/", "^", "^{", "}", "{", "(", ")", "[", "]", "!"),

@@ -6,17 +6,17 @@ import re
 import gymnasium
 import pytest
 
-from envs.base import TextEnv
-from envs.config import EnvironmentConfig, FormatConfig
-from envs.episode import Episode
-from envs.format import parse, system_message, well_formed
-from envs.registry import environment_names, make
-from envs.wording import TRUE_QUALITY, DemonstrationQuality
-from learner.warmup.demonstrations import play
-from learner.warmup.tiny import build_tiny
+from squelch.envs.base import TextEnv
+from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import parse, system_message, well_formed
+from squelch.envs.registry import environment_names, make
+from squelch.envs.wording import TRUE_QUALITY, DemonstrationQuality
+from squelch.learner.warmup.demonstrations import play
+from squelch.learner.warmup.tiny import build_tiny
 
 OPTIONS = {"SearchQA": {"num_passages": 2_000}, "WebShop": {"num_products": 500}}
-NAMES = (*environment_names(), "envs.template:SortWords")
+NAMES = (*environment_names(), "squelch.envs.template:SortWords")
 
 
 def speaking(name: str, split: str = "train") -> TextEnv:
@@ -93,7 +93,7 @@ def test_coordinates_are_refused_in_the_style_that_has_no_words_for_them(name: s
     with pytest.raises(ValueError, match=r"observation_format=grid_coord needs environment\.prompt=natural"):
         make(name, options={"observation_format": "grid_coord"})
     with pytest.raises(ValueError, match=r"needs environment\.prompt=natural"):
-        gymnasium.make(f"envs.base:squelch/{name}-v0", observation_format="grid_coord").reset(seed=1)
+        gymnasium.make(f"squelch.envs.base:squelch/{name}-v0", observation_format="grid_coord").reset(seed=1)
     with pytest.raises(ValueError, match="observation_format"):
         make(name, options={"observation_format": "coord"}, prompt="natural")
 

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.failures import FailureCause
-from actors.messages import Completion, GenerationRequest
-from actors.play.codec import ChatCodec
-from actors.play.player import EnvironmentPlayer
-from actors.records import Group, Task, Ticket
 from benchmarks.environments.hostile_searches import hostile_searches
-from envs.bracketed import MAX_ARGUMENT, read_bracketed
-from envs.config import EnvironmentConfig
-from envs.registry import make
-from envs.retrieval import RetrieverError
-from envs.search_qa.environment import SearchQA
-from envs.search_qa.questions import REWARDS, Question, exact_match, f1, normalised
-from envs.search_qa.world import RELATIONS, World, generate
-from envs.wording import DemonstrationQuality
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.failures import FailureCause
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.records import Group, Task, Ticket
+from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.registry import make
+from squelch.envs.retrieval import RetrieverError
+from squelch.envs.search_qa.environment import SearchQA
+from squelch.envs.search_qa.questions import REWARDS, Question, exact_match, f1, normalised
+from squelch.envs.search_qa.world import RELATIONS, World, generate
+from squelch.envs.wording import DemonstrationQuality
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.demonstrations import PERFECT, last_reward
 from tests.envs.retriever_server import hits, serving, sleeping

@@ -9,19 +9,19 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from actors.play.codec import ChatCodec
 from benchmarks.environments.hostile_text import hostile_texts
-from envs.config import EnvironmentConfig
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.registry import environment_class, environment_names, make
-from envs.splits import split_of
-from envs.template import SortWords
-from learner.warmup.demonstrations import encode, transcripts
-from learner.warmup.tiny import build_tiny
-from learner.warmup.tiny_recipe import TEXT_RECIPE, recipe_for
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.registry import environment_class, environment_names, make
+from squelch.envs.splits import split_of
+from squelch.envs.template import SortWords
+from squelch.learner.warmup.demonstrations import encode, transcripts
+from squelch.learner.warmup.tiny import build_tiny
+from squelch.learner.warmup.tiny_recipe import TEXT_RECIPE, recipe_for
 
-PATH = "envs.template:SortWords"
+PATH = "squelch.envs.template:SortWords"
 CONFIG = EnvironmentConfig(name=PATH)
 
 
@@ -33,9 +33,9 @@ def test_it_is_found_by_its_path_and_not_registered():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("envs.templat:SortWords", "'envs.templat' cannot be imported: No module named"),
-        ("envs.template:Sort", "'envs.template' defines no environment class 'Sort'"),
-        ("envs.template:WORDS", "defines no environment class 'WORDS'"),
+        ("squelch.envs.templat:SortWords", "'squelch.envs.templat' cannot be imported: No module named"),
+        ("squelch.envs.template:Sort", "'squelch.envs.template' defines no environment class 'Sort'"),
+        ("squelch.envs.template:WORDS", "defines no environment class 'WORDS'"),
         (":SortWords", "not of the form package.module:Class"),
     ],
 )

@@ -21,17 +21,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from actors.failures import Failure, FailureCause
-from actors.filter.windows import make_window
-from actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
-from actors.process.progress import Progress
-from actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
-from cluster.config import RunConfig
-from cluster.control.party_errors import Died, Failed, Refused
-from cluster.control.scaling import Answer, Kind, Request
-from learner.batching import Row
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.statistics import Decomposition
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.filter.windows import make_window
+from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.process.progress import Progress
+from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.scaling import Answer, Kind, Request
+from squelch.learner.batching import Row
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.statistics import Decomposition
 
 NEVER_S = 1e9
 

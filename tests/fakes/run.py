@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.metrics.series import MetricStore
-from cluster.config import RunConfig, load
-from cluster.control.ledger import Ledger
-from cluster.fleet.fleet import Fleet
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.persistence.state import LoopState, checkpoints, read_state
-from cluster.metrics import REGISTRY
+from squelch.actors.metrics.series import MetricStore
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.persistence.state import LoopState, checkpoints, read_state
+from squelch.cluster.metrics import REGISTRY
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, FakeParties, World
 

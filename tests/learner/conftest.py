@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from learner import process_group
+from squelch.learner import process_group
 from tests.learner.models import make_model
 
 

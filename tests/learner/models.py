@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from actors.records import Trajectory, Turn
-from learner.config import LearnerConfig
+from squelch.actors.records import Trajectory, Turn
+from squelch.learner.config import LearnerConfig
 
 VOCABULARY = 61
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from learner.batching import Row
-from learner.config import ObjectiveConfig
-from learner.objective.components import StepSize
-from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.learner.batching import Row
+from squelch.learner.config import ObjectiveConfig
+from squelch.learner.objective.components import StepSize
+from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 
 
 def plain_model(model_dir: Path) -> torch.nn.Module:

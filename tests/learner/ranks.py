@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from learner import process_group
-from learner.config import LearnerConfig
-from learner.trainer import Trainer
+from squelch.learner import process_group
+from squelch.learner.config import LearnerConfig
+from squelch.learner.trainer import Trainer
 
 Work = Callable[[Trainer, Path], None]
 """What each rank does with its trainer; files go into the folder. Has to be importable."""
@@ -29,7 +29,7 @@ def run_ranks(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     arguments = (world_size, port, model_dir, config, work, folder, settings)
-    multiprocessing.set_forkserver_preload(["learner.trainer"])  # imported once for all ranks of all tests
+    multiprocessing.set_forkserver_preload(["squelch.learner.trainer"])  # imported once for all ranks of all tests
     torch.multiprocessing.start_processes(_rank, arguments, nprocs=world_size, join=True, start_method="forkserver")
 
 

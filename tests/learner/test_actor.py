@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 import ray
 
-from actors.archive.rows import packed, to_table
-from actors.records import Group, Task, Ticket
-from actors.weights import checksum
-from cluster.fleet import local_ray
-from cluster.fleet.bootstrap import PREPARED
-from learner.actor import LearnerGroup, RankLost
-from learner.config import LearnerConfig
+from squelch.actors.archive.rows import packed, to_table
+from squelch.actors.records import Group, Task, Ticket
+from squelch.actors.weights import checksum
+from squelch.cluster.fleet import local_ray
+from squelch.cluster.fleet.bootstrap import PREPARED
+from squelch.learner.actor import LearnerGroup, RankLost
+from squelch.learner.config import LearnerConfig
 from tests.exposure import exposed, sockets
 from tests.learner.models import make_config, make_groups
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.content import Picture
-from actors.failures import Failure, FailureCause
-from learner.batching import Row, collate, non_finite, plan, to_rows
-from learner.config import ObjectiveConfig
-from learner.tensors import inputs_of
+from squelch.actors.content import Picture
+from squelch.actors.failures import Failure, FailureCause
+from squelch.learner.batching import Row, collate, non_finite, plan, to_rows
+from squelch.learner.config import ObjectiveConfig
+from squelch.learner.tensors import inputs_of
 from tests.learner.models import make_groups
 
 LENGTHS = st.lists(st.integers(1, 90), min_size=0, max_size=40)

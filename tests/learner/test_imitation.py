@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batching import Row
-from learner.imitation import imitate, imitation_loss
-from learner.policy.model import load_model
-from learner.publish import gathered
-from learner.trainer import Trainer
+from squelch.learner.batching import Row
+from squelch.learner.imitation import imitate, imitation_loss
+from squelch.learner.policy.model import load_model
+from squelch.learner.publish import gathered
+from squelch.learner.trainer import Trainer
 from tests.learner.models import VOCABULARY, make_config, make_model
 from tests.learner.ranks import run_ranks
 

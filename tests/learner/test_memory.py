@@ -4,17 +4,17 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.learner import memory_worker as learner_memory_worker
-from cluster.config import load
-from learner import memory
-from learner.config import LearnerConfig
-from learner.decomposition.statistics import MAX_GRADIENTS
-from learner.kernels import block_attention
-from learner.kernels.attention import NAME
-from learner.kernels.layout import Layout
-from learner.kernels.linear import use_fast_products
-from learner.kernels.packing import pack
-from learner.policy.model import decoder_layers, hidden_states
-from learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
+from squelch.cluster.config import load
+from squelch.learner import memory
+from squelch.learner.config import LearnerConfig
+from squelch.learner.decomposition.statistics import MAX_GRADIENTS
+from squelch.learner.kernels import block_attention
+from squelch.learner.kernels.attention import NAME
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.linear import use_fast_products
+from squelch.learner.kernels.packing import pack
+from squelch.learner.policy.model import decoder_layers, hidden_states
+from squelch.learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 
 pytestmark = pytest.mark.slow
 

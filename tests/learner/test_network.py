@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.process.interfaces import bind_collectives, bind_nccl, interface_of, is_loopback, listen
-from learner import network
-from learner.network import Place, failures_in_words, unreachable
+from squelch.actors.process.interfaces import bind_collectives, bind_nccl, interface_of, is_loopback, listen
+from squelch.learner import network
+from squelch.learner.network import Place, failures_in_words, unreachable
 
 
 @pytest.fixture

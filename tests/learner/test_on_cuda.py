@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.gpu import attention
 from benchmarks.gpu.common import QWEN, SMOLLM, Place, alone
-from learner import process_group
-from learner.config import LearnerConfig
-from learner.kernels import attention as attention_kernel
-from learner.kernels.layout import Layout
-from learner.kernels.packing import pack
-from learner.trainer import Trainer
+from squelch.learner import process_group
+from squelch.learner.config import LearnerConfig
+from squelch.learner.kernels import attention as attention_kernel
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.packing import pack
+from squelch.learner.trainer import Trainer
 from tests.learner.models import make_groups, make_model
 
 pytestmark = [

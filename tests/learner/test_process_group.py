@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from learner import process_group
+from squelch.learner import process_group
 
 
 def unused_port() -> int:

@@ -13,16 +13,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from actors.messages import GroupSeat
-from actors.model_size import BYTES
-from actors.process.interfaces import listen
-from actors.weight_group import WeightGroup
-from actors.weights import checksum
-from learner import publish as publication
-from learner.policy.model import Policy
-from learner.publish import PROBE_LENGTH, as_array, gathered, publish, send
-from learner.rank import DTYPES
-from learner.trainer import Trainer
+from squelch.actors.messages import GroupSeat
+from squelch.actors.model_size import BYTES
+from squelch.actors.process.interfaces import listen
+from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights import checksum
+from squelch.learner import publish as publication
+from squelch.learner.policy.model import Policy
+from squelch.learner.publish import PROBE_LENGTH, as_array, gathered, publish, send
+from squelch.learner.rank import DTYPES
+from squelch.learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from learner import process_group
-from learner.publish import gathered
-from learner.trainer import Trainer
+from squelch.learner import process_group
+from squelch.learner.publish import gathered
+from squelch.learner.trainer import Trainer
 from tests.disk import files_of_at_most
 from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_config, make_groups

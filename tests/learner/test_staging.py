@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from actors.process.disk import partial_path
-from learner import staging
-from learner.staging import Staging, sees
+from squelch.actors.process.disk import partial_path
+from squelch.learner import staging
+from squelch.learner.staging import Staging, sees
 
 
 class Hosts:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from actors.messages import VersionSpan
-from learner.batching import collate, to_rows
-from learner.config import OptimizerConfig
-from learner.kernels.choice import KERNELS
-from learner.policy.model import load_model
-from learner.tensors import inputs_of
-from learner.trainer import Trainer, learning_rate
+from squelch.actors.messages import VersionSpan
+from squelch.learner.batching import collate, to_rows
+from squelch.learner.config import OptimizerConfig
+from squelch.learner.kernels.choice import KERNELS
+from squelch.learner.policy.model import load_model
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Trainer, learning_rate
 from tests.learner.models import make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -223,7 +223,9 @@ def test_nothing_kept_is_no_update(model_dir: Path) -> None:
 
 def test_the_reference_is_loaded_only_with_kl_on(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    monkeypatch.setattr("learner.trainer.load_model", lambda path, kernels: loaded.append(path) or load_model(path))
+    monkeypatch.setattr(
+        "squelch.learner.trainer.load_model", lambda path, kernels: loaded.append(path) or load_model(path)
+    )
     assert Trainer(model_dir, make_config()).reference is None and len(loaded) == 1
     trainer = Trainer(model_dir, make_config(objective={"kl": {"coefficient": 0.1}}))
     assert trainer.reference is not None and len(loaded) == 3

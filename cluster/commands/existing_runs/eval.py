@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.commands.arguments import add_run_place, in_store, positive, run_folder
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import add_run_place, in_store, positive, run_folder
+from squelch.cluster.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Plays the tasks and prints the result."""
     if not in_store(options.run_dir):
         return _evaluate(run_folder(Path(options.run_dir)), options, lambda _: None)
-    from cluster.runs.in_store.reading import local_copy
+    from squelch.cluster.runs.in_store.reading import local_copy
 
     with local_copy(options.run_dir) as copy:
         copy.fetch(lambda key: key == "config.yaml" or key.endswith("/loop.json"))
@@ -39,6 +39,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _evaluate(run_dir: Path, options: argparse.Namespace, fetch: Callable[[str], None]) -> int:
-    from cluster.loop.evaluation import evaluate
+    from squelch.cluster.loop.evaluation import evaluate
 
     return evaluate(run_dir, options.checkpoint, options.tasks, options.temperature, options.json, say, fetch)

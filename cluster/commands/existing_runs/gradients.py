@@ -19,17 +19,17 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from cluster.commands.arguments import add_run_dir, run_folder
-from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
-from cluster.terminal import one_line, say_json
-from learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketFigures, Decomposition
+from squelch.cluster.commands.arguments import add_run_dir, run_folder
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.terminal import one_line, say_json
+from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketFigures, Decomposition
 
 if TYPE_CHECKING:
-    from actors.records import Trajectory
-    from cluster.config import RunConfig
-    from learner.config import LearnerConfig
-    from learner.trainer import Trainer
+    from squelch.actors.records import Trajectory
+    from squelch.cluster.config import RunConfig
+    from squelch.learner.config import LearnerConfig
+    from squelch.learner.trainer import Trainer
 
 GROUPS = 48
 """Smallest number of groups: 8 in each of 6 buckets."""
@@ -95,7 +95,7 @@ def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[int, int, Path |
     Raises:
         UserError: there are no such weights; the text names the steps that exist.
     """
-    from cluster.loop.persistence.state import read_state
+    from squelch.cluster.loop.persistence.state import read_state
 
     folder = RunFolder(run_dir)
     saved, played = folder.checkpoints(), set(folder.steps())
@@ -144,7 +144,7 @@ def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
     """The groups of one step that have at least two survivors, in order of their ids."""
     import pyarrow.compute as pc
 
-    from actors.archive.rows import from_table
+    from squelch.actors.archive.rows import from_table
 
     table = RunFolder(run_dir).groups([step])
     ids = table.column("group_id")
@@ -194,8 +194,8 @@ def measure(
     Raises:
         UserError: the checkpoint is of another model, or the learner cannot train on the groups.
     """
-    from learner import process_group
-    from learner.decomposition.decompose import decompose
+    from squelch.learner import process_group
+    from squelch.learner.decomposition.decompose import decompose
 
     process_group.start(0, 1, "127.0.0.1", 0, learner.step_timeout_s, "cuda" if learner.num_gpus > 0 else "cpu")
     try:
@@ -211,12 +211,12 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
     import torch
     from transformers.utils import logging as hf_logging
 
-    from actors.model_folder import model_config
-    from cluster.loop.initial_policy import prepare_model
-    from learner import memory
-    from learner.checkpoint.folder import load_weights
-    from learner.checkpoint.manifest import read_manifest
-    from learner.trainer import Trainer
+    from squelch.actors.model_folder import model_config
+    from squelch.cluster.loop.initial_policy import prepare_model
+    from squelch.learner import memory
+    from squelch.learner.checkpoint.folder import load_weights
+    from squelch.learner.checkpoint.manifest import read_manifest
+    from squelch.learner.trainer import Trainer
 
     if checkpoint is not None:
         read_manifest(checkpoint)  # an older checkpoint is refused before the model is loaded

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from cluster.commands.arguments import add_run_place, natural, place_of
-from cluster.errors import UserError
-from cluster.grafana.address import address
-from cluster.runs.folder import RunFolder
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import add_run_place, natural, place_of
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.address import address
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.terminal import say
 
 PORT = 8420
 TOKEN = "SQUELCH_INSPECT_TOKEN"
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serves the page until Ctrl-C."""
-    from cluster.inspector.server import OWN, serve
+    from squelch.cluster.inspector.server import OWN, serve
 
     token = os.environ.get(TOKEN) or None
     if token is not None and len(token) < LEAST_TOKEN:

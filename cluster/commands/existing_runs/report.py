@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.commands.arguments import in_store, place_of
-from cluster.errors import UserError
-from cluster.package import variables
-from cluster.terminal import say
-from envs.untrusted.files import require_output
+from squelch.cluster.commands.arguments import in_store, place_of
+from squelch.cluster.errors import UserError
+from squelch.cluster.package import variables
+from squelch.cluster.terminal import say
+from squelch.envs.untrusted.files import require_output
 
 TIMEOUT_S = 90.0
 PAGE = "report.html"
@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
     """Writes the report, and prints where it is and which figures it lacks."""
     page = page_of(options.runs, options.out)
     require_output(page)
-    from cluster.report.page import data_folder_of, make_report, write_report
-    from cluster.report.runs import find_runs, study_of
+    from squelch.cluster.report.page import data_folder_of, make_report, write_report
+    from squelch.cluster.report.runs import find_runs, study_of
 
     study = study_of(find_runs([place_of(run) if in_store(run) else Path(run) for run in options.runs]))
     if not any(run.lines for run in study.runs):
@@ -68,7 +68,7 @@ def page_of(runs: Sequence[str], out: Path | None) -> Path:
 
 def after_the_run(run_dir: Path, say: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
     """Writes the report of a run that has ended. Whatever goes wrong is said in one line, and nothing is raised."""
-    command = [sys.executable, "-P", "-m", "cluster.cli", "report", str(run_dir.resolve())]
+    command = [sys.executable, "-P", "-m", "squelch.cluster.cli", "report", str(run_dir.resolve())]
     again = f"squelch report {run_dir}"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=variables(), check=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.commands.arguments import natural
-from cluster.errors import UserError
-from cluster.terminal import say
+from squelch.cluster.commands.arguments import natural
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import say
 
 EPILOG = """\
 A member that leaves finishes the groups that it plays, or with --now is cut off, and the others play its groups again.
@@ -35,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
     """Asks the run; prints its answers."""
     if options.rollout_workers is None and options.environment_actors is None:
         raise UserError("nothing to scale: give --rollout-workers N, --environment-actors N, or both")
-    from cluster.control.scaling import Kind, Request  # the command line imports Ray only now
-    from cluster.fleet.desk import ask
-    from cluster.runs.logs import quiet
+    from squelch.cluster.control.scaling import Kind, Request  # the command line imports Ray only now
+    from squelch.cluster.fleet.desk import ask
+    from squelch.cluster.runs.logs import quiet
 
     asked = {Kind.ROLLOUT: options.rollout_workers, Kind.ENVIRONMENT: options.environment_actors}
     requests = [Request(kind, count, options.now) for kind, count in asked.items() if count is not None]

@@ -8,14 +8,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from actors.archive.store import Store
-from cluster.commands.arguments import add_run_place, described_place
-from cluster.errors import bad_files_are_the_users
-from cluster.runs.folder import RunFolder
-from cluster.runs.status import read_status
-from cluster.runs.words import figures, headline
-from cluster.terminal import say
-from envs.untrusted.memory import memory_of_at_most
+from squelch.actors.archive.store import Store
+from squelch.cluster.commands.arguments import add_run_place, described_place
+from squelch.cluster.errors import bad_files_are_the_users
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.status import read_status
+from squelch.cluster.runs.words import figures, headline
+from squelch.cluster.terminal import say
+from squelch.envs.untrusted.memory import memory_of_at_most
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,17 +25,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.archive.reader import EVENTS, METRICS
-from actors.archive.store import Stat, Store
-from cluster.commands.arguments import add_run_place, described_place
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.runs.folder import RunFolder
-from cluster.runs.following import LineFollower
-from cluster.runs.shapes import check_metrics
-from cluster.runs.status import Line, RunStatus, duration, is_scoring_alone, status_of
-from cluster.runs.words import figures, headline, is_late, sparkline, step_text
-from cluster.terminal import one_line
-from envs.untrusted.memory import memory_of_at_most
+from squelch.actors.archive.reader import EVENTS, METRICS
+from squelch.actors.archive.store import Stat, Store
+from squelch.cluster.commands.arguments import add_run_place, described_place
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.following import LineFollower
+from squelch.cluster.runs.shapes import check_metrics
+from squelch.cluster.runs.status import Line, RunStatus, duration, is_scoring_alone, status_of
+from squelch.cluster.runs.words import figures, headline, is_late, sparkline, step_text
+from squelch.cluster.terminal import one_line
+from squelch.envs.untrusted.memory import memory_of_at_most
 
 START_TIMEOUT_S = 1800.0
 """Seconds that set-up, warm-up and the first validation may take before the watcher gives up."""

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from actors.config import FilterConfig
-from actors.filter.rules import RULES, describe
-from actors.filter.scores import STATISTICS
-from actors.lookup import look_up
-from cluster.commands.arguments import add_compat, add_file
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import aligned, remark, say, say_json
-from envs.untrusted.files import is_file, state
-from envs.untrusted.memory import memory_of_at_most
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.rules import RULES, describe
+from squelch.actors.filter.scores import STATISTICS
+from squelch.actors.lookup import look_up
+from squelch.cluster.commands.arguments import add_compat, add_file
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.terminal import aligned, remark, say, say_json
+from squelch.envs.untrusted.files import is_file, state
+from squelch.envs.untrusted.memory import memory_of_at_most
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from actors.filter.measure import GroupStatistics
-    from actors.filter.selection import Selection
+    from squelch.actors.filter.measure import GroupStatistics
+    from squelch.actors.filter.selection import Selection
 
 FILTER_HELP = """\
 Which groups would the filter keep? Ranks groups by a statistic of their rewards and applies a selection rule (RAGEN-2,
@@ -206,7 +206,7 @@ def read_windows(path: Path) -> list[Window]:
 def _windows_of_npz(path: Path) -> list[Window]:
     import numpy as np
 
-    from actors.filter.measure import GroupStatistics
+    from squelch.actors.filter.measure import GroupStatistics
 
     arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns", "kinds"))
     rewards, kinds = arrays.pop("rewards"), arrays.pop("kinds", None)
@@ -235,7 +235,7 @@ def _windows_of_npz(path: Path) -> list[Window]:
 
 
 def _windows_of_archive(path: Path) -> list[Window]:
-    from actors.archive.reader import stream_groups
+    from squelch.actors.archive.reader import stream_groups
 
     with memory_of_at_most(str(path)):
         import pyarrow as pa
@@ -253,7 +253,7 @@ def _measured(table: pa.Table) -> pa.Table:
     `surprisals`, their mean -log p in nats."""
     import numpy as np
 
-    from actors.archive.rows import list_column
+    from squelch.actors.archive.rows import list_column
 
     masks, log_probs = list_column(table, "loss_mask"), list_column(table, "log_probs")
     lengths = np.array([mask.sum() for mask in masks], dtype=np.float64)
@@ -300,7 +300,7 @@ def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> GroupStatistics:
-    from actors.filter.measure import GroupStatistics
+    from squelch.actors.filter.measure import GroupStatistics
 
     alive = rows[columns["alive"][rows]]
     returns, penalties, lengths, surprisals = (
@@ -317,7 +317,7 @@ def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -
     """(num_survivors, replays) returns, NaN where a trajectory has none; None if the file has no replays (`most` -1).
     Groups may differ in their number, because a resumed run may ask for another. `most`: the largest in the file, which
     is taken for a group without any."""
-    from actors.records import replay_matrix
+    from squelch.actors.records import replay_matrix
 
     if most < 0:
         return None
@@ -332,7 +332,7 @@ def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:
     """The output of `--json`. Positions count groups over the whole file, in order of step and ticket."""
-    from actors.filter.metrics import kept_fraction, kept_mass
+    from squelch.actors.filter.metrics import kept_fraction, kept_mass
 
     chosen = [_select(path, window, config) for window in windows]
     variances = [variance for found in chosen for variance in found[1].tolist()]
@@ -359,9 +359,9 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
 
 def _select(path: Path, window: Window, config: FilterConfig) -> tuple[Selection, np.ndarray, np.ndarray]:
     """(selection, reward variances, scores) of a window; the latter two (num_groups,)."""
-    from actors.filter.measure import measure
-    from actors.filter.selection import select
-    from actors.filter.tickets import ticket_order
+    from squelch.actors.filter.measure import measure
+    from squelch.actors.filter.selection import select
+    from squelch.actors.filter.tickets import ticket_order
 
     try:
         measured = measure(window.groups, config.statistic, config.compat, config.rule)
@@ -391,7 +391,7 @@ def _rows(window: Window, scores: np.ndarray, selection: Selection) -> Iterable[
 def _coverage(groups: Sequence[GroupStatistics], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How the groups that were not refused and the kept ones spread over the kinds of tasks, the commonest kind first;
     empty if no group names its kind."""
-    from actors.filter.coverage import effective_number, kind_name
+    from squelch.actors.filter.coverage import effective_number, kind_name
 
     named = [
         (kind, row["decision"])
@@ -438,7 +438,7 @@ def filter_table(report: Mapping[str, Any]) -> str:
 
 def _kind_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The coverage of kinds; the kinds of which no group was kept are named, SHOWN_KINDS at most."""
-    from actors.filter.coverage import SHOWN_KINDS
+    from squelch.actors.filter.coverage import SHOWN_KINDS
 
     if "kinds" not in report:
         return []
@@ -470,7 +470,7 @@ def _group_lines(report: Mapping[str, Any]) -> list[str]:
 
 def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[str] = ()) -> dict[str, np.ndarray]:
     """The named arrays of an .npz as numbers. Pickled objects are refused; `UserError` names file, key and remedy."""
-    from envs.untrusted import arrays
+    from squelch.envs.untrusted import arrays
 
     needed = (required, *also)
     with bad_files_are_the_users(), memory_of_at_most(str(path)):

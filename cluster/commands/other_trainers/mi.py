@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.commands.arguments import add_compat, add_file, natural, positive
-from cluster.commands.other_trainers.filter import read_npz
-from cluster.errors import UserError
-from cluster.terminal import aligned, say, say_json
+from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
+from squelch.cluster.commands.other_trainers.filter import read_npz
+from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import aligned, say, say_json
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.diagnosis.proxies import Compat, Proxies
-    from actors.diagnosis.uncertainty import Uncertainty
+    from squelch.actors.diagnosis.proxies import Compat, Proxies
+    from squelch.actors.diagnosis.uncertainty import Uncertainty
 
 MI_HELP = """\
 Does the reasoning depend on its input? Computes the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) from a
@@ -111,8 +111,8 @@ def _measured(
         lengths: (T, N, K), tokens.
         prompts: the ids of the N prompts at each time; None if all prompts are distinct.
     """
-    from actors.diagnosis.proxies import EmaState, proxies_of_scores, scores_of_matrix
-    from actors.diagnosis.uncertainty import uncertainty
+    from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, scores_of_matrix
+    from squelch.actors.diagnosis.uncertainty import uncertainty
 
     ema, found = EmaState(), []
     for time, prompt in enumerate(prompts):

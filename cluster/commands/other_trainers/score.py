@@ -15,21 +15,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.process.disk import whole_file
-from cluster.commands.arguments import add_compat, add_file, natural, positive
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.terminal import aligned, say, say_json
-from envs.untrusted.files import is_folder, reason, require_output
+from squelch.actors.process.disk import whole_file
+from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.terminal import aligned, say, say_json
+from squelch.envs.untrusted.files import is_folder, reason, require_output
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.diagnosis.proxies import Proxies
-    from actors.diagnosis.templates import Template
-    from actors.diagnosis.uncertainty import Uncertainty
-    from actors.scorer.cross_scoring import CrossScorer
-    from cluster.commands.other_trainers.score_answers import Answers
-    from cluster.commands.other_trainers.score_files import Reasonings
+    from squelch.actors.diagnosis.proxies import Proxies
+    from squelch.actors.diagnosis.templates import Template
+    from squelch.actors.diagnosis.uncertainty import Uncertainty
+    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.cluster.commands.other_trainers.score_answers import Answers
+    from squelch.cluster.commands.other_trainers.score_files import Reasonings
 
 SCORE_HELP = """\
 Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
@@ -71,7 +71,7 @@ class ScoreReport:
     @property
     def regime(self) -> str:
         """The regime, one of `actors.diagnosis.metrics.REGIMES`."""
-        from cluster.commands.other_trainers.score_answers import regime_of
+        from squelch.cluster.commands.other_trainers.score_answers import regime_of
 
         links = self.answers.links if self.answers else None
         return regime_of(self.proxies, self.uncertainty, self.reasoned, links)
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     matrix = engine.matrix(found.prompts, found.ids)
     answers = None
     if args.links and any(answer is not None for answer in found.answers):
-        from cluster.commands.other_trainers.score_answers import read_answers
+        from squelch.cluster.commands.other_trainers.score_answers import read_answers
 
         answers = read_answers(engine, engine.context_length, found, args.seed)
     if args.out is not None:
@@ -156,8 +156,8 @@ def _check_output(path: Path, read: Path) -> None:
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
-    from actors.model_folder import check_model_folder, model_config
-    from cluster.commands.other_trainers.score_files import Reader, at_most, read_rows, within_context
+    from squelch.actors.model_folder import check_model_folder, model_config
+    from squelch.cluster.commands.other_trainers.score_files import Reader, at_most, read_rows, within_context
 
     rows = read_rows(args.file, args.step)
     try:
@@ -177,8 +177,8 @@ def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
 def _engine(args: argparse.Namespace) -> CrossScorer:
     import torch
 
-    from actors.model_folder import load_model_folder
-    from actors.scorer.cross_scoring import CrossScorer
+    from squelch.actors.model_folder import load_model_folder
+    from squelch.actors.scorer.cross_scoring import CrossScorer
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = load_model_folder(args.model, torch.float32)
@@ -224,9 +224,9 @@ def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, voc
     """The figures of `matrix` (num_samples, num_prompts). `squelch mi` gives the same for the file of `write_npz`."""
     import numpy as np
 
-    from actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
-    from actors.diagnosis.templates import gaps, ranked
-    from actors.diagnosis.uncertainty import uncertainty
+    from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
+    from squelch.actors.diagnosis.templates import gaps, ranked
+    from squelch.actors.diagnosis.uncertainty import uncertainty
 
     lengths = np.array([len(z) for z in found.ids])
     scores = usable(matrix, lengths, found.source)
@@ -261,8 +261,8 @@ def _notes(report: Proxies, vocab_size: int) -> list[str]:
 
 def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
-    from cluster.commands.other_trainers.mi import mi_json
-    from cluster.commands.other_trainers.score_answers import answers_json
+    from squelch.cluster.commands.other_trainers.mi import mi_json
+    from squelch.cluster.commands.other_trainers.score_answers import answers_json
 
     return {
         **report.facts,
@@ -278,8 +278,8 @@ def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
 
 def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
     """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
-    from cluster.commands.other_trainers.mi import mi_table
-    from cluster.commands.other_trainers.score_answers import answers_text, regime_text
+    from squelch.cluster.commands.other_trainers.mi import mi_table
+    from squelch.cluster.commands.other_trainers.score_answers import answers_text, regime_text
 
     head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
     lines = [mi_table(report.proxies, report.uncertainty, args.half_width, head), *report.notes]

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.diagnosis.budget import draw_pairs
-from actors.diagnosis.metrics import LINKS
-from actors.diagnosis.regime import Reading, RegimeGauge
-from actors.scorer.linking import Pairs, draw_references, read_scored, score_links
-from actors.scorer.share import OTHERS, REFERENCES
-from cluster.terminal import aligned
+from squelch.actors.diagnosis.budget import draw_pairs
+from squelch.actors.diagnosis.metrics import LINKS
+from squelch.actors.diagnosis.regime import Reading, RegimeGauge
+from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
+from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.cluster.terminal import aligned
 
 if TYPE_CHECKING:
-    from actors.diagnosis.links import LinksReading
-    from actors.diagnosis.proxies import Proxies
-    from actors.diagnosis.uncertainty import Uncertainty
-    from actors.scorer.linking import PathEngine
-    from cluster.commands.other_trainers.score_files import Reasonings
+    from squelch.actors.diagnosis.links import LinksReading
+    from squelch.actors.diagnosis.proxies import Proxies
+    from squelch.actors.diagnosis.uncertainty import Uncertainty
+    from squelch.actors.scorer.linking import PathEngine
+    from squelch.cluster.commands.other_trainers.score_files import Reasonings
 
 NAMES = {
     "dependence": ("D", "nats per answer; 0 if the answer ignores its reasoning"),

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.content import content_key
-from cluster.errors import UserError, bad_files_are_the_users
-from envs.format import ANSWER_CLOSE
-from envs.untrusted.files import brief, decoding, open_file, shortened, state
-from envs.untrusted.memory import memory_of_at_most
-from envs.untrusted.text import lines_of, parse_object
+from squelch.actors.content import content_key
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.envs.format import ANSWER_CLOSE
+from squelch.envs.untrusted.files import brief, decoding, open_file, shortened, state
+from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.envs.untrusted.text import lines_of, parse_object
 
 if TYPE_CHECKING:
-    from actors.text.control_tokens import Piece
+    from squelch.actors.text.control_tokens import Piece
 
 NAMES = {
     "prompt": ("prompt", "input"),
@@ -139,7 +139,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    from envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
+    from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
 
     known = {name for names in NAMES.values() for name in names}
     with open_file(path) as raw:
@@ -228,8 +228,8 @@ class Reader:
     """
 
     def __init__(self, path: Path, model_dir: Path, vocab_size: int, markers: tuple[str, str] | None) -> None:
-        from actors.text.control_tokens import TextEncoder
-        from actors.text.tokenizer import read_tokenizer, unknown_id
+        from squelch.actors.text.control_tokens import TextEncoder
+        from squelch.actors.text.tokenizer import read_tokenizer, unknown_id
 
         self._path, self._model_dir, self._vocab_size, self._markers = path, model_dir, vocab_size, markers
         self._tokenizer = read_tokenizer(model_dir)
@@ -317,7 +317,7 @@ class Reader:
 
     def _said(self, row: Row, text: str) -> list[Piece]:
         """The pieces of a reasoning. A message's content spells no control tokens, text as logged may."""
-        from actors.text.control_tokens import foreign_pieces
+        from squelch.actors.text.control_tokens import foreign_pieces
 
         spoken = row["reasoning"] is None and not isinstance(row["completion"], str)
         return foreign_pieces(text, self._markers or ()) if spoken else [(text, False)]
@@ -336,7 +336,7 @@ class Reader:
         ]
         if not spoken:
             return {}
-        from cluster.commands.other_trainers.score_messages import MessageRenderer
+        from squelch.cluster.commands.other_trainers.score_messages import MessageRenderer
 
         try:
             renderer = MessageRenderer(self._path, self._model_dir, self._tokenizer, self._markers or ())

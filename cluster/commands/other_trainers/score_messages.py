@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from actors.text.chat_template import TemplateRefused, Words, read_chat_template, read_chat_tokenizer
-from actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
-from cluster.errors import UserError
+from squelch.actors.text.chat_template import TemplateRefused, Words, read_chat_template, read_chat_tokenizer
+from squelch.actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
+from squelch.cluster.errors import UserError
 
 Messages = list[dict[str, Any]]
 HELD_FIELDS = ("content", "reasoning_content")

@@ -20,13 +20,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.process.disk import write_whole
-from actors.records import GroupSummary, Ticket
-from cluster.config import RunConfig
-from cluster.control.admission import validation_tickets
-from cluster.loop.learner_side.learning import Learning
-from cluster.loop.tickets.playing import Play, PlayedGroup
-from learner.decomposition.statistics import Decomposition
+from squelch.actors.process.disk import write_whole
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
+from squelch.learner.decomposition.statistics import Decomposition
 
 log = logging.getLogger(__name__)
 FOLDER = "gradients"

@@ -41,23 +41,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.messages import StepReport, WeightBundle
-from actors.rollout.metrics import update_figures
-from cluster.config import RunConfig
-from cluster.control.parties import Payload
-from cluster.control.party_errors import Died, Failed, Refused
-from cluster.fleet.delivery import SenderLost
-from cluster.fleet.fleet import Fleet, UpdateFailed
-from cluster.fleet.supervision import Watchdog
-from cluster.loop.learner_side.ranks import Ranks
-from cluster.loop.learner_side.recovery import LOST, Recovery, TrainedStep
-from cluster.loop.persistence.archiving import Archiving
-from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import LoopState
-from cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.statistics import Decomposition
-from learner.metrics import publication_figures
+from squelch.actors.messages import StepReport, WeightBundle
+from squelch.actors.rollout.metrics import update_figures
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import Payload
+from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.fleet.delivery import SenderLost
+from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
+from squelch.cluster.fleet.supervision import Watchdog
+from squelch.cluster.loop.learner_side.ranks import Ranks
+from squelch.cluster.loop.learner_side.recovery import LOST, Recovery, TrainedStep
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.statistics import Decomposition
+from squelch.learner.metrics import publication_figures
 
 T = TypeVar("T")
 

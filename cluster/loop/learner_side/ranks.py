@@ -21,17 +21,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from actors.messages import Imitation, StepReport, WeightBundle
-from cluster.config import RunConfig
-from cluster.control.parties import LEARNER, Learner, Payload
-from cluster.control.party_errors import PartyError
-from cluster.control.progress import Patience, ProgressWatch
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.supervision import Watchdog, poll_s
-from cluster.fleet.waiting import bounded
-from learner.batching import Row
-from learner.decomposition.alignment import HalfGram
-from learner.decomposition.statistics import Decomposition
+from squelch.actors.messages import Imitation, StepReport, WeightBundle
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import LEARNER, Learner, Payload
+from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.progress import Patience, ProgressWatch
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.supervision import Watchdog, poll_s
+from squelch.cluster.fleet.waiting import bounded
+from squelch.learner.batching import Row
+from squelch.learner.decomposition.alignment import HalfGram
+from squelch.learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

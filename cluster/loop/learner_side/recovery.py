@@ -36,15 +36,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.messages import StepReport, WeightBundle
-from cluster.config import RunConfig
-from cluster.control.parties import LEARNER
-from cluster.control.party_errors import Died, Failed, Refused
-from cluster.fleet.fleet import Fleet
-from cluster.loop.learner_side.ranks import Ranks
-from cluster.loop.persistence.archiving import Archiving
-from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import checkpoints
+from squelch.actors.messages import StepReport, WeightBundle
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.parties import LEARNER
+from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.loop.learner_side.ranks import Ranks
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.state import checkpoints
 
 log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)

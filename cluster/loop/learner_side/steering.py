@@ -19,16 +19,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from actors.filter.measure import GroupStatistics
-from actors.filter.metrics import RHO_PLACES
-from cluster.config import RunConfig
-from cluster.control.candidates import Alignment, alignment
-from cluster.control.kept_share import Interval, KeptShare, Move, grid_of
-from cluster.loop.learner_side.decomposing import comparable
-from cluster.loop.learner_side.learning import Learning
-from cluster.loop.persistence.journal import Journal
-from cluster.loop.tickets.playing import PlayedGroup
-from learner.decomposition.statistics import MIN_SPLIT
+from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.metrics import RHO_PLACES
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.candidates import Alignment, alignment
+from squelch.cluster.control.kept_share import Interval, KeptShare, Move, grid_of
+from squelch.cluster.loop.learner_side.decomposing import comparable
+from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.learner.decomposition.statistics import MIN_SPLIT
 
 log = logging.getLogger(__name__)
 CHOOSING = {"statistic", "rule", "keep", "include_zero", "epsilon", "compat", "min_groups"}

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actors.archive.store import ArchiveError
-from actors.filter.decisions import StepDecision
-from cluster.control.parties import Archive, Payload, Payloads
-from cluster.own_thread import OwnThread
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.filter.decisions import StepDecision
+from squelch.cluster.control.parties import Archive, Payload, Payloads
+from squelch.cluster.own_thread import OwnThread
 
 if TYPE_CHECKING:
     import pyarrow as pa

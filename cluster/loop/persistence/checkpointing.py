@@ -11,11 +11,11 @@ import asyncio
 import time
 from typing import Any
 
-from cluster.config import RunConfig
-from cluster.loop.learner_side.learning import Learning
-from cluster.loop.persistence.archiving import Archiving
-from cluster.loop.persistence.journal import Journal
-from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
+from squelch.cluster.config import RunConfig
+from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
 
 
 class Checkpointing:

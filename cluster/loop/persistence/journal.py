@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.control.parties import Archive, MetricsSink
-from cluster.control.party_errors import Died
-from cluster.fleet.fleet import UP, Fleet
-from cluster.fleet.waiting import outcomes
-from cluster.loop.scoring import Scoring
-from cluster.metrics import WAITED_FOR
-from cluster.runs.step_line import step_line
-from cluster.runs.timing.intervals import clip_intervals, union_seconds
+from squelch.cluster.control.parties import Archive, MetricsSink
+from squelch.cluster.control.party_errors import Died
+from squelch.cluster.fleet.fleet import UP, Fleet
+from squelch.cluster.fleet.waiting import outcomes
+from squelch.cluster.loop.scoring import Scoring
+from squelch.cluster.metrics import WAITED_FOR
+from squelch.cluster.runs.step_line import step_line
+from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 SPANS_TIMEOUT_S = 30.0
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")

@@ -19,14 +19,14 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from actors.process.disk import partial_path, write_whole
-from actors.records import Ticket
-from cluster.config import RunConfig
-from cluster.errors import UserError
-from cluster.runs.folder import LOOP_FILE, RunFolder
-from envs.config import EnvironmentConfig
-from envs.untrusted.files import brief, reason
-from learner.checkpoint.manifest import read_loop
+from squelch.actors.process.disk import partial_path, write_whole
+from squelch.actors.records import Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import LOOP_FILE, RunFolder
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.untrusted.files import brief, reason
+from squelch.learner.checkpoint.manifest import read_loop
 
 ANEW = {
     "validation": "the validation has other tasks, or another temperature, now: what is paired by task begins anew",

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from actors.archive.bucket import open_store
-from cluster.config import RunConfig, UploadConfig
-from cluster.control.parties import Archive
-from cluster.errors import UserError
-from cluster.runs.ending import EndCause, Ending
-from cluster.runs.in_store.lease import Lease, acquire, this_process
-from cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
-from cluster.runs.in_store.mirror import Mirror, Stopped
+from squelch.actors.archive.bucket import open_store
+from squelch.cluster.config import RunConfig, UploadConfig
+from squelch.cluster.control.parties import Archive
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process
+from squelch.cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
+from squelch.cluster.runs.in_store.mirror import Mirror, Stopped
 
 SLOW_S = 60.0
 """Seconds without progress after which an upload under way is reported."""

@@ -28,15 +28,15 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from actors.archive.rows import to_table
-from actors.failures import Failure, FailureCause
-from actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
-from cluster.config import RunConfig
-from cluster.control.membership import CutOff, Member, at_work
-from cluster.control.parties import Payload, Player, Worker
-from cluster.control.party_errors import Died, PartyError, reason_of
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.waiting import bounded
+from squelch.actors.archive.rows import to_table
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.membership import CutOff, Member, at_work
+from squelch.cluster.control.parties import Payload, Player, Worker
+from squelch.cluster.control.party_errors import Died, PartyError, reason_of
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.waiting import bounded
 
 T = TypeVar("T")
 FETCH_TIMEOUT_S = 60.0

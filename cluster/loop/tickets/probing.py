@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.records import Ticket
-from cluster.config import RunConfig
-from cluster.control.admission import validation_tickets
-from cluster.loop.tickets.playing import Play, PlayedGroup
+from squelch.actors.records import Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 
 
 class Probing:

@@ -10,14 +10,14 @@ import time
 
 import numpy as np
 
-from actors.diagnosis.uncertainty import wilson_interval
-from actors.failures import Failure
-from actors.records import Ticket
-from cluster.config import RunConfig
-from cluster.control.admission import validation_tickets
-from cluster.loop.persistence.state import LoopState
-from cluster.loop.tickets.playing import Play, failures
-from cluster.runs.gain import gain_interval
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.actors.failures import Failure
+from squelch.actors.records import Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.tickets.playing import Play, failures
+from squelch.cluster.runs.gain import gain_interval
 
 
 def fixed_tickets(config: RunConfig) -> list[Ticket]:

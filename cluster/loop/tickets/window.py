@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from actors.filter.decisions import Decision, StepDecision
-from actors.filter.noise_metrics import noise_figures
-from actors.play.metrics import trajectory_figures
-from actors.records import GroupSummary, Ticket
-from cluster.loop.tickets.playing import PlayedGroup
+from squelch.actors.filter.decisions import Decision, StepDecision
+from squelch.actors.filter.noise_metrics import noise_figures
+from squelch.actors.play.metrics import trajectory_figures
+from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.loop.tickets.playing import PlayedGroup
 
 
 @dataclass

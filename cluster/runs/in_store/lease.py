@@ -34,11 +34,11 @@ from typing import Any
 import psutil
 from pydantic import ConfigDict, Field, ValidationError
 
-from actors.archive.store import Store
-from cluster.errors import UserError, bad_files_are_the_users
-from envs.settings import Settings
-from envs.untrusted.files import Unreadable, read_bounded, reason
-from envs.untrusted.text import parse_object
+from squelch.actors.archive.store import Store
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.envs.settings import Settings
+from squelch.envs.untrusted.files import Unreadable, read_bounded, reason
+from squelch.envs.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
 FOLDER = "lease"

@@ -20,8 +20,8 @@ from pathlib import PurePosixPath
 
 from pydantic import ConfigDict, Field, field_validator
 
-from envs.settings import Settings
-from envs.untrusted.files import MIB
+from squelch.envs.settings import Settings
+from squelch.envs.untrusted.files import MIB
 
 FILES, PAGES = "files", "pages"
 MAX_BYTES = 256 * MIB

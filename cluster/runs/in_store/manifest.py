@@ -32,13 +32,22 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from actors.archive.bucket import StoreUrlError, open_store
-from actors.archive.store import LocalStore, RangeReader, Stat, Store
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.runs.in_store.listing import MAX_BYTES, Changes, Page, Piece, StoredFile, difference, files_of, pieces_of
-from envs.settings import Settings
-from envs.untrusted.files import MIB, Unreadable, read_bounded, reason
-from envs.untrusted.text import parse_object
+from squelch.actors.archive.bucket import StoreUrlError, open_store
+from squelch.actors.archive.store import LocalStore, RangeReader, Stat, Store
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.runs.in_store.listing import (
+    MAX_BYTES,
+    Changes,
+    Page,
+    Piece,
+    StoredFile,
+    difference,
+    files_of,
+    pieces_of,
+)
+from squelch.envs.settings import Settings
+from squelch.envs.untrusted.files import MIB, Unreadable, read_bounded, reason
+from squelch.envs.untrusted.text import parse_object
 
 SCHEMA = 2
 MANIFESTS = "manifests"

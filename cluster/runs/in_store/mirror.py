@@ -35,12 +35,12 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from actors.archive.reader import CONFIG, EVENTS
-from actors.archive.store import LocalStore, Store
-from actors.process.disk import partial_path, sync, whole_file, write_whole
-from cluster.errors import UserError, bad_files_are_the_users
-from cluster.runs.folder import CHECKPOINTS
-from cluster.runs.in_store.listing import (
+from squelch.actors.archive.reader import CONFIG, EVENTS
+from squelch.actors.archive.store import LocalStore, Store
+from squelch.actors.process.disk import partial_path, sync, whole_file, write_whole
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.runs.folder import CHECKPOINTS
+from squelch.cluster.runs.in_store.listing import (
     FILES,
     PAGE_CHANGES,
     PAGE_FAN,
@@ -55,7 +55,7 @@ from cluster.runs.in_store.listing import (
     page_name,
     pieces_of,
 )
-from cluster.runs.in_store.manifest import (
+from squelch.cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
     Manifest,
     Snapshot,
@@ -67,8 +67,8 @@ from cluster.runs.in_store.manifest import (
     numbers,
     packed,
 )
-from envs.untrusted.files import read_bytes, reason
-from envs.untrusted.text import parse_object
+from squelch.envs.untrusted.files import read_bytes, reason
+from squelch.envs.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
 MARK = ".store.json"

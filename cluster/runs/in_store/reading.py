@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from actors.archive.store import LocalStore, Stat
-from actors.process.disk import whole_file
-from cluster.runs.in_store.manifest import Snapshot, find_run, newest
+from squelch.actors.archive.store import LocalStore, Stat
+from squelch.actors.process.disk import whole_file
+from squelch.cluster.runs.in_store.manifest import Snapshot, find_run, newest
 
 FOLLOW_S = 5.0
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.model_size import BYTES, ModelSize
-from cluster.config import RunConfig
-from cluster.runs.timing.step_time import StepModel
+from squelch.actors.model_size import BYTES, ModelSize
+from squelch.cluster.config import RunConfig
+from squelch.cluster.runs.timing.step_time import StepModel
 
 
 @dataclass(frozen=True)

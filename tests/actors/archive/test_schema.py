@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.archive import version0
-from actors.archive.group_index import index_rows
-from actors.archive.page import PAGE, page
-from actors.archive.reader import read_groups, read_index
-from actors.archive.rows import from_table, to_table
-from actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
-from actors.archive.store import ArchiveError
-from actors.archive.version import VERSION_KEY
-from actors.archive.writer import Archive
-from actors.content import Picture, content_key
-from actors.failures import Failure, FailureCause
-from actors.messages import VersionSpan
-from actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
+from squelch.actors.archive import version0
+from squelch.actors.archive.group_index import index_rows
+from squelch.actors.archive.page import PAGE, page
+from squelch.actors.archive.reader import read_groups, read_index
+from squelch.actors.archive.rows import from_table, to_table
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.archive.version import VERSION_KEY
+from squelch.actors.archive.writer import Archive
+from squelch.actors.content import Picture, content_key
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.messages import VersionSpan
+from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from tests.actors.archive.small_groups import archive_step, small_group
 
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -216,4 +216,4 @@ def test_the_index_of_many_groups_is_read_without_the_parts(tmp_path: Path) -> N
 
 
 def test_the_page_says_what_the_code_does() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m actors.archive.page`"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m squelch.actors.archive.page`"

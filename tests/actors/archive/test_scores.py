@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.scores import (
+from squelch.actors.archive.scores import (
     MAX_BYTES,
     ScoreMatrix,
     TurnPlace,
@@ -17,8 +17,8 @@ from actors.archive.scores import (
     scores_keys,
     scores_table,
 )
-from actors.archive.store import ArchiveError, LocalStore
-from actors.archive.writer import Archive
+from squelch.actors.archive.store import ArchiveError, LocalStore
+from squelch.actors.archive.writer import Archive
 from tests.actors.archive.small_groups import archive_step
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.archive.store import LocalStore, Stat
-from actors.process import disk
-from actors.process.disk import whole_file, write_whole
+from squelch.actors.archive.store import LocalStore, Stat
+from squelch.actors.process import disk
+from squelch.actors.process.disk import whole_file, write_whole
 
 NAME = st.text("ab", min_size=1, max_size=3)
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from actors.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, scoring_of, trend
-from cluster.metrics import REGISTRY
+from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, scoring_of, trend
+from squelch.cluster.metrics import REGISTRY
 
 
 def run(

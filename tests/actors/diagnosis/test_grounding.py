@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.diagnosis.grounding import correlations, judge_of, ranks, right, shares, spearman
-from envs.format import turn_message
-from envs.registry import ENVIRONMENTS, make
-from envs.wording import TRUE_QUALITY, DemonstrationQuality, PromptName
+from squelch.actors.diagnosis.grounding import correlations, judge_of, ranks, right, shares, spearman
+from squelch.envs.format import turn_message
+from squelch.envs.registry import ENVIRONMENTS, make
+from squelch.envs.wording import TRUE_QUALITY, DemonstrationQuality, PromptName
 
 LAKE = "Walk to G .\n\n_ O _ _\nG _ O O\nO _ _ P\n_ _ _ _\nactions left 10"
 JUDGED = ("FrozenLake", "Sokoban", "Countdown")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.diagnosis.known_links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
-from actors.diagnosis.links import LinksReading, read_links
-from actors.diagnosis.metrics import SHARES, key_of
+from squelch.actors.diagnosis.known_links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
+from squelch.actors.diagnosis.links import LinksReading, read_links
+from squelch.actors.diagnosis.metrics import SHARES, key_of
 
 
 def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksReading]:

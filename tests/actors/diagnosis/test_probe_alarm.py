@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.diagnosis.probe_alarm import ProbeAlarm
+from squelch.actors.diagnosis.probe_alarm import ProbeAlarm
 
 
 def reading(mi: float, dependence: float, error: float = 0.05, p_value: float = 0.001) -> dict[str, float]:

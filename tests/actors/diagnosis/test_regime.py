@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.diagnosis.metrics import REGIMES
-from actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge, one_hot, true_share
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge, one_hot, true_share
 
 HEALTHY = Reading(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
 UNTOLD = replace(HEALTHY, p_value=0.2)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.failures import Failure, FailureCause
-from actors.records import GroupSummary
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import GroupSummary
 
 
 def summary(

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.config import FilterConfig
-from actors.filter.decisions import StepDecision
-from actors.filter.measure import GroupStatistics, measure
-from actors.filter.metrics import VARIANCE_BANDS, kept_mass
-from actors.filter.rules import RULES
-from actors.filter.selection import select
-from actors.filter.tickets import ticket_order
-from actors.filter.windows import make_window
-from actors.play.metrics import trajectory_figures
-from actors.records import GroupSummary
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.decisions import StepDecision
+from squelch.actors.filter.measure import GroupStatistics, measure
+from squelch.actors.filter.metrics import VARIANCE_BANDS, kept_mass
+from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.selection import select
+from squelch.actors.filter.tickets import ticket_order
+from squelch.actors.filter.windows import make_window
+from squelch.actors.play.metrics import trajectory_figures
+from squelch.actors.records import GroupSummary
 from tests.actors.filter.summaries import summary
 
 REWARD = st.sampled_from([0.0, 0.0, 1.0, 0.5, math.nan, math.inf, 1e200])

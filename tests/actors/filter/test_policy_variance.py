@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.config import DEFAULT_REPLAYS, FilterConfig
-from actors.filter.measure import GroupStatistics, measure
-from actors.filter.noise_metrics import noise_figures
-from actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error, told_policy_variance
-from actors.filter.scores import STATISTICS, sample_variance
-from actors.filter.windows import make_window
-from actors.records import GroupSummary, replay_matrix
+from squelch.actors.config import DEFAULT_REPLAYS, FilterConfig
+from squelch.actors.filter.measure import GroupStatistics, measure
+from squelch.actors.filter.noise_metrics import noise_figures
+from squelch.actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error, told_policy_variance
+from squelch.actors.filter.scores import STATISTICS, sample_variance
+from squelch.actors.filter.windows import make_window
+from squelch.actors.records import GroupSummary, replay_matrix
 from tests.actors.filter.summaries import summary
 
 CONFIG = FilterConfig(statistic="policy_variance")

@@ -1,8 +1,8 @@
 """The Ray shell of the filter passes lists through."""
 
-from actors.config import FilterConfig
-from actors.filter.service import FilterService
-from actors.filter.windows import FilterWindow
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.service import FilterService
+from squelch.actors.filter.windows import FilterWindow
 from tests.actors.filter.summaries import summary
 
 

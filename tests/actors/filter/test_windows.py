@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.config import FilterConfig
-from actors.filter.decisions import LossScale, StepDecision, loss_scale
-from actors.filter.measure import GroupStatistics
-from actors.filter.selection import select
-from actors.filter.tickets import RecentGroups, ticket_order
-from actors.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
-from cluster.metrics import REGISTRY
-from learner.config import ObjectiveConfig
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.decisions import LossScale, StepDecision, loss_scale
+from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.selection import select
+from squelch.actors.filter.tickets import RecentGroups, ticket_order
+from squelch.actors.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
+from squelch.cluster.metrics import REGISTRY
+from squelch.learner.config import ObjectiveConfig
 from tests.actors.filter.summaries import summary
 
 REWARD_ROWS = st.lists(

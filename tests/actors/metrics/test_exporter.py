@@ -14,10 +14,10 @@ from socketserver import ThreadingMixIn
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.config import RecorderConfig
-from actors.metrics import exporter
-from actors.metrics.exporter import Recorder
-from cluster.metrics import REGISTRY
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics import exporter
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.metrics import REGISTRY
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from actors.config import RecorderConfig
-from actors.metrics import wandb_log
-from actors.metrics.exporter import Recorder
-from actors.metrics.loggers import Loggers, open_loggers, require_packages
-from cluster.cli import main
-from cluster.metrics import REGISTRY
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics import wandb_log
+from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
+from squelch.cluster.cli import main
+from squelch.cluster.metrics import REGISTRY
 
 
 def figures(step: int) -> dict[str, float | None]:

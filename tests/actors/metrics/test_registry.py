@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.metrics.registry import KEYS, Registry
-from actors.metrics.series import MetricStore
-from actors.metrics.specification import Section, gauge
-from cluster.control.ledger import Ledger
-from cluster.metrics import COMPONENTS, LEDGER_STATES, REGISTRY
+from squelch.actors.metrics.registry import KEYS, Registry
+from squelch.actors.metrics.series import MetricStore
+from squelch.actors.metrics.specification import Section, gauge
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.metrics import COMPONENTS, LEDGER_STATES, REGISTRY
 
 
 def test_every_module_that_declares_metrics_is_composed() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.play.actor import EnvironmentActor
-from envs.config import EnvironmentConfig
-from envs.wording import PromptName
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.play.actor import EnvironmentActor
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.wording import PromptName
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from actors.play.codec import ChatCodec
-from actors.text.shipped_templates import with_template
-from actors.text.tokenizer import byte_alphabet
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.text.shipped_templates import with_template
+from squelch.actors.text.tokenizer import byte_alphabet
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

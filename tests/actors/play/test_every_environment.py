@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.messages import Completion, GenerationRequest
-from actors.play.codec import ChatCodec
-from actors.play.player import EnvironmentPlayer
-from actors.play.seeds import noise_seed
-from actors.records import Group, Task, Ticket, Trajectory, summarise
-from envs.base import TextEnv
-from envs.config import EnvironmentConfig
-from envs.contract import Environment
-from envs.noise.replay import Replay
-from envs.registry import ADAPTERS, ENVIRONMENTS, environment_names, make
-from envs.remote.__main__ import server_of
-from envs.sandbox.backends import choose
-from envs.wording import DemonstrationQuality
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.play.seeds import noise_seed
+from squelch.actors.records import Group, Task, Ticket, Trajectory, summarise
+from squelch.envs.base import TextEnv
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.contract import Environment
+from squelch.envs.noise.replay import Replay
+from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_names, make
+from squelch.envs.remote.__main__ import server_of
+from squelch.envs.sandbox.backends import choose
+from squelch.envs.wording import DemonstrationQuality
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.remote.serving import served
 
@@ -48,15 +48,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "SearchQA": {"num_passages": 2000},
     "Sokoban": {},
     "WebShop": {"num_products": 1000},
-    "envs.template:SortWords": {},
+    "squelch.envs.template:SortWords": {},
     "Gymnasium/Taxi": TAXI,
     "Gymnasium/CliffWalking": CLIFF,
     "Http": {},  # the fixture adds the server's address
-    "OwnProcess": {"environment": "envs.template:SortWords", "timeout_s": 60},
+    "OwnProcess": {"environment": "squelch.envs.template:SortWords", "timeout_s": 60},
     "ReasoningGym": {"datasets": {"chain_sum": {}}, "timeout_s": 60},
     "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
-WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "envs.template:SortWords"}
+WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "squelch.envs.template:SortWords"}
 SAID = {"OwnProcess": ("moon pear", "pear", "moon island engine pear")}
 """Actions of an environment without demonstrations, where numbers are none."""
 SERVED = "Countdown"
@@ -200,7 +200,7 @@ def _local(name: str) -> Callable[[Script], str]:
 
 FOREIGN_SOLUTIONS: dict[str, Callable[[Script], str]] = {
     "Http": _local(SERVED),
-    "OwnProcess": _local("envs.template:SortWords"),
+    "OwnProcess": _local("squelch.envs.template:SortWords"),
     "ReasoningGym": _sum,
     "TextArena": _halving,
 }

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.play.codec import MARKERS, ChatCodec
+from squelch.actors.play.codec import MARKERS, ChatCodec
 from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, rendering_here, save_folder
 from tests.actors.text.test_control_tokens import hostile_texts, plain_texts
 

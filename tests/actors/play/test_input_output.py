@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from actors.messages import Completion, GenerationRequest
-from actors.play.generation import GenerationClient, GenerationFailed
-from actors.play.step_pool import CallFailed, StepPool
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.generation import GenerationClient, GenerationFailed
+from squelch.actors.play.step_pool import CallFailed, StepPool
 
 
 def request(name: str) -> GenerationRequest:

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.archive.rows import from_table, to_table
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.failures import Failure, FailureCause
-from actors.messages import Completion, GenerationRequest, VersionSpan
-from actors.play.codec import ChatCodec
-from actors.play.generation import GenerationFailed
-from actors.play.player import EnvironmentPlayer
-from actors.play.seeds import derive_seed, noise_seed, request_seed
-from actors.records import Group, Task, Ticket, summarise
-from cluster.control.admission import TicketSource
-from envs.config import EnvironmentConfig, FormatConfig
-from envs.grid_worlds.frozen_lake import FrozenLake
-from envs.registry import make
+from squelch.actors.archive.rows import from_table, to_table
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.messages import Completion, GenerationRequest, VersionSpan
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.generation import GenerationFailed
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
+from squelch.actors.records import Group, Task, Ticket, summarise
+from squelch.cluster.control.admission import TicketSource
+from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 LIMIT = 40

@@ -12,17 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from actors.archive.rows import from_table, to_table
-from actors.config import FilterConfig
-from actors.play.codec import ChatCodec
-from actors.play.replaying import Replayed, notes_on_replays, replay
-from actors.play.seeds import noise_seed, replay_seed
-from actors.play.step_pool import StepPool
-from actors.records import Task, Trajectory, summarise
-from envs.config import EnvironmentConfig
-from envs.grid_worlds.frozen_lake import FrozenLake
-from envs.noise.reward_noise import RewardNoise
-from envs.registry import make
+from squelch.actors.archive.rows import from_table, to_table
+from squelch.actors.config import FilterConfig
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.replaying import Replayed, notes_on_replays, replay
+from squelch.actors.play.seeds import noise_seed, replay_seed
+from squelch.actors.play.step_pool import StepPool
+from squelch.actors.records import Task, Trajectory, summarise
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.noise.reward_noise import RewardNoise
+from squelch.envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.play.test_player import Answers, Policy, play, player, ticket
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.config import EnvironmentActorConfig, SamplingConfig
-from actors.failures import FailureCause
-from actors.messages import Completion, GenerationRequest
-from actors.play.codec import ChatCodec
-from actors.play.player import EnvironmentPlayer
-from actors.records import Group, Task, Ticket
-from envs.config import EnvironmentConfig
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.failures import FailureCause
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.records import Group, Task, Ticket
+from squelch.envs.config import EnvironmentConfig
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.own_process.unruly import UnrulyInProcess
 

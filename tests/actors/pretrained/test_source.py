@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.pretrained import source
-from actors.pretrained.source import PACKAGED, resolved
-from actors.process.folders import file_digest
-from envs.untrusted.files import Unreadable
+from squelch.actors.pretrained import source
+from squelch.actors.pretrained.source import PACKAGED, resolved
+from squelch.actors.process.folders import file_digest
+from squelch.envs.untrusted.files import Unreadable
 
 COMMIT = "a" * 40
 WHOLE = ("config.json", "tokenizer.json", "model.safetensors")
@@ -155,8 +155,7 @@ def test_the_real_package_is_what_the_table_says() -> None:
 
 
 def test_finding_a_model_loads_no_heavy_package() -> None:
-    code = (
-        "import sys, actors.pretrained.source; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
-    )
+    heavy = ("torch", "transformers", "ray")
+    code = f"import sys, squelch.actors.pretrained.source; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout.strip() == "[]"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from actors.process import disk
-from actors.process.disk import put_in_place
+from squelch.actors.process import disk
+from squelch.actors.process.disk import put_in_place
 from tests.actors.process.test_folders import contents, made
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.process import folders
-from actors.process.folders import Entry, content_digest, copied, holds, listing, read_chunk, write_files
+from squelch.actors.process import folders
+from squelch.actors.process.folders import Entry, content_digest, copied, holds, listing, read_chunk, write_files
 
 
 @pytest.fixture(autouse=True)

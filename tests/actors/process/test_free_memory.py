@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.process import free_memory
+from squelch.actors.process import free_memory
 
 LIMITS = [("memory.max", "memory.current", "inactive_file", "max")]
 LIMITS += [("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", str(2**63 - 4096))]

@@ -10,14 +10,14 @@ import pytest
 
 CHILD = """
 import sys, time
-from actors.process.parent_watch import watch_parent
+from squelch.actors.process.parent_watch import watch_parent
 watch_parent()
 print("ready", flush=True)
 time.sleep(60)
 """
 PARENT = """
 import os, subprocess, sys
-from actors.process.parent_watch import PARENT_VARIABLE
+from squelch.actors.process.parent_watch import PARENT_VARIABLE
 child = subprocess.Popen(
     [sys.executable, "-c", sys.argv[1]], env={**os.environ, PARENT_VARIABLE: str(os.getpid())}, stdout=subprocess.PIPE
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.process.preparation import START_FOLDER, prepare, protect
+from squelch.actors.process.preparation import START_FOLDER, prepare, protect
 
 
 @pytest.fixture(autouse=True)

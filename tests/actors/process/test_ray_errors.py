@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from actors.process.ray_errors import KernelKills, cause_of_death
+from squelch.actors.process.ray_errors import KernelKills, cause_of_death
 
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: FilterService

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from actors.play import actor
-from actors.play.actor import EnvironmentActor
-from actors.process import folders, shipping
-from actors.process.shipping import MODEL_FILES, Folder, forget, local, offer
-from cluster.config import RunConfig, load
-from envs.retrieval import index
+from squelch.actors.play import actor
+from squelch.actors.play.actor import EnvironmentActor
+from squelch.actors.process import folders, shipping
+from squelch.actors.process.shipping import MODEL_FILES, Folder, forget, local, offer
+from squelch.cluster.config import RunConfig, load
+from squelch.envs.retrieval import index
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(11)), "pytorch_model.bin": b"a pickle"}
 

@@ -1,6 +1,6 @@
 import time
 
-from actors.process.spans import Spans
+from squelch.actors.process.spans import Spans
 
 
 def test_overlapping_work_is_one_span_and_an_open_one_is_cut_and_goes_on():

@@ -15,13 +15,13 @@ import ray
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from actors.archive.rows import from_table, unpacked
-from actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig
-from actors.messages import WeightBundle
-from actors.play.actor import EnvironmentActor
-from actors.records import Task, Ticket
-from actors.rollout.worker import RolloutWorker
-from envs.config import EnvironmentConfig, FormatConfig
+from squelch.actors.archive.rows import from_table, unpacked
+from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig
+from squelch.actors.messages import WeightBundle
+from squelch.actors.play.actor import EnvironmentActor
+from squelch.actors.records import Task, Ticket
+from squelch.actors.rollout.worker import RolloutWorker
+from squelch.envs.config import EnvironmentConfig, FormatConfig
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.rollout import vllm_support as support
 

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from actors.config import RolloutConfig
-from actors.rollout.engine import engine_arguments
+from squelch.actors.config import RolloutConfig
+from squelch.actors.rollout.engine import engine_arguments
 
 pytestmark = pytest.mark.ray
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.config import RolloutConfig
-from actors.rollout.engine import engine_arguments
+from squelch.actors.config import RolloutConfig
+from squelch.actors.rollout.engine import engine_arguments
 
 pytestmark = pytest.mark.ray
 TYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
@@ -18,7 +18,7 @@ TYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
 def chosen() -> Iterator[None]:
     from vllm import ir
 
-    from actors.rollout import norms
+    from squelch.actors.rollout import norms
 
     norms.register()
     norms.register()
@@ -64,7 +64,7 @@ def test_norms_are_those_of_torch_and_each_row_is_computed_by_itself(
 def test_norms_that_the_kernels_do_not_compute_are_left_to_torch() -> None:
     from vllm import ir
 
-    from actors.rollout.norms import PROVIDER
+    from squelch.actors.rollout.norms import PROVIDER
 
     x, weight = rows(0, (4, 16), torch.float32), rows(1, (16,), torch.float32)
 
@@ -85,7 +85,7 @@ def test_norms_that_the_kernels_do_not_compute_are_left_to_torch() -> None:
 
 
 def test_kernels_that_cut_off_instead_of_rounding_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from actors.rollout import norms
+    from squelch.actors.rollout import norms
 
     def rounding(x: torch.Tensor, residual: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
         return x, x + residual
@@ -102,7 +102,7 @@ def test_kernels_that_cut_off_instead_of_rounding_are_left_to_torch(monkeypatch:
 
 
 def test_only_engines_on_cpu_that_compile_nothing_ask_for_the_kernels() -> None:
-    from actors.rollout.norms import PRIORITY
+    from squelch.actors.rollout.norms import PRIORITY
 
     assert engine_arguments("model", RolloutConfig())["ir_op_priority"] == PRIORITY
     for other in (RolloutConfig(enforce_eager=False), RolloutConfig(num_gpus=1)):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, WeightBundle
-from actors.process.progress import Marks
-from actors.rollout.engine import LoadTimes, TransferRefused, engine_environment, require_build
-from actors.rollout.worker import Engine
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Completion, GenerationRequest, WeightBundle
+from squelch.actors.process.progress import Marks
+from squelch.actors.rollout.engine import LoadTimes, TransferRefused, engine_environment, require_build
+from squelch.actors.rollout.worker import Engine
 
 PROBE = np.arange(3, dtype=np.int32)
 

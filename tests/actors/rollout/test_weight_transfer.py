@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actors.messages import GroupSeat
-from actors.process.interfaces import listen
-from actors.rollout.weights_file import read_arrays, written_arrays
-from actors.weight_group import WeightGroup
-from actors.weights import checksum
+from squelch.actors.messages import GroupSeat
+from squelch.actors.process.interfaces import listen
+from squelch.actors.rollout.weights_file import read_arrays, written_arrays
+from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights import checksum
 
 
 @pytest.mark.ray
 def test_bfloat16_travels_as_its_own_bits():
-    from actors.rollout import weight_transfer
+    from squelch.actors.rollout import weight_transfer
 
     values = torch.tensor([1.0, -2.5, 3.1415927], dtype=torch.bfloat16)
     with written_arrays([("w", values.view(torch.uint16).numpy())], frozenset({"w"})) as (path, table):
@@ -31,14 +31,14 @@ def test_bfloat16_travels_as_its_own_bits():
 
 def test_every_engine_process_finds_the_plugin():
     found = {point.name: point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")}
-    assert found["squelch"] == "actors.rollout.weight_transfer:register"
+    assert found["squelch"] == "squelch.actors.rollout.weight_transfer:register"
 
 
 @pytest.mark.ray
 def test_registering_twice_is_harmless():
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    from actors.rollout import weight_transfer
+    from squelch.actors.rollout import weight_transfer
 
     weight_transfer.register()
     weight_transfer.register()
@@ -70,7 +70,7 @@ def model() -> Small:
 @pytest.fixture
 def plugin(model: Small):
     """The back end as vLLM makes it in an engine's process; vLLM's reload does nothing to such a small model."""
-    from actors.rollout import weight_transfer
+    from squelch.actors.rollout import weight_transfer
 
     config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=None)
     made = weight_transfer.SquelchWeightTransferEngine(None, config, torch.device("cpu"), model)

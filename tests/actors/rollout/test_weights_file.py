@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from actors.rollout.weights_file import ArraySpec, read_arrays, written_arrays
-from actors.weights import checksum
+from squelch.actors.rollout.weights_file import ArraySpec, read_arrays, written_arrays
+from squelch.actors.weights import checksum
 
 ARRAYS = hnp.arrays(
     dtype=st.sampled_from([np.float32, np.uint16, np.float16]),
@@ -75,7 +75,7 @@ def test_the_checksum_changes_with_any_byte_name_shape_type_or_order(data):
 
 def test_an_engine_process_ends_when_its_worker_is_gone():
     worker = subprocess.Popen(["sleep", "60"])
-    watch = f"import actors.process.parent_watch as w; w.end_with({worker.pid})"
+    watch = f"import squelch.actors.process.parent_watch as w; w.end_with({worker.pid})"
     with subprocess.Popen([sys.executable, "-c", watch], cwd=Path(__file__).parents[3]) as engine:
         try:
             with pytest.raises(subprocess.TimeoutExpired):

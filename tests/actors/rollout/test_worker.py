@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.messages import Completion, GroupSeat
-from actors.rollout.engine import VllmEngine, engine_arguments
-from actors.rollout.worker import Engine
-from actors.weight_group import WeightGroup
+from squelch.actors.messages import Completion, GroupSeat
+from squelch.actors.rollout.engine import VllmEngine, engine_arguments
+from squelch.actors.rollout.worker import Engine
+from squelch.actors.weight_group import WeightGroup
 from tests.actors.rollout import vllm_support as support
 
 pytestmark = pytest.mark.ray

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from actors.config import RolloutConfig
-from actors.messages import Completion, GenerationRequest, TensorEntry, WeightBundle
-from actors.rollout.worker import Engine
-from actors.weights import checksum
+from squelch.actors.config import RolloutConfig
+from squelch.actors.messages import Completion, GenerationRequest, TensorEntry, WeightBundle
+from squelch.actors.rollout.worker import Engine
+from squelch.actors.weights import checksum
 
 VOCABULARY = 64
 STOP_ID = 2

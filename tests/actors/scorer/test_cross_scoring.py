@@ -18,12 +18,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from actors.content import Picture
-from actors.process.private_operators import private_operator
-from actors.scorer import cross_scoring, prefix_attention
-from actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches
-from actors.scorer.token_trees import Path, tree_of
-from actors.shared_prefix import identities
+from squelch.actors.content import Picture
+from squelch.actors.process.private_operators import private_operator
+from squelch.actors.scorer import cross_scoring, prefix_attention
+from squelch.actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches
+from squelch.actors.scorer.token_trees import Path, tree_of
+from squelch.actors.shared_prefix import identities
 
 VOCABULARY = 61
 SMALL = {

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.content import Picture
-from actors.failures import Failure, FailureCause
-from actors.records import Trajectory, Turn
-from actors.scorer.drawing import (
+from squelch.actors.content import Picture
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Trajectory, Turn
+from squelch.actors.scorer.drawing import (
     Draw,
     draw_first_turn,
     draw_trajectory,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from actors.config import ScorerConfig
-from actors.scorer.cross_scoring import CrossScorer
-from actors.scorer.token_trees import Path
 from benchmarks.cross_scoring.work import random_policy, random_rows, small_shape
+from squelch.actors.config import ScorerConfig
+from squelch.actors.scorer.cross_scoring import CrossScorer
+from squelch.actors.scorer.token_trees import Path
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = "cuda"
@@ -42,7 +42,7 @@ def test_answers_after_reasonings_are_those_of_the_cpu(dtype: torch.dtype, bound
 
 def test_the_actors_model_is_on_the_gpu(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("ray")
-    from actors.scorer.actor import load_model
+    from squelch.actors.scorer.actor import load_model
 
     random_policy(small_shape("0.8 M")).save_pretrained(tmp_path)
     model = load_model(tmp_path, ScorerConfig(num_gpus=1))

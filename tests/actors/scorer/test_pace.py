@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.scorer.pace import ScoringPace
+from squelch.actors.scorer.pace import ScoringPace
 
 
 def test_pace_scores_the_first_step_and_every_kth() -> None:

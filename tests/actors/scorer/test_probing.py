@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from actors.config import ProbeConfig
-from actors.content import Picture
-from actors.failures import Failure, FailureCause
-from actors.records import Trajectory
-from actors.scorer.probing import FIGURES, FixedProbe, draw_probe
-from cluster.metrics import REGISTRY
+from squelch.actors.config import ProbeConfig
+from squelch.actors.content import Picture
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Trajectory
+from squelch.actors.scorer.probing import FIGURES, FixedProbe, draw_probe
+from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import trajectory, window
 

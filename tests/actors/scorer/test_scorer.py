@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from actors.config import ScorerConfig
-from actors.content import Picture
-from actors.failures import Failure, FailureCause
-from actors.records import Trajectory, Turn
-from actors.scorer.scorer import SCOPES, Followed, Scorer
-from actors.scorer.token_trees import Path
-from cluster.metrics import REGISTRY
+from squelch.actors.config import ScorerConfig
+from squelch.actors.content import Picture
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Trajectory, Turn
+from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
+from squelch.actors.scorer.token_trees import Path
+from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
 
 PROXY_KEYS = (

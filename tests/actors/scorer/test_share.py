@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.config import ProbeConfig, ScorerConfig
-from actors.scorer.share import (
+from squelch.actors.config import ProbeConfig, ScorerConfig
+from squelch.actors.scorer.share import (
     COST,
     FEWEST_PAIRS,
     OFTEN,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from actors.config import ScorerConfig
-from actors.records import Trajectory, Turn
+from squelch.actors.config import ScorerConfig
+from squelch.actors.records import Trajectory, Turn
 
 CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
 

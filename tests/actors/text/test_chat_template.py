@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from actors.text import render
-from actors.text.chat_template import ChatTemplate, TemplateRefused, Words
+from squelch.actors.text import render
+from squelch.actors.text.chat_template import ChatTemplate, TemplateRefused, Words
 from tests.actors.text.made import CHATML, TEMPLATES
 
 MESSAGES = [{"role": "system", "content": " a "}, {"role": "user", "content": "b\n"}]

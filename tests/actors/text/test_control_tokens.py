@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from actors.text.control_tokens import TextEncoder, foreign_pieces
+from squelch.actors.text.control_tokens import TextEncoder, foreign_pieces
 from tests.actors.text.made import CHATML_TOKENS, HOSTILE, NOT_SPECIAL, ORDINARY, TOKENIZERS, chatml_bpe
 
 kinds = pytest.mark.parametrize("kind", TOKENIZERS)

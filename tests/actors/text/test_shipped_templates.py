@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.text import render
-from actors.text.shipped_templates import SHIPPED, SIGNS, fitting, template_text, with_template
-from cluster.config import load
-from cluster.errors import UserError
+from squelch.actors.text import render
+from squelch.actors.text.shipped_templates import SHIPPED, SIGNS, fitting, template_text, with_template
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
 
 THOUGHT = "<think> so\n\nup </think> <answer> Up </answer>"
 CHAT = [

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from actors.play.codec import ChatCodec
-from actors.scorer.fixed_model import check_scorer_model
-from actors.text import tokenizer as module
-from actors.text.chat_template import read_chat_tokenizer
-from actors.text.tokenizer import check_vocabulary, read_tokenizer, unknown_id
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.scorer.fixed_model import check_scorer_model
+from squelch.actors.text import tokenizer as module
+from squelch.actors.text.chat_template import read_chat_tokenizer
+from squelch.actors.text.tokenizer import check_vocabulary, read_tokenizer, unknown_id
 from tests.actors.text.made import TOKENIZERS, chatml_bpe, rendering_here, save_folder
 
 MESSAGES = [{"role": "system", "content": "go up " * 40}, {"role": "user", "content": "goal " * 40}]

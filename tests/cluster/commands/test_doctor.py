@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cluster.commands.doctor import _compiler, diagnose
+from squelch.cluster.commands.doctor import _compiler, diagnose
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the line names the GPU instead")
@@ -12,7 +12,7 @@ def test_a_processor_that_emulates_bfloat16_is_named(
     vectors: str, emulates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
-    monkeypatch.setattr("cluster.commands.doctor._sandbox", list)
+    monkeypatch.setattr("squelch.cluster.commands.doctor._sandbox", list)
     (said,) = (one.line() for one in diagnose() if one.what == "accelerator")
     assert vectors in said
     assert ("emulates bfloat16" in said) == emulates
@@ -21,9 +21,11 @@ def test_a_processor_that_emulates_bfloat16_is_named(
 @pytest.mark.parametrize(("found", "mend"), [("/usr/bin/gcc", ""), (None, "apt-get install g++")])
 def test_a_gpu_set_up_needs_a_compiler(found: str | None, mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("cluster.commands.doctor._version", lambda package: "0.32.0" if package == "vllm" else None)
+    monkeypatch.setattr(
+        "squelch.cluster.commands.doctor._version", lambda package: "0.32.0" if package == "vllm" else None
+    )
     monkeypatch.setattr("shutil.which", lambda _: found)
     (said,) = _compiler()
     assert mend in said.mend and bool(mend) == bool(said.mend)
-    monkeypatch.setattr("cluster.commands.doctor._version", lambda _: None)
+    monkeypatch.setattr("squelch.cluster.commands.doctor._version", lambda _: None)
     assert not list(_compiler())

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from actors.config import RolloutConfig, ScorerConfig
-from actors.model_size import model_size
-from actors.rollout import memory as rollout_memory
-from actors.scorer import memory as scorer_memory
-from cluster.cli import main
-from cluster.commands.plan import needs_of
-from cluster.config import dump, load
-from cluster.fleet.demand import needed
-from cluster.runs.timing.counted_step import DEVICES, counted, device_of
-from learner import memory as learner_memory
-from learner.shapes import published
+from squelch.actors.config import RolloutConfig, ScorerConfig
+from squelch.actors.model_size import model_size
+from squelch.actors.rollout import memory as rollout_memory
+from squelch.actors.scorer import memory as scorer_memory
+from squelch.cluster.cli import main
+from squelch.cluster.commands.plan import needs_of
+from squelch.cluster.config import dump, load
+from squelch.cluster.fleet.demand import needed
+from squelch.cluster.runs.timing.counted_step import DEVICES, counted, device_of
+from squelch.learner import memory as learner_memory
+from squelch.learner.shapes import published
 
 SIZE = model_size(published("Qwen2.5-0.5B"), 494_032_768)
 GIB = 2**30

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive.store import LocalStore
-from cluster.cli import main
-from cluster.commands.existing_runs import report
-from cluster.config import RunConfig
-from cluster.loop import run
-from cluster.loop.persistence.uploading import Uploads
-from cluster.runs.in_store.manifest import newest
+from squelch.actors.archive.store import LocalStore
+from squelch.cluster.cli import main
+from squelch.cluster.commands.existing_runs import report
+from squelch.cluster.config import RunConfig
+from squelch.cluster.loop import run
+from squelch.cluster.loop.persistence.uploading import Uploads
+from squelch.cluster.runs.in_store.manifest import newest
 
 
 def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None]) -> int:

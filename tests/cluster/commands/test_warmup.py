@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import main
-from cluster.commands.warmup import NATURAL
-from cluster.config import RunConfig, read_recipe, validated
-from cluster.loop import initial_policy
+from squelch.cluster.cli import main
+from squelch.cluster.commands.warmup import NATURAL
+from squelch.cluster.config import RunConfig, read_recipe, validated
+from squelch.cluster.loop import initial_policy
 
 
 def configured(

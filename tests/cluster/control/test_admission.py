@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.admission import Admission, TicketSource, validation_tickets
-from envs.config import EnvironmentConfig
+from squelch.cluster.control.admission import Admission, TicketSource, validation_tickets
+from squelch.envs.config import EnvironmentConfig
 
 
 @given(

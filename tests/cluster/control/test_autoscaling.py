@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.control.autoscaling import GROW_ABOVE, PATIENCE, STEPS, Autoscaling, StepLoad, StepTimes
+from squelch.cluster.control.autoscaling import GROW_ABOVE, PATIENCE, STEPS, Autoscaling, StepLoad, StepTimes
 
 
 def overlapped(train_s: float, work_s: float, turns_s: float = 0.0) -> Callable[[int], StepLoad]:

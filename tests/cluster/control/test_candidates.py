@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.config import FilterConfig
-from actors.filter.measure import GroupStatistics
-from actors.filter.windows import make_window
-from cluster.control.candidates import _halves, alignment, chosen
-from learner.decomposition.alignment import HalfGram
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.windows import make_window
+from squelch.cluster.control.candidates import _halves, alignment, chosen
+from squelch.learner.decomposition.alignment import HalfGram
 
 SIZE = 8
 

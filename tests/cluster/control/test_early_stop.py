@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.config import FilterConfig
-from actors.filter.decisions import StepDecision
-from actors.filter.windows import FilterWindow
-from actors.records import GroupSummary
-from cluster.control.early_stop import EarlyStop
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.decisions import StepDecision
+from squelch.actors.filter.windows import FilterWindow
+from squelch.actors.records import GroupSummary
+from squelch.cluster.control.early_stop import EarlyStop
 from tests.actors.filter.summaries import summary
 
 

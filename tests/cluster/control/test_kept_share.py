@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.control.kept_share import FEWEST, LENGTH, KeptShare, Sums, grid_of, half_width
+from squelch.cluster.control.kept_share import FEWEST, LENGTH, KeptShare, Sums, grid_of, half_width
 
 GRID = (0.5, 0.7, 0.9, 1.0)
 MEASUREMENT = st.lists(st.floats(-1, 1), min_size=len(GRID), max_size=len(GRID))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.ledger import (
+from squelch.cluster.control.ledger import (
     CANCELLED,
     DROPPED,
     ENDED,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
-from cluster.control.membership import MemberState as State
+from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
+from squelch.cluster.control.membership import MemberState as State
 
 TABLES = [WORKER_MOVES, PLAYER_MOVES]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.figures.panel_drawings import COLOURS, DRAWINGS, stretches, written
-from cluster.figures.panels import Answered, one_panel, picture
-from cluster.grafana.boards import EVERYTHING, Board, Chosen, Mark, Panel, State, Target, expressions, shipped
-from cluster.grafana.prometheus import Series, Span
-from deploy.boards.panel import Kind
+from squelch.cluster.figures.panel_drawings import COLOURS, DRAWINGS, stretches, written
+from squelch.cluster.figures.panels import Answered, one_panel, picture
+from squelch.cluster.grafana.boards import EVERYTHING, Board, Chosen, Mark, Panel, State, Target, expressions, shipped
+from squelch.cluster.grafana.prometheus import Series, Span
+from squelch.deploy.boards.panel import Kind
 
 TIMES = tuple(float(1_700_000_000 + 10 * i) for i in range(8))
 

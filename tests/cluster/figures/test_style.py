@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cluster.figures import draw
-from cluster.figures.style import DARK, PALETTE, SETTINGS, dark_css, render, standalone
+from squelch.cluster.figures import draw
+from squelch.cluster.figures.style import DARK, PALETTE, SETTINGS, dark_css, render, standalone
 
 HOSTILE = 'a$b</text><script>alert(1)</script>"&'
 

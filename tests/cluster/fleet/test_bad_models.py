@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.cli import main
+from squelch.cluster.cli import main
 
 
 @pytest.fixture

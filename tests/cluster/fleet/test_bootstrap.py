@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from actors.play.codec import ChatCodec
-from cluster.config import dump, load
-from cluster.errors import UserError
-from cluster.fleet import bootstrap
-from cluster.fleet.bootstrap import check_address
+from squelch.actors.play.codec import ChatCodec
+from squelch.cluster.config import dump, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import bootstrap
+from squelch.cluster.fleet.bootstrap import check_address
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 
@@ -160,7 +160,7 @@ def test_an_address_of_another_form_is_refused_before_anything_is_warmed_up(monk
 def test_a_pretrained_model_under_the_tiny_policys_language_is_told_of_the_other(
     monkeypatch, tmp_path, prompt: str, vocabulary: int, told: bool
 ) -> None:
-    monkeypatch.setattr("actors.model_folder.check_model_folder", lambda folder: None)
+    monkeypatch.setattr("squelch.actors.model_folder.check_model_folder", lambda folder: None)
     monkeypatch.setattr(bootstrap, "_check_memory", lambda folder, config: "enough memory")
     save_model(tmp_path, byte_level_bpe())
     shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": vocabulary}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.config import load
-from cluster.errors import UserError
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
 from tests.fakes.parties import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured

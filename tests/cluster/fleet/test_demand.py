@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import load
-from cluster.fleet.demand import Need, Node, needed, needs, shortfall
+from squelch.cluster.config import load
+from squelch.cluster.fleet.demand import Need, Node, needed, needs, shortfall
 
 
 def node(cpus: float, gpus: float = 0, address: str = "10.0.0.1", **labels: str) -> Node:

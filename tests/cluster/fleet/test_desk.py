@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cluster.cli import main
-from cluster.control.scaling import Answer, By, Kind, Request
-from cluster.errors import UserError
-from cluster.fleet import desk
-from cluster.fleet.desk import ANSWER_S, NAME, ControlDesk, namespace_of, packed, unpacked_request
+from squelch.cluster.cli import main
+from squelch.cluster.control.scaling import Answer, By, Kind, Request
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import desk
+from squelch.cluster.fleet.desk import ANSWER_S, NAME, ControlDesk, namespace_of, packed, unpacked_request
 from tests.fakes import clock
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.messages import WeightBundle
-from cluster.control.membership import MemberState as State
-from cluster.control.scaling import Kind, Request
-from cluster.fleet.fleet import Fleet, UpdateFailed
-from cluster.fleet.waiting import outcomes, within
+from squelch.actors.messages import WeightBundle
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.scaling import Kind, Request
+from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
+from squelch.cluster.fleet.waiting import outcomes, within
 from tests.fakes import clock
 from tests.fakes.parties import FakeParties, Fault, World
 from tests.fakes.run import settings

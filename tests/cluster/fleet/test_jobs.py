@@ -18,13 +18,13 @@ import ray
 import requests
 from ray.job_submission import JobStatus
 
-from cluster.cli import main
-from cluster.config import load
-from cluster.errors import UserError
-from cluster.fleet import job_files, jobs
-from cluster.fleet.job_files import Code, chosen, pack
-from cluster.fleet.jobs import Job
-from cluster.package import require_versions, versions
+from squelch.cluster.cli import main
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import job_files, jobs
+from squelch.cluster.fleet.job_files import Code, chosen, pack
+from squelch.cluster.fleet.jobs import Job
+from squelch.cluster.package import require_versions, versions
 
 
 class Server:
@@ -90,7 +90,7 @@ def test_a_job_is_followed_to_its_end_and_its_status_is_the_exit_code(monkeypatc
     server, said = served(monkeypatch, Server(status, agentless=2)), list[str]()
     job = Job("frozenlake", ["name=a b"], resume=True)
     assert jobs.submit("http://it", job, True, said.append) == code
-    words = f"-m cluster.cli train frozenlake 'name=a b' --address auto --resume --submitted-by {versions()}"
+    words = f"-m squelch.cluster.cli train frozenlake 'name=a b' --address auto --resume --submitted-by {versions()}"
     assert server.entrypoints[0].endswith(f'; exec "${{python:-python}}" {words}')
     assert said[0].startswith("submitted job-1;") and said[-1] == last
     assert "\n".join(said[1:-1]) == "ready after 1 s\nstep    1/1\nstep    2/2"
@@ -122,7 +122,9 @@ def test_variables_are_forwarded_by_name_and_packages_by_rays_own_installers(mon
     sent = server.environments[0]
     assert sent["env_vars"] == {"MY_SETTING": "value", "RAY_JOB_STOP_WAIT_TIME_S": "300"}
     assert sent["uv"] == ["textarena==0.7.4"] and "pip" not in sent and "working_dir" not in sent
-    assert server.entrypoints[0].startswith("exec python -m cluster.cli"), "the environment that Ray makes is on PATH"
+    assert server.entrypoints[0].startswith("exec python -m squelch.cluster.cli"), (
+        "the environment that Ray makes is on PATH"
+    )
     with pytest.raises(UserError, match="--env NOT_SET: this environment has no such variable"):
         jobs.submit("http://it", Job("frozenlake", [], forwarded=["NOT_SET"]), False, lambda _: None)
 

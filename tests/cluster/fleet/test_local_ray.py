@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray._private import ray_constants, services
 
-from actors.process.preparation import START_FOLDER
-from cluster.errors import UserError
-from cluster.fleet import local_ray
-from cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
+from squelch.actors.process.preparation import START_FOLDER
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import local_ray
+from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
 
 
 def mode(path: Path) -> int:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from ray.exceptions import RaySystemError
 
-from cluster.config import RunConfig, load
-from cluster.control.scaling import Kind
-from cluster.errors import UserError
-from cluster.fleet import placement
-from cluster.fleet.demand import Node
-from cluster.fleet.placement import Placement, _nodes_of, autoscales, make_room
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.control.scaling import Kind
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import placement
+from squelch.cluster.fleet.demand import Node
+from squelch.cluster.fleet.placement import Placement, _nodes_of, autoscales, make_room
 
 HOME, FAR = "a" * 56, "b" * 56
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cluster.config import load
-from cluster.fleet import processor
-from cluster.fleet.processor import emulated
+from squelch.cluster.config import load
+from squelch.cluster.fleet import processor
+from squelch.cluster.fleet.processor import emulated
 
 BFLOAT16 = ["learner.dtype=bfloat16", "rollout.dtype=bfloat16"]
 

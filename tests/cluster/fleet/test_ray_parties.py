@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
-from cluster.config import load
-from cluster.control.party_errors import Died, Failed, PartyError, Refused
-from cluster.fleet import ray_parties
-from cluster.fleet.ray_parties import RayLearner, RayParties, answered
-from learner.actor import RankLost
+from squelch.cluster.config import load
+from squelch.cluster.control.party_errors import Died, Failed, PartyError, Refused
+from squelch.cluster.fleet import ray_parties
+from squelch.cluster.fleet.ray_parties import RayLearner, RayParties, answered
+from squelch.learner.actor import RankLost
 
 
 async def raising(error: BaseException) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from cluster.control.membership import CutOff, Member, at_work
-from cluster.control.membership import MemberState as State
-from cluster.control.party_errors import Failed
-from cluster.control.scaling import PREFIXES, Kind, Request
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.resizing import RESERVE_S
+from squelch.cluster.control.membership import CutOff, Member, at_work
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.control.scaling import PREFIXES, Kind, Request
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.resizing import RESERVE_S
 from tests.cluster.fleet.test_fleet import bundle, states, world
 from tests.fakes import clock
 from tests.fakes.parties import FakeParties, Fault, World

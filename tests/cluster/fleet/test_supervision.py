@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import benchmarks.faults
-from actors.process.progress import Progress
-from cluster.control.party_errors import Failed
-from cluster.fleet.fleet import Fleet
-from cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
+from squelch.actors.process.progress import Progress
+from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
 from tests.fakes import clock
 from tests.fakes.parties import FakeParties, World
 from tests.fakes.run import settings as configured

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.grafana.boards import trees
-from cluster.grafana.changes import MOST, Found, Verdict, differences, message, verdict
+from squelch.cluster.grafana.boards import trees
+from squelch.cluster.grafana.changes import MOST, Found, Verdict, differences, message, verdict
 
 OURS = trees()["signal"]
 LEAVES = st.none() | st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2)

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from cluster.cli import main
-from cluster.grafana import boards
+from squelch.cluster.cli import main
+from squelch.cluster.grafana import boards
 
 EXPRESSIONS = [one for board in boards.shipped().values() for one in boards.expressions(board)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.cli import main
-from deploy.generated import ROOT
+from squelch.cluster.cli import main
+from squelch.deploy.generated import ROOT
 
 
 def export(folder: Path, *words: str) -> int:

@@ -11,8 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cluster.cli import main
-from cluster.grafana import boards, server
+from squelch.cluster.cli import main
+from squelch.cluster.grafana import boards, server
 from tests.cluster.grafana.stand_in import PASSWORD, TOKEN, USER, Grafana, serving
 
 UID = "squelch-signal"

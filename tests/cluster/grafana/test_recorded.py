@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.config import RecorderConfig
-from actors.metrics.exporter import Recorder
-from cluster.errors import UserError
-from cluster.grafana import recorded
-from cluster.grafana.boards import Chosen
-from cluster.grafana.prometheus import Prometheus, Span
-from cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _address, prometheus_over, samples
-from cluster.metrics import REGISTRY
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana import recorded
+from squelch.cluster.grafana.boards import Chosen
+from squelch.cluster.grafana.prometheus import Prometheus, Span
+from squelch.cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _address, prometheus_over, samples
+from squelch.cluster.metrics import REGISTRY
 from tests.prometheus import need_prometheus, until
 
 RUN = {"run": "a", "environment": "FrozenLake", "filter": "top_p"}

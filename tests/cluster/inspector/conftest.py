@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from cluster.inspector.app import application
-from cluster.inspector.guard import Access
-from cluster.runs.folder import RunFolder
+from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.guard import Access
+from squelch.cluster.runs.folder import RunFolder
 from tests.cluster.inspector.small_run import small_run
 
 

@@ -1,8 +1,8 @@
 """A stand-in of a Prometheus that knows the run."""
 
-from cluster.errors import UserError
-from cluster.grafana.boards import Chosen
-from cluster.grafana.prometheus import Prometheus, Series, Span
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.boards import Chosen
+from squelch.cluster.grafana.prometheus import Prometheus, Series, Span
 
 
 class Asked(Prometheus):

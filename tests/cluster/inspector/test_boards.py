@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from cluster.errors import UserError
-from cluster.grafana.boards import shipped
-from cluster.grafana.prometheus import Prometheus
-from cluster.inspector import boards
-from cluster.inspector.app import application
-from cluster.inspector.boards import REFRESH_S, SILENT_S, Boards, Recorded
-from cluster.inspector.guard import Access
-from cluster.runs.folder import RunFolder
+from squelch.cluster.errors import UserError
+from squelch.cluster.grafana.boards import shipped
+from squelch.cluster.grafana.prometheus import Prometheus
+from squelch.cluster.inspector import boards
+from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.boards import REFRESH_S, SILENT_S, Boards, Recorded
+from squelch.cluster.inspector.guard import Access
+from squelch.cluster.runs.folder import RunFolder
 from tests.cluster.inspector.stand_in import Asked
 
 NOW = 10_000.0

@@ -10,10 +10,10 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from actors.archive.writer import Archive
-from cluster.inspector.app import application
-from cluster.inspector.server import access_of, listen
-from cluster.runs.folder import RunFolder
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.server import access_of, listen
+from squelch.cluster.runs.folder import RunFolder
 from tests.cluster.inspector.small_run import add_step, small_run
 from tests.cluster.inspector.stand_in import Asked
 

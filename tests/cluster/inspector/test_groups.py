@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.archive.store import LocalStore
-from actors.archive.writer import Archive
-from cluster.errors import UserError
-from cluster.inspector import groups
-from cluster.inspector.groups import GroupIndex, Query
-from cluster.inspector.words import strip_of
+from squelch.actors.archive.store import LocalStore
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.errors import UserError
+from squelch.cluster.inspector import groups
+from squelch.cluster.inspector.groups import GroupIndex, Query
+from squelch.cluster.inspector.words import strip_of
 from tests.cluster.inspector.small_run import add_step, small_run
 
 

@@ -7,9 +7,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from cluster.errors import UserError
-from cluster.inspector.guard import HEADERS, Access, Guard
-from cluster.inspector.server import access_of, listen, url
+from squelch.cluster.errors import UserError
+from squelch.cluster.inspector.guard import HEADERS, Access, Guard
+from squelch.cluster.inspector.server import access_of, listen, url
 
 TOKEN = "a-token-of-sixteen-or-more"
 

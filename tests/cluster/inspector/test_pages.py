@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from actors.archive.writer import Archive
-from cluster.inspector.search import search
-from cluster.inspector.texts import Pieces
-from cluster.runs.folder import RunFolder
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.inspector.search import search
+from squelch.cluster.inspector.texts import Pieces
+from squelch.cluster.runs.folder import RunFolder
 from tests.cluster.inspector.small_run import add_step, small_run, tokenizer
 
 Opener = Callable[[Path], TestClient]
@@ -144,7 +144,7 @@ def test_an_unknown_page_and_a_path_out_of_the_static_folder_are_404(client: Tes
 def test_a_live_run_is_asked_about_and_a_change_is_answered(
     tmp_path: Path, open_run: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.inspector.groups.FRESH_S", 0.0)
+    monkeypatch.setattr("squelch.cluster.inspector.groups.FRESH_S", 0.0)
     folder = small_run(tmp_path / "live", 1)
     live = open_run(folder)
     page = live.get("/").text

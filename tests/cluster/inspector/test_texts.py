@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.inspector.texts import BINS, Pieces, bins, shown, tokens_html
+from squelch.cluster.inspector.texts import BINS, Pieces, bins, shown, tokens_html
 from tests.cluster.inspector.small_run import ids, tokenizer
 
 PIECES = Pieces(tokenizer().encode(), "here")

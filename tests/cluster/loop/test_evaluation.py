@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import load
-from cluster.errors import UserError
-from cluster.loop import evaluation
-from cluster.loop.persistence.state import LoopState
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop import evaluation
+from squelch.cluster.loop.persistence.state import LoopState
 
 
 @pytest.mark.parametrize(("best", "played"), [(20, "step 20"), (0, "initial"), (-1, "step 40")])

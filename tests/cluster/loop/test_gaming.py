@@ -6,12 +6,12 @@ import json
 import random
 from pathlib import Path
 
-from actors.metrics.series import MetricStore
-from actors.records import Ticket
-from cluster.loop.coordinator import Coordinator
-from cluster.metrics import REGISTRY
-from cluster.runs.ending import EndCause, Ending
-from cluster.runs.status import gaming
+from squelch.actors.metrics.series import MetricStore
+from squelch.actors.records import Ticket
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.status import gaming
 from tests.fakes.parties import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 

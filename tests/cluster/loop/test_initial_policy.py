@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.pretrained.gguf_file import STAMP
-from cluster.config import RunConfig, load
-from cluster.errors import UserError
-from cluster.loop import initial_policy, warming
-from cluster.loop.initial_policy import prepare_model, warmed_up, warmup_digest
-from cluster.loop.warming import REPORT
+from squelch.actors.pretrained.gguf_file import STAMP
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop import initial_policy, warming
+from squelch.cluster.loop.initial_policy import prepare_model, warmed_up, warmup_digest
+from squelch.cluster.loop.warming import REPORT
 
 
 def quietly(_: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.records import Ticket
-from cluster.loop.coordinator import Coordinator
+from squelch.actors.records import Ticket
+from squelch.cluster.loop.coordinator import Coordinator
 from tests.fakes.parties import FakeArchive, World
 from tests.fakes.run import check, drive
 from tests.fakes.run import settings as configured

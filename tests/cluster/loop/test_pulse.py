@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from actors.config import RecorderConfig
-from actors.metrics.exporter import Recorder
-from actors.metrics.series import MetricStore
-from cluster.config import load
-from cluster.control.ledger import DROPPED, IN_FLIGHT, Ledger
-from cluster.control.membership import WORKER_MOVES, Membership
-from cluster.control.membership import MemberState as State
-from cluster.fleet.fleet import UP
-from cluster.loop import pulse
-from cluster.loop.pulse import Pulse, beating, limits
-from cluster.metrics import REGISTRY
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.series import MetricStore
+from squelch.cluster.config import load
+from squelch.cluster.control.ledger import DROPPED, IN_FLIGHT, Ledger
+from squelch.cluster.control.membership import WORKER_MOVES, Membership
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.fleet.fleet import UP
+from squelch.cluster.loop import pulse
+from squelch.cluster.loop.pulse import Pulse, beating, limits
+from squelch.cluster.metrics import REGISTRY
 
 SINCE, FREE = "squelch_oldest_ticket_timestamp_seconds", "squelch_disk_free_bytes"
 

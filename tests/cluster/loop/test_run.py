@@ -12,16 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.archive.store import ArchiveError
-from actors.metrics.loggers import Loggers
-from cluster.config import load
-from cluster.control.party_errors import Refused
-from cluster.errors import UserError
-from cluster.loop import run
-from cluster.loop.persistence.state import LoopState, check_folder
-from cluster.package import installed_version
-from cluster.runs.driver import Driver
-from cluster.runs.ending import EndCause, Ending
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.metrics.loggers import Loggers
+from squelch.cluster.config import load
+from squelch.cluster.control.party_errors import Refused
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop import run
+from squelch.cluster.loop.persistence.state import LoopState, check_folder
+from squelch.cluster.package import installed_version
+from squelch.cluster.runs.driver import Driver
+from squelch.cluster.runs.ending import EndCause, Ending
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[..., int]:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cluster.control.scaling import By, Kind, Request
-from cluster.fleet.supervision import Watchdog
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.persistence.state import LoopState
-from cluster.runs.ending import EndCause, Ending
+from squelch.cluster.control.scaling import By, Kind, Request
+from squelch.cluster.fleet.supervision import Watchdog
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, FakeParties, Fault, World
 from tests.fakes.run import Outcome, check, drive

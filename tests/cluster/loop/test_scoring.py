@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from actors.archive.reader import is_of_step
-from actors.archive.store import ArchiveError
-from actors.diagnosis.regime import one_hot
-from cluster.config import load
-from cluster.control.party_errors import Died, Failed, Refused
-from cluster.errors import UserError
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.persistence.archiving import Archiving
-from cluster.loop.persistence.state import checkpoints
-from cluster.loop.run import _check_scorer
-from cluster.loop.scoring import Scoring
-from cluster.metrics import REGISTRY
-from cluster.runs.ending import EndCause, Ending
+from squelch.actors.archive.reader import is_of_step
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.diagnosis.regime import one_hot
+from squelch.cluster.config import load
+from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.run import _check_scorer
+from squelch.cluster.loop.scoring import Scoring
+from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes.parties import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 
@@ -383,7 +383,7 @@ def test_the_last_scoring_is_waited_for_as_long_as_any_other_and_less_long_after
             watched.probe(1, None, [])
         await watched.drain(stopped)
 
-    monkeypatch.setattr("cluster.loop.scoring.STOPPED_DRAIN_S", 0.02)
+    monkeypatch.setattr("squelch.cluster.loop.scoring.STOPPED_DRAIN_S", 0.02)
     for timeout_s, stopped, probe in ((0.05, False, False), (0.05, False, True), (30.0, True, True)):
         asyncio.run(run(timeout_s, stopped, probe))
     waited = [record.args for record in caplog.records if "did not finish" in record.msg]

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.archive.store import ArchiveError
-from actors.archive.writer import Archive
-from actors.config import FilterConfig, RecorderConfig
-from actors.filter.measure import GroupStatistics
-from actors.filter.windows import make_window
-from actors.metrics.exporter import Recorder
-from cluster.control.party_errors import Died, Failed, Refused
-from cluster.errors import UserError
-from cluster.loop.filtering import Filtering
-from cluster.loop.persistence import archiving as archiving_side
-from cluster.loop.persistence.archiving import Archiving
-from cluster.loop.persistence.journal import Journal
-from cluster.metrics import REGISTRY
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.archive.writer import Archive
+from squelch.actors.config import FilterConfig, RecorderConfig
+from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.windows import make_window
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.filtering import Filtering
+from squelch.cluster.loop.persistence import archiving as archiving_side
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.metrics import REGISTRY
 from tests.fakes import clock
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.loop.coordinator import Coordinator
-from cluster.runs.ending import EndCause, Ending
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.parties import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.archive.rows import to_table
-from actors.failures import Failure, FailureCause
-from actors.records import Group, Task, Ticket, Trajectory, Turn
-from cluster.control.party_errors import Died
-from cluster.errors import UserError
-from cluster.loop import warming
-from cluster.loop.persistence.state import checkpoints
-from cluster.loop.tickets.playing import Play, PlayedGroup
-from cluster.loop.warming import REPORT, Progress, Stopped, Truth, Warming, learner_settings, truth_of
-from learner.batching import Row
-from learner.warmup.corpus import Corpus
-from learner.warmup.settings import WarmupConfig
+from squelch.actors.archive.rows import to_table
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.cluster.control.party_errors import Died
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop import warming
+from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
+from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Truth, Warming, learner_settings, truth_of
+from squelch.learner.batching import Row
+from squelch.learner.warmup.corpus import Corpus
+from squelch.learner.warmup.settings import WarmupConfig
 from tests.fakes import clock
 from tests.fakes.parties import FakeParties, Fault, World
 from tests.fakes.run import settings

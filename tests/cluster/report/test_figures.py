@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.report import mechanism, outcomes
-from cluster.report.figures import FIGURES
-from cluster.report.page import make_report
-from cluster.report.runs import Study, study_of
+from squelch.cluster.report import mechanism, outcomes
+from squelch.cluster.report.figures import FIGURES
+from squelch.cluster.report.page import make_report
+from squelch.cluster.report.runs import Study, study_of
 from tests.cluster.report.synthetic import Made
 from tests.cluster.report.test_runs import a_run
 
@@ -67,8 +67,8 @@ def test_a_figure_has_rows_exactly_if_the_runs_can_fill_it(runs: list[Made]) -> 
 def test_a_report_shows_each_figure_or_says_what_it_needs(runs: list[Made]) -> None:
     undrawn = [dataclasses.replace(figure, draw=lambda rows, study: None) for figure in FIGURES]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cluster.report.page.FIGURES", undrawn)
-        patch.setattr("cluster.report.figures.render", lambda name, *_: f'<svg class="{name}"></svg>')
+        patch.setattr("squelch.cluster.report.page.FIGURES", undrawn)
+        patch.setattr("squelch.cluster.report.figures.render", lambda name, *_: f'<svg class="{name}"></svg>')
         report = make_report(study(*runs), "report-data")
     assert {figure.name for figure in report.drawn} == fillable(runs)
     for figure in FIGURES:
@@ -141,7 +141,7 @@ def test_the_plane_leads_from_the_beginning_to_the_end() -> None:
 
 
 def test_many_arms_are_compared_with_the_first_one_by_one() -> None:
-    from cluster.report.compare import comparisons
+    from squelch.cluster.report.compare import comparisons
 
     made = [Made(f"{e}-{k}", rule="top_p" if e else "none", entropy=e, kl=k) for e in (0, 1, 2) for k in (0, 1)]
     shown = comparisons(study(*made))

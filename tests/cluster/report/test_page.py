@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.report.figures import FIGURES
-from cluster.report.page import data_folder_of, make_report, write_report
-from cluster.report.runs import find_runs, study_of
+from squelch.cluster.report.figures import FIGURES
+from squelch.cluster.report.page import data_folder_of, make_report, write_report
+from squelch.cluster.report.runs import find_runs, study_of
 from tests.cluster.report.synthetic import Made, write_run
 from tests.cluster.report.test_figures import study
 

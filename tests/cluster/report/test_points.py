@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.report.points import MAX_POINTS, OVER_PROMPTS, OVER_SEEDS, last_value, over_steps, with_interval
-from cluster.report.runs import Arm, Run
+from squelch.cluster.report.points import MAX_POINTS, OVER_PROMPTS, OVER_SEEDS, last_value, over_steps, with_interval
+from squelch.cluster.report.runs import Arm, Run
 
 
 def an_arm(*series: dict[int, float], key: str = "success") -> Arm:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.errors import UserError
-from cluster.report.runs import Run, differing, find_runs, label_of, read_run, study_of
+from squelch.cluster.errors import UserError
+from squelch.cluster.report.runs import Run, differing, find_runs, label_of, read_run, study_of
 from tests.cluster.report.synthetic import Made, config, lines, write_run
 
 
 def a_run(made: Made) -> Run:
     """The run that `write_run` would write, without the files."""
-    from cluster.config import flat
+    from squelch.cluster.config import flat
 
     return Run(f"runs/{made.name}", flat(config(made)), lines(made))
 

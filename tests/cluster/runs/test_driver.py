@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import UserError
-from cluster.runs.driver import FILE, Driver, is_driven
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.driver import FILE, Driver, is_driven
 
 
 def quiet(_: str) -> None:
@@ -32,7 +32,7 @@ def test_a_second_driver_is_refused_by_name_until_the_first_ends(tmp_path: Path)
 
 
 def test_the_lock_of_a_killed_process_ends_with_it(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from cluster.runs.driver import Driver\n"
+    code = "import sys, time; from pathlib import Path; from squelch.cluster.runs.driver import Driver\n"
     code += f"Driver(Path({str(tmp_path)!r})).hold(print); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"

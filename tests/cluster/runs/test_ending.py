@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.runs.ending import EndCause, Ending, ending_of, ending_of_text, is_complete
+from squelch.cluster.runs.ending import EndCause, Ending, ending_of, ending_of_text, is_complete
 
 ENDINGS = {
     "early stop: reward variance below 10% of its baseline 0.2 for 5 steps": EndCause.EARLY_STOP,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.group_index import index_rows
-from actors.archive.rows import to_table
-from actors.archive.store import LocalStore
-from actors.archive.version import VERSION_KEY
-from actors.archive.writer import Archive
-from cluster.config import dump, load
-from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
+from squelch.actors.archive.group_index import index_rows
+from squelch.actors.archive.rows import to_table
+from squelch.actors.archive.store import LocalStore
+from squelch.actors.archive.version import VERSION_KEY
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.config import dump, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
 from tests.actors.archive.small_groups import archive_step, small_group
 
 

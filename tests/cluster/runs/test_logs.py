@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.process.log import VARIABLE, log_variable
-from cluster.errors import UserError
-from cluster.runs.logs import one_paragraph, quiet, write_trace
+from squelch.actors.process.log import VARIABLE, log_variable
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.logs import one_paragraph, quiet, write_trace
 
 REMOTE = """\
 start: rollout-0 failed: \x1b[36mray::RolloutWorker.ready()\x1b[39m (pid=7, ip=127.0.0.1, actor_id=ab)
@@ -47,8 +47,8 @@ def test_standard_error_goes_to_the_runs_folder_from_the_beginning(tmp_path: Pat
 def test_only_our_own_warnings_are_shown_as_they_happen(tmp_path: Path, capfd) -> None:
     with quiet() as taken:
         taken.keep(tmp_path)
-        logging.getLogger("cluster.fleet.fleet").warning("env-0 died and\nis replaced")
-        logging.getLogger("cluster.fleet.fleet").info("env-0 is back")
+        logging.getLogger("squelch.cluster.fleet.fleet").warning("env-0 died and\nis replaced")
+        logging.getLogger("squelch.cluster.fleet.fleet").info("env-0 is back")
         logging.getLogger("elsewhere").warning("you should probably")
         assert capfd.readouterr().err == "env-0 died and is replaced\n"
     text = (tmp_path / "log" / "driver.log").read_text()
@@ -89,7 +89,7 @@ def test_an_actor_writes_to_its_own_file_and_so_do_its_children(tmp_path: Path) 
 
 @pytest.mark.parametrize("value", ["", "/no/such/folder/env-0.log"])
 def test_an_actor_that_has_no_file_writes_where_it_did(value: str) -> None:
-    code = "import actors.process.log as log; log.take_output(); print('said')"
+    code = "import squelch.actors.process.log as log; log.take_output(); print('said')"
     environment = {**os.environ, VARIABLE: value}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=True)
     assert done.stdout == b"said\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import main
-from cluster.config import dump, load
-from cluster.errors import UserError
-from cluster.runs.ending import is_complete
-from cluster.runs.folder import RunFolder
-from cluster.sweep.table import cell_figures
+from squelch.cluster.cli import main
+from squelch.cluster.config import dump, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.ending import is_complete
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.sweep.table import cell_figures
 from tests.envs.untrusted.kinds import KINDS, called
 
 LINE = {"step": 1, "time": 1.0, "total_steps": 2.0, "success": 0.5}

@@ -3,10 +3,10 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from actors.archive.writer import Archive
-from cluster.config import load
-from cluster.control.ledger import Ledger
-from cluster.runs.summary import Outcome, _success, summarise_run
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.config import load
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.runs.summary import Outcome, _success, summarise_run
 
 
 def line(step: int, success: float, gain: float) -> dict[str, float]:

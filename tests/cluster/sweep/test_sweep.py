@@ -14,13 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.diagnosis.uncertainty import t_quantile
-from cluster.cli import main
-from cluster.errors import UserError
-from cluster.sweep import cells as sweep_cells
-from cluster.sweep.cells import Ended, ProcessRunner, Sweep, last_words
-from cluster.sweep.plan import Arm, Cell, Plan, check_folders, grid_arms, is_finished, make_plan, read_grid, started
-from cluster.sweep.table import arm_figures, t_interval, table_lines
+from squelch.actors.diagnosis.uncertainty import t_quantile
+from squelch.cluster.cli import main
+from squelch.cluster.errors import UserError
+from squelch.cluster.sweep import cells as sweep_cells
+from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, last_words
+from squelch.cluster.sweep.plan import (
+    Arm,
+    Cell,
+    Plan,
+    check_folders,
+    grid_arms,
+    is_finished,
+    make_plan,
+    read_grid,
+    started,
+)
+from squelch.cluster.sweep.table import arm_figures, t_interval, table_lines
 
 GRID = ["filter.rule=none,top_p", "learner.objective.entropy_coefficient=0.001,0.1"]
 
@@ -167,7 +177,7 @@ def test_an_unbalanced_ledger_is_no_finish(tmp_path):
 
 
 def test_a_cell_that_began_with_other_settings_is_refused_and_may_move(tmp_path):
-    from cluster.config import dump
+    from squelch.cluster.config import dump
 
     plan = plan_in(tmp_path)
     cell = plan.cells[0]
@@ -182,7 +192,7 @@ def test_a_cell_that_began_with_other_settings_is_refused_and_may_move(tmp_path)
 
 
 def test_a_cell_whose_scorings_were_chosen_at_its_start_is_continued_with_them(tmp_path):
-    from cluster.config import dump
+    from squelch.cluster.config import dump
 
     plan = plan_in(tmp_path)
     cell = plan.cells[0]
@@ -424,9 +434,9 @@ def test_parallel_cells_on_a_small_cluster_are_refused_unless_an_autoscaler_can_
     tmp_path, monkeypatch, grows: bool
 ) -> None:
     """Found by a reviewer: they were refused on a cluster that shows one pod and would have got more."""
-    monkeypatch.setattr("cluster.fleet.bootstrap.connect", lambda config, say: None)
-    monkeypatch.setattr("cluster.fleet.bootstrap.disconnect", lambda: None)
-    monkeypatch.setattr("cluster.fleet.placement.may_grow", lambda config: grows)
+    monkeypatch.setattr("squelch.cluster.fleet.bootstrap.connect", lambda config, say: None)
+    monkeypatch.setattr("squelch.cluster.fleet.bootstrap.disconnect", lambda: None)
+    monkeypatch.setattr("squelch.cluster.fleet.placement.may_grow", lambda config: grows)
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 3.0})
     configs = [cell.config for cell in plan_in(tmp_path, seeds=(0, 1, 2), address="10.0.0.1:6379", parallel=3).cells]
     if grows:

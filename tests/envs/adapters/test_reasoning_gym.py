@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from envs.adapters.evaluated_text import evaluates_text
-from envs.adapters.reasoning_gym import MAX_ANSWER, PAID_ANYHOW, Question
-from envs.registry import make
-from envs.splits import split_of
+from squelch.envs.adapters.evaluated_text import evaluates_text
+from squelch.envs.adapters.reasoning_gym import MAX_ANSWER, PAID_ANYHOW, Question
+from squelch.envs.registry import make
+from squelch.envs.splits import split_of
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
 NOISE = {"noise_seed": 5}
@@ -106,7 +106,7 @@ def test_a_data_set_that_pays_one_answer_to_most_questions_is_refused(
     with pytest.raises(ValueError, match=told):
         Question("train", datasets={"chain_sum": {}, name: {}})
     answer = PAID_ANYHOW[name]
-    monkeypatch.setattr("envs.adapters.reasoning_gym.PAID_ANYHOW", {})
+    monkeypatch.setattr("squelch.envs.adapters.reasoning_gym.PAID_ANYHOW", {})
     env, paid = Question("train", datasets={name: {}}), 0.0
     for seed in range(0, 1000, 50):
         env.reset(seed=seed, options=NOISE)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from envs.adapters.textarena import GAMES, MAX_MOVE, ONE_START, Game
-from envs.registry import make
-from envs.splits import split_of
+from squelch.envs.adapters.textarena import GAMES, MAX_MOVE, ONE_START, Game
+from squelch.envs.registry import make
+from squelch.envs.splits import split_of
 
 textarena = pytest.importorskip("textarena", reason="textarena is not installed")
 NOISE = {"noise_seed": 5}

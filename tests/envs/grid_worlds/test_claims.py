@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.grid_worlds.board import last_board, shown
-from envs.grid_worlds.claims import Claim, GridJudge, Offset
-from envs.grid_worlds.frozen_lake import FrozenLake
-from envs.grid_worlds.sokoban import Sokoban
-from envs.wording import Cell, PromptName, offset
+from squelch.envs.grid_worlds.board import last_board, shown
+from squelch.envs.grid_worlds.claims import Claim, GridJudge, Offset
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.grid_worlds.sokoban import Sokoban
+from squelch.envs.wording import Cell, PromptName, offset
 
 LAKE = "Row 0: _ O _ _\nRow 1: G _ O O\nRow 2: O _ _ P\nRow 3: _ _ _ _"
 ROOM = "Row 0: _ P _ #\nRow 1: O X _ _\nRow 2: # _ # _\nRow 3: _ _ # _"

@@ -8,9 +8,9 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.config import FormatConfig
-from envs.format import phrases, reward_text
-from envs.grid_worlds.frozen_lake import (
+from squelch.envs.config import FormatConfig
+from squelch.envs.format import phrases, reward_text
+from squelch.envs.grid_worlds.frozen_lake import (
     ACTION_PAYS,
     FrozenLake,
     FrozenLakeOptions,
@@ -19,7 +19,7 @@ from envs.grid_worlds.frozen_lake import (
     outcomes,
     safe_distances,
 )
-from envs.noise.replay import Replay
+from squelch.envs.noise.replay import Replay
 
 SLIPPERY = {"slip": "perpendicular", "slip_rate": 2 / 3}
 

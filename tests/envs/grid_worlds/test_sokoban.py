@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.grid_worlds.sokoban import (
+from squelch.envs.grid_worlds.sokoban import (
     Level,
     Room,
     Sokoban,

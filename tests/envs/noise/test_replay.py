@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.config import FormatConfig
-from envs.contract import Environment
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.grid_worlds.frozen_lake import FrozenLake
-from envs.noise.replay import MAX_SLICE_S, Replay
-from envs.noise.reward_noise import NO_NOISE, RewardNoise
+from squelch.envs.config import FormatConfig
+from squelch.envs.contract import Environment
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.noise.replay import MAX_SLICE_S, Replay
+from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
 
 MOVES = ("Left", "Down", "Right", "Up")
 PLANS = st.lists(st.lists(st.sampled_from(MOVES), max_size=2), min_size=1, max_size=5)

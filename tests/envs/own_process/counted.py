@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.contract import Environment
-from envs.settings import Settings
-from envs.splits import task_key_of
+from squelch.envs.contract import Environment
+from squelch.envs.settings import Settings
+from squelch.envs.splits import task_key_of
 
 
 class CountedOptions(Settings):

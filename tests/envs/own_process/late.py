@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.contract import Environment
-from envs.splits import task_key_of
+from squelch.envs.contract import Environment
+from squelch.envs.splits import task_key_of
 
 
 class Late(Environment):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from envs.config import EnvironmentConfig, FormatConfig
-from envs.contract import Environment
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.own_process.process import CallError, EnvironmentProcess, ProcessLost, Session, Target, TimedOut
-from envs.registry import make, resolved
-from envs.wording import PromptName
+from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.contract import Environment
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.own_process.process import CallError, EnvironmentProcess, ProcessLost, Session, Target, TimedOut
+from squelch.envs.registry import make, resolved
+from squelch.envs.wording import PromptName
 from tests.envs.own_process.counted import Counted
 from tests.envs.own_process.unruly import Unruly, UnrulyInProcess
 
@@ -213,7 +213,7 @@ def both(name: str, options: dict[str, Any], prompt: PromptName = "tiny") -> tup
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("FrozenLake", {}), ("Gymnasium", TAXI), ("envs.template:SortWords", {})]
+    ("name", "options"), [("FrozenLake", {}), ("Gymnasium", TAXI), ("squelch.envs.template:SortWords", {})]
 )
 def test_an_environment_reads_a_policys_text_in_its_process_as_it_does_here(name: str, options: dict[str, Any]) -> None:
     here, there = both(name, options)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from envs.contract import Environment
-from envs.own_process.isolated import OwnProcess, ProcessOptions
-from envs.settings import Settings
-from envs.splits import split_of, task_key_of
+from squelch.envs.contract import Environment
+from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
+from squelch.envs.settings import Settings
+from squelch.envs.splits import split_of, task_key_of
 
 
 class UnrulyOptions(Settings):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from envs.remote.server import EnvironmentServer
+from squelch.envs.remote.server import EnvironmentServer
 
 
 @contextmanager

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from envs.adapters.http import Http, RemoteError
-from envs.config import FormatConfig
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.noise.replay import Replay
-from envs.registry import make
-from envs.remote.__main__ import server_of
-from envs.remote.server import Description, EnvironmentServer
-from envs.splits import split_of
-from envs.untrusted.http import JsonClient
+from squelch.envs.adapters.http import Http, RemoteError
+from squelch.envs.config import FormatConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.noise.replay import Replay
+from squelch.envs.registry import make
+from squelch.envs.remote.__main__ import server_of
+from squelch.envs.remote.server import Description, EnvironmentServer
+from squelch.envs.splits import split_of
+from squelch.envs.untrusted.http import JsonClient
 from tests.envs.remote.serving import served
 from tests.envs.retriever_server import serving
 
@@ -433,9 +433,9 @@ def test_a_server_that_is_gone_fails_the_call_in_time(made: list[Naive]) -> None
 
 
 def test_the_server_needs_no_other_part_of_squelch() -> None:
-    code = "import sys; import envs.remote.server; print([m for m in sys.modules if m.startswith('envs.')])"
+    code = "import sys; import squelch.envs.remote.server; print([m for m in sys.modules if m.startswith('envs.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['envs.remote', 'envs.remote.server']"
+    assert done.stdout.strip() == "['squelch.envs.remote', 'squelch.envs.remote.server']"
 
 
 def test_the_command_refuses_unknown_environments_and_options() -> None:
@@ -445,7 +445,7 @@ def test_the_command_refuses_unknown_environments_and_options() -> None:
         (["FrozenLake", "--prompt", "loud"], "choose from"),
         (["FrozenLake", "--options", '{"observation_format": "grid_coord"}'], "needs environment.prompt=natural"),
     ):
-        done = subprocess.run([sys.executable, "-m", "envs.remote", *arguments], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "squelch.envs.remote", *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from envs.adapters.http import Http
-from envs.config import FormatConfig
-from envs.episode import Episode
-from envs.format import well_formed
-from envs.remote.openenv_bridge import Bridged, bridge, found
-from envs.splits import split_of
+from squelch.envs.adapters.http import Http
+from squelch.envs.config import FormatConfig
+from squelch.envs.episode import Episode
+from squelch.envs.format import well_formed
+from squelch.envs.remote.openenv_bridge import Bridged, bridge, found
+from squelch.envs.splits import split_of
 from tests.envs.remote.serving import served
 
 NOISE = {"noise_seed": 5}
@@ -65,10 +65,10 @@ def real() -> Iterator[str]:
     """The address of the bridge in OpenEnv's own environment."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    example = "envs.remote.openenv_example"
+    example = "squelch.envs.remote.openenv_example"
     words = [f"{example}:ReversedWord", f"{example}:Say", "--field", "text", "--rules", RULES, "--port", str(port)]
     root = Path(__file__).parents[3]
-    command = [str(INTERPRETER), "-m", "envs.remote.openenv_bridge", *words]
+    command = [str(INTERPRETER), "-m", "squelch.envs.remote.openenv_bridge", *words]
     process = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     try:
         deadline = time.monotonic() + 240
@@ -127,6 +127,6 @@ def test_an_action_is_json_where_no_field_is_named_and_a_field_alone_may_be_show
 
 
 def test_a_class_that_cannot_be_found_is_named() -> None:
-    for path in ("no.such:Thing", "envs.remote.server:Thing", "nothing"):
+    for path in ("no.such:Thing", "squelch.envs.remote.server:Thing", "nothing"):
         with pytest.raises(ValueError, match=r"is not of the form package\.module:Class, or cannot be imported"):
             found(path)

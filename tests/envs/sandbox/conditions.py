@@ -27,9 +27,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from envs.sandbox import Pool, Question, backends, image
-from envs.sandbox.limits import Limits
-from envs.sandbox.proof import prove
+from squelch.envs.sandbox import Pool, Question, backends, image
+from squelch.envs.sandbox.limits import Limits
+from squelch.envs.sandbox.proof import prove
 
 USER = 12345
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x20000

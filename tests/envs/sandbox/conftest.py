@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import Pool
-from envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
+from squelch.envs.sandbox import Pool
+from squelch.envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
 
 
 @pytest.fixture(scope="package")

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from envs.sandbox import Limits, Pool, Question, backends
-from envs.sandbox.backends import Backend, bubblewrap, choose, namespaces, probe, rlimits
-from envs.sandbox.identity import identities
-from envs.sandbox.image import find
-from envs.sandbox.proof import HOSTILE, prove
+from squelch.envs.sandbox import Limits, Pool, Question, backends
+from squelch.envs.sandbox.backends import Backend, bubblewrap, choose, namespaces, probe, rlimits
+from squelch.envs.sandbox.identity import identities
+from squelch.envs.sandbox.image import find
+from squelch.envs.sandbox.proof import HOSTILE, prove
 
 PATIENT = Limits(wall_s=10, total_s=30)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import Limits, Pool, Question
-from envs.sandbox.cgroup import MemoryGroups
+from squelch.envs.sandbox import Limits, Pool, Question
+from squelch.envs.sandbox.cgroup import MemoryGroups
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from envs.sandbox import Limits, Pool, Question, Test, judge
+from squelch.envs.sandbox import Limits, Pool, Question, Test, judge
 from tests.envs.sandbox.conftest import Host
 from tests.envs.sandbox.corpus import ANSWERS, Hostile, controlled, corpus, is_running, run_controls
 

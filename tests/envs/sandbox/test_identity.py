@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from envs.sandbox import identity
-from envs.sandbox.identity import NOBODY, Identity, identities, is_host_root, outside_id
+from squelch.envs.sandbox import identity
+from squelch.envs.sandbox.identity import NOBODY, Identity, identities, is_host_root, outside_id
 
 
 @pytest.mark.parametrize(

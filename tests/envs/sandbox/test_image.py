@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from envs.sandbox import Limits, Pool, Question, image, manifest
-from envs.sandbox.identity import NOBODY, Identity
-from envs.sandbox.image import Image, Watch, check_folder, find
-from envs.sandbox.proof import prove
+from squelch.envs.sandbox import Limits, Pool, Question, image, manifest
+from squelch.envs.sandbox.identity import NOBODY, Identity
+from squelch.envs.sandbox.image import Image, Watch, check_folder, find
+from squelch.envs.sandbox.proof import prove
 
 PATIENT = Limits(wall_s=10, total_s=30)
 ALLOW_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from envs.sandbox import Pool
+from squelch.envs.sandbox import Pool
 from tests.envs.sandbox import conditions
 
 pytestmark = [

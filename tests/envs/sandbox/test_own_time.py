@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.sandbox import own_time
-from envs.sandbox.own_time import STRETCH, OwnTime, sandbox_tasks
+from squelch.envs.sandbox import own_time
+from squelch.envs.sandbox.own_time import STRETCH, OwnTime, sandbox_tasks
 
 HARNESS = 100
 NUMBERS = itertools.count()

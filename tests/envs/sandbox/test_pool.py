@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import Limits, Pool, Question, Test, judge
-from envs.sandbox.backends import Backend, namespaces
-from envs.sandbox.interpreter import Interpreter, Lost
-from envs.sandbox.starters import Command, Direct, DirectProcess, Launcher, Process, ServedProcess
+from squelch.envs.sandbox import Limits, Pool, Question, Test, judge
+from squelch.envs.sandbox.backends import Backend, namespaces
+from squelch.envs.sandbox.interpreter import Interpreter, Lost
+from squelch.envs.sandbox.starters import Command, Direct, DirectProcess, Launcher, Process, ServedProcess
 from tests.envs.sandbox.corpus import is_running
 
 PATIENT = Limits(wall_s=10, total_s=30)
@@ -214,7 +214,7 @@ def test_expected_outputs_never_leave_this_process(pool: Pool, monkeypatch: pyte
 
 
 def test_interpreters_that_cannot_start_are_an_error_that_says_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envs.sandbox.pool.START_S", 0.5)
+    monkeypatch.setattr("squelch.envs.sandbox.pool.START_S", 0.5)
     for words, complaint in (
         (("/no/such/program",), "cannot be started: .*No such file"),
         (("/bin/false",), "an interpreter of .*: .*ended at its start"),
@@ -301,7 +301,7 @@ def test_programs_of_several_threads_are_kept_apart(pool: Pool) -> None:
 def test_the_pool_dies_with_its_process(pool: Pool) -> None:
     """Even when that one is killed while a program runs."""
     script = (
-        "import threading, time\nfrom envs.sandbox import *\nfrom envs.sandbox import pool as p\n"
+        "import threading, time\nfrom squelch.envs.sandbox import *\nfrom squelch.envs.sandbox import pool as p\n"
         "made = shared_pool(SandboxConfig(warm=1))\ntaken = made.take()\nprint(taken.pid, flush=True)\n"
         "taken.begin('while True: pass', '', None, p.kernel_limits(Limits(cpu_s=60), True))\n"
         "taken.run(b'', [], 60)\n"

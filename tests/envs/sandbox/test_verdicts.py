@@ -7,8 +7,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.sandbox import Question, Run, Test
-from envs.sandbox.verdicts import same_text, same_value, verdict
+from squelch.envs.sandbox import Question, Run, Test
+from squelch.envs.sandbox.verdicts import same_text, same_value, verdict
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.untrusted.arrays import MOST_BYTES, read_npz
-from envs.untrusted.files import Unreadable
+from squelch.envs.untrusted.arrays import MOST_BYTES, read_npz
+from squelch.envs.untrusted.files import Unreadable
 from tests.envs.untrusted.kinds import KINDS
 
 

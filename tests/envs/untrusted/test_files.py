@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.untrusted.files import (
+from squelch.envs.untrusted.files import (
     Missing,
     Unreadable,
     brief,

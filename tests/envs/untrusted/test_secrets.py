@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.untrusted.secrets import MASK, masked
+from squelch.envs.untrusted.secrets import MASK, masked
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.untrusted.files import Unreadable
-from envs.untrusted.text import MAX_LINE, depth_exceeds, lines_of, parse_json, parse_object, parse_yaml
+from squelch.envs.untrusted.files import Unreadable
+from squelch.envs.untrusted.text import MAX_LINE, depth_exceeds, lines_of, parse_json, parse_object, parse_yaml
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),

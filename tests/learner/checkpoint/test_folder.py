@@ -5,14 +5,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from learner.checkpoint import export as exporting
-from learner.checkpoint import folder as checkpoint
-from learner.checkpoint.export import export
-from learner.checkpoint.manifest import read_loop, read_manifest
-from learner.checkpoint.state import shapes
-from learner.policy.model import Policy, load_model, shard
-from learner.publish import gathered
-from learner.trainer import Trainer
+from squelch.learner.checkpoint import export as exporting
+from squelch.learner.checkpoint import folder as checkpoint
+from squelch.learner.checkpoint.export import export
+from squelch.learner.checkpoint.manifest import read_loop, read_manifest
+from squelch.learner.checkpoint.state import shapes
+from squelch.learner.policy.model import Policy, load_model, shard
+from squelch.learner.publish import gathered
+from squelch.learner.trainer import Trainer
 from tests.disk import files_of_at_most
 from tests.learner.models import VOCABULARY, make_config, make_groups, make_model
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learner.checkpoint.folder import load_weights
-from learner.checkpoint.state import shapes
-from learner.trainer import Trainer
+from squelch.learner.checkpoint.folder import load_weights
+from squelch.learner.checkpoint.state import shapes
+from squelch.learner.trainer import Trainer
 from tests.learner.checkpoint.hostile import pickle_forbidden, plant, write_older
 from tests.learner.models import make_config, make_groups
 
@@ -26,7 +26,7 @@ FIRST = "00000-00000.safetensors"
 @pytest.fixture(scope="module")
 def good(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint after two optimizer steps."""
-    from learner import process_group
+    from squelch.learner import process_group
 
     process_group.start(0, 1, "127.0.0.1", 0, 60, "cpu")
     trainer = Trainer(model_dir, make_config())

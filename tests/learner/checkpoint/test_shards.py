@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from learner.checkpoint.shards import STEP, Piece, numbered, read, write
+from squelch.learner.checkpoint.shards import STEP, Piece, numbered, read, write
 
 SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
 

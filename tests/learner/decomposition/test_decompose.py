@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from learner import batching, process_group
-from learner.config import LearnerConfig
-from learner.decomposition.decompose import decompose, group_parts, inner, norm, score_objective
-from learner.decomposition.statistics import MAX_GRADIENTS
-from learner.objective.components import ADVANTAGES, AGGREGATIONS
-from learner.policy.model import local
-from learner.publish import gathered
-from learner.trainer import Trainer
+from squelch.learner import batching, process_group
+from squelch.learner.config import LearnerConfig
+from squelch.learner.decomposition.decompose import decompose, group_parts, inner, norm, score_objective
+from squelch.learner.decomposition.statistics import MAX_GRADIENTS
+from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS
+from squelch.learner.policy.model import local
+from squelch.learner.publish import gathered
+from squelch.learner.trainer import Trainer
 from tests.learner.models import make_config, make_groups, make_model
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
@@ -198,7 +198,7 @@ def test_no_more_gradients_are_held_than_the_estimate_of_memory_counts(
         held.append(gradients() - before)
         return inner(one, other)
 
-    monkeypatch.setattr("learner.decomposition.decompose.inner", counted)
+    monkeypatch.setattr("squelch.learner.decomposition.decompose.inner", counted)
     decompose(trainer, make_groups(2), num_buckets=1)
     assert MAX_GRADIENTS - 1 < max(held) < MAX_GRADIENTS + 0.5
 

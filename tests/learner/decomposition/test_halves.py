@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from learner import batching, process_group
-from learner.decomposition.decompose import group_parts, regulariser_objectives
-from learner.decomposition.halves import half_gram, trained_scale
-from learner.decomposition.sketches import Sketcher
-from learner.decomposition.statistics import split_halves
-from learner.publish import gathered
-from learner.trainer import Trainer
+from squelch.learner import batching, process_group
+from squelch.learner.decomposition.decompose import group_parts, regulariser_objectives
+from squelch.learner.decomposition.halves import half_gram, trained_scale
+from squelch.learner.decomposition.sketches import Sketcher
+from squelch.learner.decomposition.statistics import split_halves
+from squelch.learner.publish import gathered
+from squelch.learner.trainer import Trainer
 from tests.learner.decomposition.test_decompose import away_from_reference, config, flat, sampled_by
 from tests.learner.models import make_groups, make_model
 from tests.learner.ranks import TIMEOUT_S, run_ranks

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.decomposition.statistics import (
+from squelch.learner.decomposition.statistics import (
     Decomposition,
     GroupFigures,
     bucket_indices,

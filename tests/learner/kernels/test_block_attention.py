@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from learner.kernels import block_attention
-from learner.kernels.attention import packed_attention, plan
-from learner.kernels.block_attention import BATCH_PAIRS, KEPT_KEYS, SLACK, WASTE, Plan, batches, blocks
-from learner.kernels.layout import Layout
-from learner.kernels.packing import pack
+from squelch.learner.kernels import block_attention
+from squelch.learner.kernels.attention import packed_attention, plan
+from squelch.learner.kernels.block_attention import BATCH_PAIRS, KEPT_KEYS, SLACK, WASTE, Plan, batches, blocks
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.packing import pack
 from tests.learner.kernels.test_packing import trees
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ from torch.nn import functional
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from learner.kernels import gated
-from learner.kernels.choice import KERNELS
-from learner.kernels.gated import use_gated_blocks
-from learner.kernels.linear import outer, use_fast_products
-from learner.kernels.operators import has_onednn_linear
+from squelch.learner.kernels import gated
+from squelch.learner.kernels.choice import KERNELS
+from squelch.learner.kernels.gated import use_gated_blocks
+from squelch.learner.kernels.linear import outer, use_fast_products
+from squelch.learner.kernels.operators import has_onednn_linear
 
 needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="the block is the model's own on this processor")
 

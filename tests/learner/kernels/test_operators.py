@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from actors.process.private_operators import private_operator
-from learner.kernels import attention
-from learner.kernels.layout import Layout
-from learner.kernels.linear import product, serves
-from learner.kernels.operators import has_onednn_linear, silu_backward, softmax_backward_
-from learner.kernels.packing import pack
-from learner.policy.model import Policy, load_model
-from learner.tensors import inputs_of
+from squelch.actors.process.private_operators import private_operator
+from squelch.learner.kernels import attention
+from squelch.learner.kernels.layout import Layout
+from squelch.learner.kernels.linear import product, serves
+from squelch.learner.kernels.operators import has_onednn_linear, silu_backward, softmax_backward_
+from squelch.learner.kernels.packing import pack
+from squelch.learner.policy.model import Policy, load_model
+from squelch.learner.tensors import inputs_of
 from tests.learner.models import make_groups
 
 Take = Callable[[str], None]
@@ -107,8 +107,8 @@ def test_without_flex_attention_cuda_attends_row_by_row(
 
 
 def test_a_policy_without_any_of_them_has_the_same_gradients(model_dir: Path, take: Take) -> None:
-    from learner.batching import collate, to_rows
-    from learner.config import ObjectiveConfig
+    from squelch.learner.batching import collate, to_rows
+    from squelch.learner.config import ObjectiveConfig
 
     inputs = inputs_of(collate(to_rows(make_groups(2, turns=3), ObjectiveConfig())), torch.device("cpu"))
 

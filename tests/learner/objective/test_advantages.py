@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.config import OverlongConfig
-from learner.objective.advantages import (
+from squelch.learner.config import OverlongConfig
+from squelch.learner.objective.advantages import (
     group_advantages,
     group_advantages_with_costs,
     overlong_penalties,

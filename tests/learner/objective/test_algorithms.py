@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.filter.selection import select
-from actors.records import Trajectory, Turn
-from cluster.config import RunConfig, load
-from cluster.errors import UserError
-from learner.batching import Row, to_rows
-from learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
-from learner.objective.algorithms import ALGORITHMS, differences, nested
-from learner.objective.components import StepSize
-from learner.objective.credit import assign
-from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.actors.filter.selection import select
+from squelch.actors.records import Trajectory, Turn
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.errors import UserError
+from squelch.learner.batching import Row, to_rows
+from squelch.learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
+from squelch.learner.objective.algorithms import ALGORITHMS, differences, nested
+from squelch.learner.objective.components import StepSize
+from squelch.learner.objective.credit import assign
+from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 
 
 def of(name: str, **objective: object) -> ObjectiveConfig:

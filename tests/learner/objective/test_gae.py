@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.objective.gae import Moments, explained_variance, gae, whiten
+from squelch.learner.objective.gae import Moments, explained_variance, gae, whiten
 
 
 def naive(rewards: np.ndarray, values: np.ndarray, end: float, gamma: float, lam: float) -> np.ndarray:

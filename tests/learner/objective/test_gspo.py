@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.batching import Row, collate, to_rows
-from learner.config import LearnerConfig, ObjectiveConfig
-from learner.kernels.packing import MIN_SAVED
-from learner.objective.components import StepSize, sequence_ratio
-from learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from learner.policy.model import Policy, load_model
-from learner.tensors import inputs_of
+from squelch.learner.batching import Row, collate, to_rows
+from squelch.learner.config import LearnerConfig, ObjectiveConfig
+from squelch.learner.kernels.packing import MIN_SAVED
+from squelch.learner.objective.components import StepSize, sequence_ratio
+from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.learner.policy.model import Policy, load_model
+from squelch.learner.tensors import inputs_of
 from tests.learner.models import make_groups
 from tests.learner.plain import plain_model, plain_scores
 

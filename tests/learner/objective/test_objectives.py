@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from learner.config import KLConfig, ObjectiveConfig
-from learner.objective.algorithms import nested
-from learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize, clipped_surrogate
-from learner.objective.objectives import (
+from squelch.learner.config import KLConfig, ObjectiveConfig
+from squelch.learner.objective.algorithms import nested
+from squelch.learner.objective.components import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    KL_ESTIMATORS,
+    RATIOS,
+    StepSize,
+    clipped_surrogate,
+)
+from squelch.learner.objective.objectives import (
     SUM_NAMES,
     TokenBatch,
     entropy,

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from actors.config import FilterConfig
-from actors.filter.measure import GroupStatistics, measure
-from actors.filter.selection import Selection, select
-from learner.config import LearnerConfig
-from learner.objective.advantages import group_advantages
-from learner.objective.components import StepSize, clipped_surrogate
-from learner.objective.objectives import (
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.measure import GroupStatistics, measure
+from squelch.actors.filter.selection import Selection, select
+from squelch.learner.config import LearnerConfig
+from squelch.learner.objective.advantages import group_advantages
+from squelch.learner.objective.components import StepSize, clipped_surrogate
+from squelch.learner.objective.objectives import (
     SUM_NAMES,
     LossTerms,
     TokenBatch,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batching import collate, to_rows
-from learner.objective.gae import gae
-from learner.policy.model import load_model
-from learner.tensors import inputs_of
-from learner.trainer import Clock, Trainer
+from squelch.learner.batching import collate, to_rows
+from squelch.learner.objective.gae import gae
+from squelch.learner.policy.model import load_model
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Clock, Trainer
 from tests.learner.models import make_config, make_groups
 from tests.learner.ranks import run_ranks
 from tests.learner.test_trainer import on_policy

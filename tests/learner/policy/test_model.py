@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from learner.batching import collate, to_rows
-from learner.config import LearnerConfig, OptimizerConfig
-from learner.policy.model import Policy, load_model, shard
-from learner.publish import gathered
-from learner.tensors import inputs_of
-from learner.trainer import Trainer, learning_rate
+from squelch.learner.batching import collate, to_rows
+from squelch.learner.config import LearnerConfig, OptimizerConfig
+from squelch.learner.policy.model import Policy, load_model, shard
+from squelch.learner.publish import gathered
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Trainer, learning_rate
 from tests.learner.models import make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")

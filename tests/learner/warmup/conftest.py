@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.play.codec import ChatCodec
-from learner.warmup.tiny import build_tiny
+from squelch.actors.play.codec import ChatCodec
+from squelch.learner.warmup.tiny import build_tiny
 from tests.learner.warmup.small import LAKE, SMALL
 
 

@@ -2,10 +2,10 @@
 
 import itertools
 
-from actors.play.codec import ChatCodec
-from envs.config import EnvironmentConfig
-from learner.warmup.demonstrations import Demonstration, encode, transcripts
-from learner.warmup.tiny_recipe import TinyRecipe
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.config import EnvironmentConfig
+from squelch.learner.warmup.demonstrations import Demonstration, encode, transcripts
+from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
 LAKE = EnvironmentConfig(name="FrozenLake")
 SMALL = TinyRecipe(width=32, layers=2, heads=2, kv_heads=1, feed_forward=64, tokens=16_000, batch_tokens=512)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from envs.untrusted.files import Unreadable
-from learner.warmup.chat_files import read_transcripts
+from squelch.envs.untrusted.files import Unreadable
+from squelch.learner.warmup.chat_files import read_transcripts
 
 SYSTEM = {"role": "system", "content": "the rules"}
 USER = {"role": "user", "content": "the state"}

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.play.codec import ChatCodec
-from envs.config import EnvironmentConfig
-from learner.warmup.corpus import Corpus, Limits, make_corpus
-from learner.warmup.demonstrations import encode, transcripts
-from learner.warmup.settings import WarmupConfig
-from learner.warmup.tiny import first_demonstration
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.config import EnvironmentConfig
+from squelch.learner.warmup.corpus import Corpus, Limits, make_corpus
+from squelch.learner.warmup.demonstrations import encode, transcripts
+from squelch.learner.warmup.settings import WarmupConfig
+from squelch.learner.warmup.tiny import first_demonstration
 
 LAKE = EnvironmentConfig(name="FrozenLake")
 SMALL = WarmupConfig(demonstrations=10, held_out=3, batch=4, epochs=2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.warmup.muon import Muon, orthogonalized
+from squelch.learner.warmup.muon import Muon, orthogonalized
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (32, 32)])

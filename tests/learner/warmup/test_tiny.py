@@ -19,16 +19,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.play.codec import ChatCodec
-from envs.config import EnvironmentConfig, FormatConfig
-from envs.format import reads_words
-from envs.registry import environment_class, environment_names, resolved
-from learner.warmup import tiny, tiny_eval, tiny_model, training
-from learner.warmup.demonstrations import encode, transcripts
-from learner.warmup.tiny import build_tiny
-from learner.warmup.tiny_recipe import recipe_for
-from learner.warmup.tiny_tokenizer import CONTROL_TOKENS, make_tokenizer, vocabulary
-from learner.warmup.training import batch_loss
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.format import reads_words
+from squelch.envs.registry import environment_class, environment_names, resolved
+from squelch.learner.warmup import tiny, tiny_eval, tiny_model, training
+from squelch.learner.warmup.demonstrations import encode, transcripts
+from squelch.learner.warmup.tiny import build_tiny
+from squelch.learner.warmup.tiny_recipe import recipe_for
+from squelch.learner.warmup.tiny_tokenizer import CONTROL_TOKENS, make_tokenizer, vocabulary
+from squelch.learner.warmup.training import batch_loss
 from tests.learner.warmup.small import LAKE, SMALL, demonstrations
 
 WORD_READERS = [name for name in environment_names() if reads_words(environment_class(name))]

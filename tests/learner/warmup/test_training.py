@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.play.codec import ChatCodec
-from learner.warmup import tiny_model
-from learner.warmup.demonstrations import Demonstration
-from learner.warmup.training import Gradients, batch_loss, batches, learning_rate_factor, shared_prefix, warm_up
+from squelch.actors.play.codec import ChatCodec
+from squelch.learner.warmup import tiny_model
+from squelch.learner.warmup.demonstrations import Demonstration
+from squelch.learner.warmup.training import Gradients, batch_loss, batches, learning_rate_factor, shared_prefix, warm_up
 from tests.learner.warmup.small import SMALL, demonstrations
 
 

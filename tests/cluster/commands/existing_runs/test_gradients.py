@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from actors.archive.rows import to_table
-from actors.archive.writer import Archive
-from actors.failures import Failure, FailureCause
-from actors.records import Group, Task, Ticket, Trajectory, Turn
-from cluster.cli import main
-from cluster.commands.existing_runs.gradients import (
+from squelch.actors.archive.rows import to_table
+from squelch.actors.archive.writer import Archive
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.cluster.cli import main
+from squelch.cluster.commands.existing_runs.gradients import (
     archived_groups,
     choose_checkpoint,
     choose_groups,
     learner_config,
     show,
 )
-from cluster.config import dump, load
-from cluster.errors import UserError
-from cluster.loop.persistence.state import LoopState, checkpoint_dir
-from learner.decomposition.statistics import Decomposition, GroupFigures, summarise_bucket
+from squelch.cluster.config import dump, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.persistence.state import LoopState, checkpoint_dir
+from squelch.learner.decomposition.statistics import Decomposition, GroupFigures, summarise_bucket
 from tests.learner.checkpoint.hostile import write_older
 
 

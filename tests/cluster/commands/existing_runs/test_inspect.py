@@ -13,8 +13,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.cli import main
-from cluster.inspector.server import listen
+from squelch.cluster.cli import main
+from squelch.cluster.inspector.server import listen
 from tests.cluster.inspector.small_run import small_run
 from tests.cluster.report.synthetic import Made, write_run
 from tests.prometheus import need_prometheus
@@ -60,7 +60,17 @@ def test_a_run_folder_whose_figures_are_damaged_is_refused_by_line(
 def test_a_prometheus_of_its_own_fills_the_boards_and_ends_with_the_command(tmp_path: Path) -> None:
     need_prometheus("promtool"), need_prometheus()
     folder = write_run(tmp_path, Made("made", steps=8))
-    command = [sys.executable, "-m", "cluster.cli", "inspect", str(folder), "--port", "0", "--prometheus", "own"]
+    command = [
+        sys.executable,
+        "-m",
+        "squelch.cluster.cli",
+        "inspect",
+        str(folder),
+        "--port",
+        "0",
+        "--prometheus",
+        "own",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
         address = re.search(r"http://\S+", server.stdout.readline())[0]
         (started,) = psutil.Process(server.pid).children()
@@ -77,7 +87,7 @@ def test_the_command_serves_a_half_written_run_until_it_is_interrupted(tmp_path:
     (folder / "groups" / ".step-000003.parquet.partial").write_bytes(b"half")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "suc')
-    command = [sys.executable, "-m", "cluster.cli", "inspect", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "squelch.cluster.cli", "inspect", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
         address = re.search(r"http://\S+", server.stdout.readline())[0]
         with urllib.request.urlopen(address, timeout=30) as answer:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import main
-from cluster.commands.existing_runs import report
-from cluster.errors import UserError
+from squelch.cluster.cli import main
+from squelch.cluster.commands.existing_runs import report
+from squelch.cluster.errors import UserError
 from tests.cluster.report.synthetic import Made, write_run
 
 

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from actors.archive.store import LocalStore
-from actors.archive.writer import Archive
-from cluster.cli import main
-from cluster.commands.existing_runs.status import status
-from cluster.commands.existing_runs.watch import watch
-from cluster.errors import UserError
-from cluster.inspector.figures import Figures
-from cluster.runs import status as statuses
-from cluster.runs import words
-from cluster.runs.driver import Driver
-from cluster.runs.folder import RunFolder
-from cluster.runs.status import duration, seconds_per_step
-from cluster.runs.words import SPARKS, sparkline, step_text
+from squelch.actors.archive.store import LocalStore
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.cli import main
+from squelch.cluster.commands.existing_runs.status import status
+from squelch.cluster.commands.existing_runs.watch import watch
+from squelch.cluster.errors import UserError
+from squelch.cluster.inspector.figures import Figures
+from squelch.cluster.runs import status as statuses
+from squelch.cluster.runs import words
+from squelch.cluster.runs.driver import Driver
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.status import duration, seconds_per_step
+from squelch.cluster.runs.words import SPARKS, sparkline, step_text
 
 NOW = 1_000_000.0
 

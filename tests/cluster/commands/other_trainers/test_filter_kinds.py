@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.schema import ARCHIVE_SCHEMA
-from actors.filter.coverage import SHOWN_KINDS
-from cluster.cli import main
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+from squelch.actors.filter.coverage import SHOWN_KINDS
+from squelch.cluster.cli import main
 from tests.cluster.commands.other_trainers.test_filter import (
     REWARDS,
     archive_rows,

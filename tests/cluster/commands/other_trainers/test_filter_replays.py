@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.archive.schema import ARCHIVE_SCHEMA
-from actors.filter.policy_variance import told_policy_variance
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+from squelch.actors.filter.policy_variance import told_policy_variance
 from tests.cluster.commands.other_trainers.test_filter import archive_rows, output, refusal, save
 
 RNG = np.random.default_rng(0)

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from actors.diagnosis.metrics import REGIMES
-from actors.diagnosis.templates import gaps, ranked
-from actors.scorer.linking import score_links
-from actors.scorer.share import OTHERS, REFERENCES
-from cluster.cli import main
-from cluster.commands.other_trainers import score_answers
-from cluster.commands.other_trainers.score_answers import read_answers
-from cluster.commands.other_trainers.score_files import (
+from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.actors.diagnosis.templates import gaps, ranked
+from squelch.actors.scorer.linking import score_links
+from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.cluster.cli import main
+from squelch.cluster.commands.other_trainers import score_answers
+from squelch.cluster.commands.other_trainers.score_answers import read_answers
+from squelch.cluster.commands.other_trainers.score_files import (
     EMPTY,
     TEXT_BEFORE,
     TOO_LONG,
@@ -31,7 +31,7 @@ from cluster.commands.other_trainers.score_files import (
     Reasonings,
     split_completion,
 )
-from envs.untrusted.files import MIB
+from squelch.envs.untrusted.files import MIB
 
 
 @pytest.fixture(scope="module")
@@ -319,8 +319,8 @@ def test_a_step_may_be_text_or_a_float_and_never_two_steps_at_once(tmp_path, tin
 UNDER_A_BOUND = """
 import sys
 from pathlib import Path
-from cluster.commands.other_trainers import score_files
-from cluster.errors import UserError
+from squelch.cluster.commands.other_trainers import score_files
+from squelch.cluster.errors import UserError
 
 bounded = score_files.memory_of_at_most
 score_files.memory_of_at_most = lambda where: bounded(where, 48 << 20)

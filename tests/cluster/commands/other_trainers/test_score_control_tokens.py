@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from actors.text.chat_template import read_chat_tokenizer
-from cluster.cli import main
-from cluster.commands.other_trainers.score_files import Reader, Reasonings
-from cluster.errors import UserError
+from squelch.actors.text.chat_template import read_chat_tokenizer
+from squelch.cluster.cli import main
+from squelch.cluster.commands.other_trainers.score_files import Reader, Reasonings
+from squelch.cluster.errors import UserError
 from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, NOT_SPECIAL, chatml_bpe, metaspace, save_folder
 
 CONTROL = {*CHATML_TOKENS, *NOT_SPECIAL} - {"<think>", "</think>"}

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from cluster.cli import main
+from squelch.cluster.cli import main
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "use-with-other-trainers.md"
 NUM_PROMPTS, GROUP_SIZE = 6, 4

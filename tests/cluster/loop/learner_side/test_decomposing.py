@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors.records import Group, GroupSummary, Task, Ticket, summarise
-from cluster.config import RunConfig, load
-from cluster.loop.learner_side.decomposing import Decomposing
-from cluster.loop.tickets.playing import PlayedGroup
-from learner.decomposition.statistics import Decomposition
+from squelch.actors.records import Group, GroupSummary, Task, Ticket, summarise
+from squelch.cluster.config import RunConfig, load
+from squelch.cluster.loop.learner_side.decomposing import Decomposing
+from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.learner.decomposition.statistics import Decomposition
 from tests.cluster.commands.existing_runs.test_gradients import trajectory
 
 NOTHING = Decomposition((), ())

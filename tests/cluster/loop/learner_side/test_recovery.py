@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cluster.control.party_errors import Failed
-from cluster.loop.coordinator import Coordinator
-from cluster.loop.tickets.window import Window
-from cluster.runs.ending import EndCause, Ending
+from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.tickets.window import Window
+from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.parties import NEVER_S, FakeArchive, FakeParties, Fault, World
 from tests.fakes.run import Outcome, check, drive

@@ -9,12 +9,12 @@ from statistics import fmean
 
 import pytest
 
-from actors.records import Ticket
-from cluster.config import load
-from cluster.control.kept_share import FEWEST
-from cluster.errors import UserError
-from cluster.loop.coordinator import Coordinator
-from cluster.runs.ending import EndCause, Ending
+from squelch.actors.records import Ticket
+from squelch.cluster.config import load
+from squelch.cluster.control.kept_share import FEWEST
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes.parties import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 

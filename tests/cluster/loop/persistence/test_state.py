@@ -3,12 +3,20 @@ from dataclasses import asdict
 
 import pytest
 
-from actors.process.disk import partial_path
-from actors.records import Task, Ticket
-from cluster.config import load
-from cluster.errors import UserError
-from cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, pack_ticket, prune, read_state
-from envs.config import EnvironmentConfig
+from squelch.actors.process.disk import partial_path
+from squelch.actors.records import Task, Ticket
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.persistence.state import (
+    LoopState,
+    amend,
+    checkpoint_dir,
+    checkpoints,
+    pack_ticket,
+    prune,
+    read_state,
+)
+from squelch.envs.config import EnvironmentConfig
 from tests.disk import files_of_at_most
 
 

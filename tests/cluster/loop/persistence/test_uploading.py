@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from actors.archive.store import LocalStore
-from actors.config import RecorderConfig
-from actors.metrics.exporter import Recorder
-from cluster.config import UploadConfig, load
-from cluster.errors import UserError
-from cluster.loop.persistence import uploading
-from cluster.loop.persistence.uploading import Uploads, open_uploads
-from cluster.metrics import REGISTRY
-from cluster.runs.ending import EndCause, Ending
-from cluster.runs.in_store import mirror
-from cluster.runs.in_store.lease import acquire, this_process
-from cluster.runs.in_store.manifest import newest
-from cluster.runs.in_store.mirror import Mirror
+from squelch.actors.archive.store import LocalStore
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.config import UploadConfig, load
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.persistence import uploading
+from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads
+from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.in_store import mirror
+from squelch.cluster.runs.in_store.lease import acquire, this_process
+from squelch.cluster.runs.in_store.manifest import newest
+from squelch.cluster.runs.in_store.mirror import Mirror
 from tests.stores import Memory
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.failures import Failure, FailureCause
-from actors.records import Ticket
-from cluster.control.party_errors import Failed
-from cluster.loop.tickets.playing import Play, PlayedGroup
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Ticket
+from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from tests.fakes.parties import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured

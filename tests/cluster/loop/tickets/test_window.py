@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 from hypothesis import given, settings
 
-from actors.config import FilterConfig
-from actors.filter.noise_metrics import noise_figures
-from actors.play.metrics import trajectory_figures
-from actors.records import Task, Ticket
-from cluster.loop.tickets.window import Window
-from cluster.metrics import REGISTRY
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.noise_metrics import noise_figures
+from squelch.actors.play.metrics import trajectory_figures
+from squelch.actors.records import Task, Ticket
+from squelch.cluster.loop.tickets.window import Window
+from squelch.cluster.metrics import REGISTRY
 from tests.actors.filter.test_metrics import CONFIGS, GROUPS, decide
 
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.archive.store import LocalStore, Store
-from cluster.commands.arguments import place_of
-from cluster.commands.existing_runs.status import status
-from cluster.errors import UserError
-from cluster.loop.persistence.state import checkpoints, prune
-from cluster.runs.folder import RunFolder
-from cluster.runs.in_store import mirror as mirroring
-from cluster.runs.in_store.listing import PAGE_FAN, PIECE_FAN, Piece, merge, object_name
-from cluster.runs.in_store.manifest import Snapshot, Superseded, find_run, newest, numbers
-from cluster.runs.in_store.mirror import MARK, Mirror, Stopped
+from squelch.actors.archive.store import LocalStore, Store
+from squelch.cluster.commands.arguments import place_of
+from squelch.cluster.commands.existing_runs.status import status
+from squelch.cluster.errors import UserError
+from squelch.cluster.loop.persistence.state import checkpoints, prune
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.in_store import mirror as mirroring
+from squelch.cluster.runs.in_store.listing import PAGE_FAN, PIECE_FAN, Piece, merge, object_name
+from squelch.cluster.runs.in_store.manifest import Snapshot, Superseded, find_run, newest, numbers
+from squelch.cluster.runs.in_store.mirror import MARK, Mirror, Stopped
 from tests.stores import Memory, tree
 
 
@@ -565,7 +565,7 @@ def test_a_manifest_that_is_replaced_while_it_is_looked_for_is_looked_for_again(
     mirror.run_dir.joinpath("late.json").touch()
     mirror.upload()
     assert numbers(store) == [2, 3]
-    with patch("cluster.runs.in_store.manifest.numbers", side_effect=[[1], [3], [3]]):
+    with patch("squelch.cluster.runs.in_store.manifest.numbers", side_effect=[[1], [3], [3]]):
         assert newest(store).number == 3
 
 

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.archive.store import LocalStore
-from cluster.cli import main
-from cluster.commands.arguments import place_of
-from cluster.commands.existing_runs.status import status
-from cluster.commands.existing_runs.watch import watch
-from cluster.errors import UserError
-from cluster.runs.folder import RunFolder
-from cluster.runs.in_store import reading
-from cluster.runs.in_store.listing import PAGE_CHANGES, Piece, files_of
-from cluster.runs.in_store.manifest import Snapshot, manifest_key, newest
-from cluster.runs.in_store.mirror import Mirror
-from cluster.runs.in_store.reading import Followed, local_copy
+from squelch.actors.archive.store import LocalStore
+from squelch.cluster.cli import main
+from squelch.cluster.commands.arguments import place_of
+from squelch.cluster.commands.existing_runs.status import status
+from squelch.cluster.commands.existing_runs.watch import watch
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.in_store import reading
+from squelch.cluster.runs.in_store.listing import PAGE_CHANGES, Piece, files_of
+from squelch.cluster.runs.in_store.manifest import Snapshot, manifest_key, newest
+from squelch.cluster.runs.in_store.mirror import Mirror
+from squelch.cluster.runs.in_store.reading import Followed, local_copy
 from tests.cluster.report.synthetic import Made, write_run
 from tests.stores import Memory
 
@@ -127,7 +127,7 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
         seen["folder"] = run_dir
         return 0
 
-    monkeypatch.setattr("cluster.loop.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("squelch.cluster.loop.evaluation.evaluate", evaluate)
     _, url = sent(tmp_path, folder)
     assert main(["eval", url]) == 0
     assert seen["before"] == ["checkpoints/step-1/loop.json", "checkpoints/step-2/loop.json", "config.yaml"]

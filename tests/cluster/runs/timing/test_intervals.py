@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.runs.timing.intervals import clip_intervals, union_seconds
+from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30))

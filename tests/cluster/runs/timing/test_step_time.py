@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
+from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 
 SECONDS = st.floats(0.01, 100.0)
 MODELS = st.builds(StepModel, st.integers(1, 64), SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.archive.store import LocalStore
-from actors.archive.writer import Archive
-from cluster.commands.existing_runs.trace import trace
-from cluster.errors import UserError
-from cluster.runs.following import LineFollower
-from cluster.runs.timing.perfetto import trace_events, write_trace
-from cluster.runs.timing.timeline import MOST_NAMES, Timeline
+from squelch.actors.archive.store import LocalStore
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.commands.existing_runs.trace import trace
+from squelch.cluster.errors import UserError
+from squelch.cluster.runs.following import LineFollower
+from squelch.cluster.runs.timing.perfetto import trace_events, write_trace
+from squelch.cluster.runs.timing.timeline import MOST_NAMES, Timeline
 
 
 def timeline(folder: Path, *spans: tuple[str, str, float, float]) -> Timeline:
@@ -94,7 +94,7 @@ def test_work_and_bubbles_of_the_learner_fill_the_time_between_its_first_and_las
 def test_of_a_long_run_the_newest_spans_are_held_and_times_count_from_its_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.runs.timing.timeline.NEWEST_BYTES", 1000)
+    monkeypatch.setattr("squelch.cluster.runs.timing.timeline.NEWEST_BYTES", 1000)
     found = timeline(tmp_path, *(("env-0", "work", 10.0 + k, 10.5 + k) for k in range(100)))
     held = [start for _, _, start, _, _ in found.spans()]
     assert found.extent == (10.0, 109.5) and held[-1] == 109.0 and 5 < len(held) < 20

@@ -1,0 +1,1 @@
+"""Squelch: the package. Its rooms are the folders beside it; links reach them, so that the wheel installs one name."""
