@@ -65,8 +65,8 @@ Backend = Literal["nccl", "gloo"]
 
 
 @dataclass(frozen=True)
-class GroupSeat:
-    """A member's seat in a weight group (`actors.weight_group`). Rank 0, the learner's rank 0, listens at
+class GroupMember:
+    """One member of a weight group (`actors.weight_group`). Rank 0, the learner's rank 0, listens at
     `address`:`port`. `number` tells the groups of a run apart."""
 
     number: int

@@ -6,8 +6,8 @@ tests put Gloo in its place, which uses the same code.
 
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
-| `WeightGroup` | every other member | its own constructor | RuntimeError, the seat's `timeout_s` |
-| `send`, `receive` | one another | the other end | RuntimeError, the seat's `timeout_s` in all; the group is lost |
+| `WeightGroup` | every other member | its own constructor | RuntimeError, the group's `timeout_s` |
+| `send`, `receive` | one another | the other end | RuntimeError, the group's `timeout_s` in all; the group is lost |
 
 Invariants:
 
@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from squelch.actors.messages import GroupSeat, TensorEntry
+from squelch.actors.messages import GroupMember, TensorEntry
 
 BUCKET_BYTES = 256 << 20
 ALIGNMENT = 16
@@ -82,41 +82,43 @@ def buckets(table: Sequence[TensorEntry], limit: int = BUCKET_BYTES) -> list[Buc
 class WeightGroup:
     """One member's end of a group."""
 
-    def __init__(self, seat: GroupSeat, device: torch.device | str, listener: socket.socket | None = None) -> None:
-        """Takes the seat; returns once all members have taken theirs.
+    def __init__(self, member: GroupMember, device: torch.device | str, listener: socket.socket | None = None) -> None:
+        """Joins the group as `member`; returns once all members have joined.
 
         Args:
-            listener: rank 0's socket, which listens at the seat's address and port; the group takes it over.
+            listener: rank 0's socket, which listens at the member's address and port; the group takes it over.
         """
-        self.seat, self.device = seat, torch.device(device)
+        self.member, self.device = member, torch.device(device)
         self._begin()
-        timeout = timedelta(seconds=seat.timeout_s)
+        timeout = timedelta(seconds=member.timeout_s)
         handle = listener.detach() if listener is not None else None
         self._store = dist.TCPStore(
-            seat.address,
-            seat.port,
-            seat.size,
-            is_master=seat.rank == 0,
+            member.address,
+            member.port,
+            member.size,
+            is_master=member.rank == 0,
             timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=handle,
         )
-        prefixed = dist.PrefixStore(f"weights-{seat.number}", self._store)
+        prefixed = dist.PrefixStore(f"weights-{member.number}", self._store)
         self._await_everyone(prefixed)
-        self._group: Any = _nccl(prefixed, seat, timeout) if seat.backend == "nccl" else _gloo(prefixed, seat, timeout)
+        self._group: Any = (
+            _nccl(prefixed, member, timeout) if member.backend == "nccl" else _gloo(prefixed, member, timeout)
+        )
         self._broadcast(torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=self.device))  # NCCL connects only now
 
     def _await_everyone(self, store: dist.Store) -> None:
         """Returns once all members are here: NCCL would wait without bound for one that never comes."""
-        here = [f"here-{rank}" for rank in range(self.seat.size)]
-        store.set(here[self.seat.rank], "")
+        here = [f"here-{rank}" for rank in range(self.member.size)]
+        store.set(here[self.member.rank], "")
         try:
             store.wait(here, self._left())
         except RuntimeError as error:
             absent = ", ".join(str(rank) for rank, key in enumerate(here) if not store.check([key]))
             raise RuntimeError(
-                f"of the {self.seat.size} members of weight group {self.seat.number}, {absent} did not come within "
-                f"{self.seat.timeout_s:g} s"
+                f"of the {self.member.size} members of weight group {self.member.number}, {absent} did not come within "
+                f"{self.member.timeout_s:g} s"
             ) from error
 
     def _left(self) -> timedelta:
@@ -125,7 +127,7 @@ class WeightGroup:
 
     def _begin(self) -> None:
         """Starts the time in which all broadcasts of a call must end."""
-        self._deadline = time.monotonic() + self.seat.timeout_s
+        self._deadline = time.monotonic() + self.member.timeout_s
 
     def _broadcast(self, data: Tensor) -> None:
         options = dist.BroadcastOptions()
@@ -136,7 +138,7 @@ class WeightGroup:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], table: Sequence[TensorEntry]) -> None:
         """Sends the weights, which come in the table's order. ValueError if they do not match the table."""
-        assert self.seat.rank == 0, "only rank 0 sends"
+        assert self.member.rank == 0, "only rank 0 sends"
         source = iter(weights)
         self._begin()
         for bucket in buckets(table):
@@ -149,7 +151,7 @@ class WeightGroup:
     def receive(self, table: Sequence[TensorEntry]) -> Iterator[list[tuple[str, Tensor]]]:
         """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if one was damaged on its
         way."""
-        assert self.seat.rank > 0, "rank 0 sends"
+        assert self.member.rank > 0, "rank 0 sends"
         self._begin()
         for number, bucket in enumerate(buckets(table)):
             data = self._empty(bucket)
@@ -181,16 +183,16 @@ def _fill(data: Tensor, offset: int, entry: TensorEntry, weight: tuple[str, Tens
     data[offset : offset + num_bytes(entry)] = tensor.contiguous().view(-1).view(torch.uint8).to(data.device)
 
 
-def _gloo(store: dist.Store, seat: GroupSeat, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, seat.rank, seat.size, timeout)
+def _gloo(store: dist.Store, member: GroupMember, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, member.rank, member.size, timeout)
 
 
-def _nccl(store: dist.Store, seat: GroupSeat, timeout: timedelta) -> Any:
+def _nccl(store: dist.Store, member: GroupMember, timeout: timedelta) -> Any:
     # Otherwise a broadcast that is late ends the whole process: torch's watchdog treats it as lost.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     try:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, seat.rank, seat.size, options)
+        return dist.ProcessGroupNCCL(store, member.rank, member.size, options)
     finally:
         del os.environ["TORCH_NCCL_BLOCKING_WAIT"]

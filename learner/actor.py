@@ -35,7 +35,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from squelch.actors.archive.rows import from_table, unpacked
-from squelch.actors.messages import GroupSeat, Imitation, StepReport, WeightBundle
+from squelch.actors.messages import GroupMember, Imitation, StepReport, WeightBundle
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
 from squelch.actors.process.log import log_variable
@@ -176,21 +176,21 @@ class LearnerRank:
         self._door = listen(own_node()[1])
         return self._door.getsockname()[:2]
 
-    def take_seat(self, seat: GroupSeat) -> str:
+    def join_group(self, member: GroupMember) -> str:
         """Form the weight group that `open_group` announced; waits for all members. Returns the reason if it fails,
         because the learner itself is as well as before."""
-        from squelch.learner.rank import take_seat
+        from squelch.learner.rank import join_group
 
         assert self._door is not None, "open_group comes first"
         door, self._door = self._door, None
-        found = take_seat(self.trainer, seat, door)
+        found = join_group(self.trainer, member, door)
         if isinstance(found, str):
             return found
         self._group = found
         return ""
 
     def send(self, dtype: str) -> str:
-        """Broadcast the weights in the weight group, where only rank 0 has a seat. Returns the reason if it fails."""
+        """Broadcast the weights in the weight group, whose only learner is rank 0. Returns the reason if it fails."""
         from squelch.learner.rank import send
 
         failure = send(self.trainer, self._group, dtype)
@@ -348,9 +348,9 @@ class LearnerGroup:
         """Rank 0 leaves its weight group and listens for the members of a new one; the address and port."""
         return self.ask(0, "open_group", REACH_S)
 
-    def take_seat(self, seat: GroupSeat) -> str:
+    def join_group(self, member: GroupMember) -> str:
         """Rank 0 forms the weight group that it announced. Returns the reason if the other members do not come."""
-        return self.ask(0, "take_seat", seat.timeout_s + GRACE_S, seat)
+        return self.ask(0, "join_group", member.timeout_s + GRACE_S, member)
 
     def send(self, dtype: str, timeout_s: float) -> str:
         """Broadcast the current weights in the weight group, whose own bound is `timeout_s`. Returns the reason if the

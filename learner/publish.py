@@ -150,7 +150,7 @@ def publish(
 
 
 def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.float32) -> str:
-    """Broadcasts the weights in `dtype` on rank 0, whose seat `group` is; the other ranks pass None. A collective:
+    """Broadcasts the weights in `dtype` on rank 0, the sender of `group`; the other ranks pass None. A collective:
     every rank gathers to the end, also if the group fails.
 
     Returns the reason if the group failed, else an empty string.

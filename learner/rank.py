@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as hf_logging
 
-from squelch.actors.messages import GroupSeat, WeightBundle
+from squelch.actors.messages import GroupMember, WeightBundle
 from squelch.actors.weight_group import WeightGroup
 from squelch.learner import process_group
 from squelch.learner import publish as publication
@@ -47,10 +47,10 @@ def start(
     return Trainer(model_dir, config, rank, len(places), seed, temperature)
 
 
-def take_seat(trainer: Trainer, seat: GroupSeat, listener: socket.socket) -> WeightGroup | str:
-    """Rank 0's seat in a new weight group, or the reason why the group was not formed."""
+def join_group(trainer: Trainer, member: GroupMember, listener: socket.socket) -> WeightGroup | str:
+    """Rank 0's end of a new weight group, or the reason why the group was not formed."""
     try:
-        return WeightGroup(seat, trainer.device, listener)
+        return WeightGroup(member, trainer.device, listener)
     except RuntimeError as error:
         return str(error)
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, GroupSeat, VersionSpan, WeightBundle
+from squelch.actors.messages import Completion, GenerationRequest, GroupMember, VersionSpan, WeightBundle
 from squelch.actors.model_folder import check_model_folder
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.compile_cache import own_compile_cache
@@ -320,16 +320,16 @@ class VllmEngine:
 
     # --- weights ---
 
-    async def take_seat(self, seat: GroupSeat) -> None:
+    async def join_group(self, member: GroupMember) -> None:
         """Leave the present weight group and join a new one; waits for its members. RuntimeError if that fails."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        request = WeightTransferInitRequest(init_info={"seat": vars(seat)})
+        request = WeightTransferInitRequest(init_info={"member": vars(member)})
         try:
             await self.require_alive().init_weight_transfer_engine(request)
         except Exception as error:  # vLLM raises an error of the engine's process as a bare Exception with its message
             raise RuntimeError(
-                f"rollout worker {self.name} has no seat in weight group {seat.number}: {error}"
+                f"rollout worker {self.name} did not join weight group {member.number}: {error}"
             ) from error
 
     async def load(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> LoadTimes:

@@ -4,7 +4,7 @@ Weights reach the engine's process in one of two ways:
 
 - The rollout worker takes a bundle's arrays from the Ray object store, writes them to one file in memory
   (`actors.rollout.weights_file`), and sends that file's path to the engine's process, which maps the file.
-- The engine's process has a seat in a weight group (`actors.weight_group`), in which the learner broadcasts.
+- The engine's process is a member of a weight group (`actors.weight_group`), in which the learner broadcasts.
 
 `SquelchWeightTransferEngine` is the back end for both. Every engine process finds it through the
 `vllm.general_plugins` entry point `squelch`, which calls `register`.
@@ -19,7 +19,7 @@ Invariants:
   that is tied to the embedding, and vLLM's own reload does not update that copy.
 
 The worker waits for the engine's process for at most `update_timeout_s`. The engine's process waits for the other
-members of its group only, for at most the seat's `timeout_s`.
+members of its group only, for at most the group's `timeout_s`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from squelch.actors.messages import GroupSeat, TensorEntry
+from squelch.actors.messages import GroupMember, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
 from squelch.actors.rollout import norms
 from squelch.actors.rollout.weights_file import ArraySpec, read_arrays
@@ -55,11 +55,11 @@ NOTHING_LOADED = "nothing was loaded"
 
 
 @dataclass
-class SeatInfo(WeightTransferInitInfo):
-    """The rollout worker's seat in a new weight group, as keywords of `GroupSeat`. `rank` is that of the engine's first
-    process; its further tensor-parallel processes have the ranks after it."""
+class MemberInfo(WeightTransferInitInfo):
+    """The rollout worker as a member of a new weight group: the keywords of `GroupMember`. `rank` is that of the
+    engine's first process; its further tensor-parallel processes have the ranks after it."""
 
-    seat: dict[str, Any]
+    member: dict[str, Any]
 
 
 @dataclass
@@ -86,20 +86,20 @@ def _as_tensor(array: np.ndarray, bfloat16: bool) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if bfloat16 else torch.from_numpy(array)
 
 
-class SquelchWeightTransferEngine(WeightTransferEngine[SeatInfo, UpdateInfo]):
+class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
     """Loads one version at a time. One update transfers a complete version."""
 
-    init_info_cls = SeatInfo
+    init_info_cls = MemberInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
     _group: WeightGroup | None = None
 
-    def init_transfer_engine(self, init_info: SeatInfo) -> None:
-        """Leaves the present group and takes a seat in a new one."""
+    def init_transfer_engine(self, init_info: MemberInfo) -> None:
+        """Leaves the present group and joins a new one."""
         self.shutdown()
-        seat = GroupSeat(**init_info.seat)
-        seat = replace(seat, rank=seat.rank + self.parallel_config.rank)
-        self._group = WeightGroup(seat, "cpu" if current_platform.is_cpu() else self.device)
+        member = GroupMember(**init_info.member)
+        member = replace(member, rank=member.rank + self.parallel_config.rank)
+        self._group = WeightGroup(member, "cpu" if current_platform.is_cpu() else self.device)
 
     def start_weight_update(self) -> None:
         """Does nothing: the model is prepared for loading only once its weights are there."""
@@ -118,7 +118,7 @@ class SquelchWeightTransferEngine(WeightTransferEngine[SeatInfo, UpdateInfo]):
         elif self._group is not None:
             self._load(self._received(self._group, update_info.entries()), update_info.version)
         else:
-            raise RuntimeError(f"this engine has no seat in a weight group; {NOTHING_LOADED}")
+            raise RuntimeError(f"this engine is in no weight group; {NOTHING_LOADED}")
 
     def _received(self, group: WeightGroup, table: list[TensorEntry]) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters from the group, which is left if it fails: it is of no more use."""

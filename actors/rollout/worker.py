@@ -19,7 +19,7 @@ Invariants:
 | `submit`, `abort`, `stats`, `progress` | nothing | | |
 | `collect` | a finished sequence | engine, or a failure | empty list after `timeout_s` |
 | `update_weights` | chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
-| `take_seat` | the learner, all other workers | each one's own call | RuntimeError, the seat's `timeout_s` |
+| `join_group` | the learner, all other workers | each one's own call | RuntimeError, the group's `timeout_s` |
 | `receive_weights` | a broadcast, pause, load, probe | learner, engine | RuntimeError, `update_timeout_s` |
 | `health` | one token, if no update holds it up | engine | RuntimeError naming the worker |
 """
@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, GroupSeat, UpdateReport, WeightBundle
+from squelch.actors.messages import Completion, GenerationRequest, GroupMember, UpdateReport, WeightBundle
 from squelch.actors.process.interfaces import bind_collectives
 from squelch.actors.process.progress import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
@@ -263,13 +263,13 @@ class Engine:
                 self._refuse(told.removeprefix(f"{self._name}: "))
                 raise
 
-    async def take_seat(self, seat: GroupSeat) -> None:
+    async def join_group(self, member: GroupMember) -> None:
         """Join a new weight group. The engine samples nothing while it waits for the other members; RuntimeError with
         the worker's name if they do not come."""
         async with self._updating:
             self._serving.clear()
             try:
-                await self.vllm.take_seat(seat)
+                await self.vllm.join_group(member)
             finally:
                 self._serve_unless_unproven()
 
@@ -411,9 +411,9 @@ class RolloutWorker:
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
         return replace(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
 
-    async def take_seat(self, seat: GroupSeat) -> None:
-        """As `Engine.take_seat`."""
-        await self._engine.take_seat(seat)
+    async def join_group(self, member: GroupMember) -> None:
+        """As `Engine.join_group`."""
+        await self._engine.join_group(member)
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""

@@ -27,7 +27,7 @@ from benchmarks.control_plane.channel import Caller, Client
 from benchmarks.control_plane.hosts import FilterHost, Host
 from squelch.actors.archive.rows import unpacked
 from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
 from squelch.actors.process.progress import Progress
 from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket
@@ -98,7 +98,7 @@ class StandInPlayer(_Member):
 class Groupless:
     """A rollout worker in no weight group: versions reach it through the object store."""
 
-    async def take_seat(self, seat: GroupSeat) -> None:
+    async def join_group(self, member: GroupMember) -> None:
         """The benchmark's configuration broadcasts no weights."""
         raise NotImplementedError
 
@@ -194,7 +194,7 @@ class SleepingLearner:
         """The benchmark's configuration broadcasts no weights."""
         raise NotImplementedError
 
-    async def take_seat(self, seat: GroupSeat) -> str:
+    async def join_group(self, member: GroupMember) -> str:
         """The benchmark's configuration broadcasts no weights."""
         raise NotImplementedError
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from squelch.actors.filter.decisions import StepDecision
-    from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+    from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
     from squelch.actors.process.progress import Progress
     from squelch.actors.process.spans import Span
     from squelch.actors.records import GroupSummary, Ticket
@@ -77,7 +77,7 @@ class Worker(Single, Protocol):
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads a version and checks it (checksum, parity probe)."""
 
-    async def take_seat(self, seat: GroupSeat) -> None:
+    async def join_group(self, member: GroupMember) -> None:
         """Joins a weight group, in place of the present one; waits for its other members."""
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
@@ -171,7 +171,7 @@ class Learner(Party, Protocol):
     async def open_group(self) -> tuple[str, int]:
         """Rank 0 leaves its weight group and listens for the members of a new one; the address and port."""
 
-    async def take_seat(self, seat: GroupSeat) -> str:
+    async def join_group(self, member: GroupMember) -> str:
         """Rank 0 forms the group that it announced; the reason if others did not come, else an empty string."""
 
     async def send(self, dtype: str, timeout_s: float) -> str:

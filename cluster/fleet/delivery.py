@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Backend, GroupSeat, UpdateReport, WeightBundle
+from squelch.actors.messages import Backend, GroupMember, UpdateReport, WeightBundle
 from squelch.cluster.config import Transfer
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.parties import Learner, Worker
@@ -59,7 +59,7 @@ class Delivery:
         self.timeout_s = rollout.update_timeout_s / 2
         """Bound of the forming of a group, and of a broadcast."""
         self._members: list[object] = []
-        """The parties with a seat in the present group, the learner first; empty without a group."""
+        """The members of the present group, the learner first; empty without a group."""
         self._number = 0
         self._ended: dict[str, float] = {}
 
@@ -98,7 +98,7 @@ class Delivery:
         if len(members) == len(self._members) and all(a is b for a, b in zip(members, self._members, strict=True)):
             return True
         started, self._members, self._number = time.time(), [], self._number + 1
-        failure = await self._seat(backend, learner, workers)
+        failure = await self._form_group(backend, learner, workers)
         facts = {"number": self._number, "members": [SENDER, *(member.name for member in workers)], "failure": failure}
         self.on_event("rollout", "weight_group", started, time.time(), **facts)
         if failure:
@@ -109,7 +109,7 @@ class Delivery:
         self._members = members
         return True
 
-    async def _seat(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> str:
+    async def _form_group(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> str:
         """Forms a group; the reason if that failed."""
         try:
             address, port = await learner.open_group()
@@ -118,11 +118,11 @@ class Delivery:
         width = self.rollout.tensor_parallel_size
         size = 1 + width * len(workers)
 
-        def seat(rank: int) -> GroupSeat:
-            return GroupSeat(self._number, address, port, rank, size, backend, self.timeout_s)
+        def at_rank(rank: int) -> GroupMember:
+            return GroupMember(self._number, address, port, rank, size, backend, self.timeout_s)
 
-        calls: dict[str, Awaitable[Any]] = {SENDER: learner.take_seat(seat(0))}
-        calls |= {member.name: member.party.take_seat(seat(1 + i * width)) for i, member in enumerate(workers)}
+        calls: dict[str, Awaitable[Any]] = {SENDER: learner.join_group(at_rank(0))}
+        calls |= {member.name: member.party.join_group(at_rank(1 + i * width)) for i, member in enumerate(workers)}
         return _failure(await self._all(calls))
 
     async def _broadcast(

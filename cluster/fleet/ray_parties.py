@@ -26,7 +26,7 @@ from squelch.actors.archive.rows import packed, unpacked
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.filter.service import FilterService
 from squelch.actors.labels import admits
-from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
 from squelch.actors.play.actor import EnvironmentActor
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.log import log_variable
@@ -314,8 +314,8 @@ class RayWorker(RayParty):
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
         return await answered(self.handle.update_weights.remote(bundle))
 
-    async def take_seat(self, seat: GroupSeat) -> None:
-        await answered(self.handle.take_seat.remote(seat))
+    async def join_group(self, member: GroupMember) -> None:
+        await answered(self.handle.join_group.remote(member))
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         return await answered(self.handle.receive_weights.remote(bundle))
@@ -434,8 +434,8 @@ class RayLearner:
     async def open_group(self) -> tuple[str, int]:
         return await _ranks(self.group.open_group)
 
-    async def take_seat(self, seat: GroupSeat) -> str:
-        return await _ranks(self.group.take_seat, seat)
+    async def join_group(self, member: GroupMember) -> str:
+        return await _ranks(self.group.join_group, member)
 
     async def send(self, dtype: str, timeout_s: float) -> str:
         return await _ranks(self.group.send, dtype, timeout_s)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.messages import GroupSeat, TensorEntry
+from squelch.actors.messages import GroupMember, TensorEntry
 from squelch.actors.weight_group import ALIGNMENT, WeightGroup, buckets, num_bytes
 
 JOIN_S = 60.0
@@ -52,16 +52,16 @@ def test_buckets_hold_every_parameter_once_in_order_aligned_and_within_the_limit
 
 
 def receiver(pipe: Connection) -> None:
-    """A rollout worker's engine process: takes a seat, then receives a version a message; `leave` closes its group."""
+    """A rollout worker's engine process: joins a group, then receives a version a message; `leave` closes its group."""
     group: WeightGroup | None = None
     while (message := pipe.recv()) is not None:
         try:
-            if isinstance(message, GroupSeat):
+            if isinstance(message, GroupMember):
                 if group is not None:
                     group.close()
                 group = None  # there is none if the next is not formed
                 group = WeightGroup(message, "cpu")
-                pipe.send("seated")
+                pipe.send("joined")
             else:
                 pipe.send([(name, t.clone()) for bucket in group.receive(message) for name, t in bucket])
         except (RuntimeError, ValueError) as error:
@@ -96,16 +96,16 @@ def receivers():
 
 
 def formed(members: Sequence[Receiver], number: int, timeout_s: float = JOIN_S, absent: int = 0) -> WeightGroup:
-    """Rank 0's end of a new group with these members, and `absent` more that never take their seats."""
+    """Rank 0's end of a new group with these members, and `absent` more that never join."""
     listener, size = socket.create_server(("127.0.0.1", 0)), len(members) + 1 + absent
-    seats = [
-        GroupSeat(number, "127.0.0.1", listener.getsockname()[1], rank, size, "gloo", timeout_s)
+    ranks = [
+        GroupMember(number, "127.0.0.1", listener.getsockname()[1], rank, size, "gloo", timeout_s)
         for rank in range(len(members) + 1)
     ]
-    for member, seat in zip(members, seats[1:], strict=True):
-        member.pipe.send(seat)
-    group = WeightGroup(seats[0], "cpu", listener)
-    assert [member.answer() for member in members] == ["seated"] * len(members)
+    for process, member in zip(members, ranks[1:], strict=True):
+        process.pipe.send(member)
+    group = WeightGroup(ranks[0], "cpu", listener)
+    assert [member.answer() for member in members] == ["joined"] * len(members)
     return group
 
 
@@ -160,7 +160,7 @@ def test_a_member_that_dies_or_never_comes_ends_the_wait_of_the_others(
 
 
 @pytest.mark.slow
-def test_a_member_that_takes_its_seat_and_never_receives_is_waited_for_once_and_not_for_each_bucket(
+def test_a_member_that_joins_and_never_receives_is_waited_for_once_and_not_for_each_bucket(
     receivers: Callable[[int], list[Receiver]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("squelch.actors.weight_group.BUCKET_BYTES", 1 << 20)

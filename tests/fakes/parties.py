@@ -23,7 +23,7 @@ import numpy as np
 
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.windows import make_window
-from squelch.actors.messages import GroupSeat, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
 from squelch.actors.process.progress import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
@@ -97,7 +97,7 @@ class World:
     driver_rows: list[Group] = field(default_factory=list)
     """The rows that the driver put into the object store."""
     groups: defaultdict[int, set[Fake]] = field(default_factory=lambda: defaultdict(set))
-    """Those who took a seat in each weight group, by its number."""
+    """The members of each weight group, by its number."""
     broadcast: Counter[str] = field(default_factory=Counter)
     """Versions that each worker received in a weight group."""
     mark_s: float = 1.0
@@ -294,13 +294,13 @@ class Worker(Fake):
 
         return await self._call("update", load)
 
-    async def take_seat(self, seat: GroupSeat) -> None:
-        await self._call("seat", lambda: self.world.groups[seat.number].add(self))
+    async def join_group(self, member: GroupMember) -> None:
+        await self._call("join_group", lambda: self.world.groups[member.number].add(self))
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         sender, _ = bundle.chunks
-        if self not in self.world.groups[sender.seat.number]:
-            raise Failed(f"{self.name} has no seat", RuntimeError("no seat"))
+        if self not in self.world.groups[sender.member.number]:
+            raise Failed(f"{self.name} is in no weight group", RuntimeError("in no weight group"))
         self.world.broadcast[self.name] += 1
         return await self.update_weights(bundle)
 
@@ -390,7 +390,7 @@ class Learner(Fake):
         self.ranks = ranks
         self.mark = f"@{ranks}" + (f"#{number}" if world.drifts else "")
         self.weights: list[str] = []
-        self.seat: GroupSeat | None = None
+        self.member: GroupMember | None = None
         self.trained: Counter[tuple[int, str]] = Counter()
         self._began: float | None = None
         self._marks = 0
@@ -488,22 +488,22 @@ class Learner(Fake):
     async def open_group(self) -> tuple[str, int]:
         return await self._call("open_group", lambda: ("127.0.0.1", 1))
 
-    async def take_seat(self, seat: GroupSeat) -> str:
+    async def join_group(self, member: GroupMember) -> str:
         async def form() -> None:
-            self.seat, members = seat, self.world.groups[seat.number]
+            self.member, members = member, self.world.groups[member.number]
             members.add(self)
-            while len(members) < seat.size:
+            while len(members) < member.size:
                 await asyncio.sleep(1.0)
 
         self.check_alive()
         try:
-            await asyncio.wait_for(self.while_alive(form()), seat.timeout_s)
+            await asyncio.wait_for(self.while_alive(form()), member.timeout_s)
         except TimeoutError:
             return "the others did not come"
         return ""
 
     async def send(self, dtype: str, timeout_s: float) -> str:
-        gone = [one.name for one in self.world.groups[self.seat.number] if not one.alive]
+        gone = [one.name for one in self.world.groups[self.member.number] if not one.alive]
         return await self._call("send", lambda: f"{gone} are gone" if gone else "")
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:

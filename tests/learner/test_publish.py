@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from squelch.actors.messages import GroupSeat
+from squelch.actors.messages import GroupMember
 from squelch.actors.model_size import BYTES
 from squelch.actors.process.interfaces import listen
 from squelch.actors.weight_group import WeightGroup
@@ -165,16 +165,16 @@ def test_a_broadcast_brings_the_bits_of_the_bundle(model_dir: Path, dtype: torch
     trainer = Trainer(model_dir, make_config(**({"lora": {"rank": 2}} if adapters else {})))
     bundle = trainer.publish(1, lambda chunk: chunk, dtype)
     listener, received = listen("127.0.0.1"), []
-    seat = GroupSeat(1, "127.0.0.1", listener.getsockname()[1], 0, 2, "gloo", 30.0)
+    member = GroupMember(1, "127.0.0.1", listener.getsockname()[1], 0, 2, "gloo", 30.0)
 
     def receive() -> None:
-        group = WeightGroup(replace(seat, rank=1), "cpu")
+        group = WeightGroup(replace(member, rank=1), "cpu")
         received.extend((n, as_array(t, t.dtype).copy()) for b in group.receive(bundle.table) for n, t in b)
         group.close()
 
     receiver = threading.Thread(target=receive)
     receiver.start()
-    group = WeightGroup(seat, "cpu", listener)
+    group = WeightGroup(member, "cpu", listener)
     assert send(trainer.policy, group, dtype) == ""
     receiver.join()
     assert checksum(received) == bundle.checksum

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from squelch.actors.messages import GroupSeat
+from squelch.actors.messages import GroupMember
 from squelch.actors.process.interfaces import listen
 from squelch.actors.rollout.weights_file import read_arrays, written_arrays
 from squelch.actors.weight_group import WeightGroup
@@ -103,16 +103,16 @@ def test_weights_come_from_a_file_once_their_checksum_is_right(plugin, model):
 def test_weights_come_from_the_group_in_which_the_engine_has_a_seat(plugin, model):
     weights = new_weights(model)
     info = {"version": 4, "table": [(name, "float32", list(tensor.shape)) for name, tensor in weights]}
-    with pytest.raises(RuntimeError, match="no seat in a weight group; nothing was loaded"):
+    with pytest.raises(RuntimeError, match="in no weight group; nothing was loaded"):
         plugin.update_weights(info)
     listener = listen("127.0.0.1")
     # The engine's first process would have rank 1; this is the second of a tensor-parallel pair.
-    seat = GroupSeat(1, "127.0.0.1", listener.getsockname()[1], 1, 3, "gloo", 30.0)
+    member = GroupMember(1, "127.0.0.1", listener.getsockname()[1], 1, 3, "gloo", 30.0)
     with ThreadPoolExecutor() as pool:
-        seated = pool.submit(lambda: plugin.init_transfer_engine(plugin.parse_init_info({"seat": vars(seat)})))
-        first = pool.submit(WeightGroup, seat, "cpu")
-        sender = WeightGroup(replace(seat, rank=0), "cpu", listener)
-        seated.result()
+        joined = pool.submit(lambda: plugin.init_transfer_engine(plugin.parse_init_info({"member": vars(member)})))
+        first = pool.submit(WeightGroup, member, "cpu")
+        sender = WeightGroup(replace(member, rank=0), "cpu", listener)
+        joined.result()
         sent = pool.submit(sender.send, weights, plugin.parse_update_info(info).entries())
         received = pool.submit(lambda: list(first.result().receive(plugin.parse_update_info(info).entries())))
         plugin.update_weights(info)
@@ -123,5 +123,5 @@ def test_weights_come_from_the_group_in_which_the_engine_has_a_seat(plugin, mode
     sender.close()
     with pytest.raises(RuntimeError):
         plugin.update_weights(info)
-    with pytest.raises(RuntimeError, match="no seat"):
+    with pytest.raises(RuntimeError, match="in no weight group"):
         plugin.update_weights(info)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.messages import Completion, GroupSeat
+from squelch.actors.messages import Completion, GroupMember
 from squelch.actors.rollout.engine import VllmEngine, engine_arguments
 from squelch.actors.rollout.worker import Engine
 from squelch.actors.weight_group import WeightGroup
@@ -171,10 +171,10 @@ def test_sequences_in_flight_go_on_under_the_new_weights_and_carry_both_versions
 def test_weights_that_a_group_broadcasts_are_served_and_a_failed_broadcast_heals(loop, engine, policies):
     def group_of_two(number: int) -> WeightGroup:
         listener = socket.create_server(("127.0.0.1", 0))
-        seat = GroupSeat(number, "127.0.0.1", listener.getsockname()[1], 0, 2, "gloo", 5.0)
-        seated = loop.begin(engine.vllm.take_seat(replace(seat, rank=1)))
-        group = WeightGroup(seat, "cpu", listener)
-        seated.result(support.CALL_TIMEOUT_S)
+        member = GroupMember(number, "127.0.0.1", listener.getsockname()[1], 0, 2, "gloo", 5.0)
+        joined = loop.begin(engine.vllm.join_group(replace(member, rank=1)))
+        group = WeightGroup(member, "cpu", listener)
+        joined.result(support.CALL_TIMEOUT_S)
         return group
 
     def broadcast(group: WeightGroup, version: int) -> None:
@@ -195,7 +195,7 @@ def test_weights_that_a_group_broadcasts_are_served_and_a_failed_broadcast_heals
     second.close()
     with pytest.raises(RuntimeError, match="rollout-test: weights of version 4 refused"):
         loop.run(engine.update_weights(support.bundle_of(policies[0], 4)))
-    with pytest.raises(RuntimeError, match="no seat in a weight group; nothing was loaded"):
+    with pytest.raises(RuntimeError, match="in no weight group; nothing was loaded"):
         loop.run(engine.update_weights(support.bundle_of(policies[0], 4)))
     loop.run(engine.update_weights(support.bundle_of(policies[0], 4), support.arrays_of(policies[0])))
     completion = loop.run(support.sample(engine, [one]))["g"]

@@ -16,7 +16,7 @@ from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
 WORDS = ("rollout.weight_transfer=gloo", "loop.steps=6", "validation.every=0", "cluster.max_restarts=9")
-BREAKABLE = ("worker.seat", "worker.update", "learner.open_group", "learner.send", "learner.train", "player.play")
+BREAKABLE = ("worker.join_group", "worker.update", "learner.open_group", "learner.send", "learner.train", "player.play")
 
 
 def world(folder: Path, *faults: Fault, words: tuple[str, ...] = ()) -> World:
@@ -60,8 +60,8 @@ def test_a_worker_that_was_replaced_reads_the_object_store_and_joins_the_group_a
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("worker.seat", 1, "die"),
-        Fault("worker.seat", 1, "fail"),
+        Fault("worker.join_group", 1, "die"),
+        Fault("worker.join_group", 1, "fail"),
         Fault("worker.update", 2, "fail"),
         Fault("learner.send", 2, "die"),
         Fault("learner.open_group", 1, "die"),
